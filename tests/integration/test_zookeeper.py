@@ -279,6 +279,23 @@ class TestSession:
                 wait_until(lambda: renewed(locks, owner) == Renewal.RENEWED, timeout_s=30.0)
                 assert locks._session() is session
 
+    def test_servers_that_are_cut_off(
+        self, zookeeper: ZooKeeper, client: KazooClient, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Of three servers the two that are asked first take no connection, and refuse none: the
+        third is asked while there is time, so that a session lasts, and with it its locks."""
+        monkeypatch.setattr("random.shuffle", lambda _: None)
+        with cut_off() as one, cut_off() as two, Proxy(zookeeper.port) as proxy:
+            url = f"zookeeper://127.0.0.1:{one},127.0.0.1:{two},127.0.0.1:{proxy.port}"
+            with locks_on(url, connect_timeout_s=0.3) as locks:
+                owner = new_owner("m")
+                wait_until(lambda: granted(locks, KEY, owner), timeout_s=30.0)
+                session = locks._session()
+                proxy.cut()
+                wait_until(lambda: renewed(locks, owner) == "no answer")
+                wait_until(lambda: renewed(locks, owner) == Renewal.RENEWED, timeout_s=30.0)
+                assert locks._session() is session
+
     def test_a_server_that_is_not_there(self) -> None:
         """The error says which one, and what the system said. Once it is there, it is used; a
         client that gave up in the meantime leaves no thread behind."""
@@ -317,6 +334,15 @@ def granted(locks: LockProvider, keys: tuple[str, ...], owner: Owner) -> bool:
         return isinstance(take(locks, keys, owner), Granted)
     except LockServerUnavailableError:
         return False
+
+
+@contextmanager
+def cut_off() -> Iterator[int]:
+    """A port whose listener has no room for who connects, so that the system answers nobody."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
+        port: int = listener.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)):
+            yield port
 
 
 class Waiting(ZooKeeper):

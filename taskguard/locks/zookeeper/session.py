@@ -3,8 +3,8 @@
 Guarantees
 * A request waits for a connection and for its reply no longer than the time-outs say. Whatever goes
   wrong comes out as LockServerUnavailableError, except what the server says about nodes.
-* A server that takes a connection and says nothing costs a part of the session's time, not all: it
-  is asked again, and the others are.
+* A server that takes a connection and says nothing, or is cut off, costs a part of the session's
+  time, not all: it is asked again, and the others are.
 * A session that has ended stays so: nothing that another one answered is taken for its answer. It
   has ended when the server says so, when nothing was heard of it for its time-out, and by `end()`.
 * What is doubtful is undone before anything else that this session asks from then on.
@@ -44,6 +44,8 @@ _OF_NODES = (errors.NoNodeError, errors.NodeExistsError, errors.BadVersionError)
 _OF_RIGHTS = (errors.NoAuthError, errors.AuthFailedError, errors.InvalidACLError)
 _MOST_DOUBTS = 10_000
 _LONGEST_PAUSE_S = 0.3
+# A busy server may take as long to open a session, which it writes to its disk.
+_LEAST_PATIENCE_S = 1.0
 
 
 class RefusedError(LockServerUnavailableError):
@@ -113,10 +115,10 @@ class Session:
         self._order = threading.Lock()
         self._doubts: deque[Nodes] = deque(maxlen=_MOST_DOUBTS)
         self._watches: dict[str, threading.Event] = {}
-        # For each step of making a connection: kazoo would give one server that is silent all the
-        # time that the session has.
+        # For each step of making a connection: kazoo would give one server that is silent, or cut
+        # off, all the time that the session has.
         fair_s = address.session_s / (len(address.endpoints) + 2)
-        self._patience_s = min(address.session_s, max(socket_timeout_s, fair_s))
+        self._patience_s = min(address.session_s, max(_LEAST_PATIENCE_S, fair_s))
         self._handler = _Handler(address.tls, timeout_s=self._patience_s)
         user = _Secret(f"{address.user}:{address.password}")
         self.acl = CREATOR_ALL_ACL if address.user else OPEN_ACL_UNSAFE
