@@ -15,6 +15,7 @@ from taskguard.errors import ConfigurationError
 
 __all__ = [
     "address_of",
+    "apart",
     "cluster_from_url",
     "from_client",
     "from_url",
@@ -102,14 +103,24 @@ def take_options(url: str, *names: str) -> tuple[str, dict[str, str]]:
     return (plain + mark + "&".join(left)).rstrip("?") + hash_mark + fragment, taken
 
 
+def apart(url: str) -> tuple[str, str, str, str]:
+    """Scheme, credentials with their "@", hosts, and what comes after them, of a URL with several.
+
+    urlsplit() refuses one whose second host is an IPv6 address: newer Pythons take a bracket at the
+    beginning only.
+    """
+    scheme, _, rest = url.partition("://")
+    authority, tail = re.findall(r"^([^/?#]*)(.*)$", rest, re.DOTALL)[0]
+    credentials, at, hosts = authority.rpartition("@")
+    return scheme, credentials + at, hosts, tail
+
+
 def cluster_from_url(url: str) -> tuple[str, list[tuple[str, int]]]:
     """A URL of one server, and the addresses at which a cluster may be found; ConfigurationError.
 
     User, password and options are those of every node: the URL has the first one's address.
     """
-    scheme, _, rest = url.partition("://")
-    authority, tail = re.findall(r"^([^/?#]*)(.*)$", rest, re.DOTALL)[0]
-    credentials, at, hosts = authority.rpartition("@")
+    scheme, credentials, hosts, tail = apart(url)
     try:
         parts = [urlsplit(f"//{each.strip()}") for each in hosts.split(",")]
         addresses = [(part.hostname or "", part.port or _PORT) for part in parts]
@@ -130,7 +141,7 @@ def cluster_from_url(url: str) -> tuple[str, list[tuple[str, int]]]:
     host, port = addresses[0]
     shown = f"[{host}]" if ":" in host else host
     # "valkeys+cluster" is "valkeys" of one server.
-    plain = f"{scheme.partition('+')[0]}://{credentials}{at}{shown}:{port}"
+    plain = f"{scheme.partition('+')[0]}://{credentials}{shown}:{port}"
     return f"{plain}?{options}" if options else plain, addresses
 
 

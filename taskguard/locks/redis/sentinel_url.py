@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from taskguard.locks.redis.address import from_url, take_options, unreadable
+from taskguard.locks.redis.address import apart, from_url, take_options, unreadable
 from taskguard.policy import DAY_S
 
 __all__ = ["SCHEMES", "SentinelUrl", "is_sentinel_url"]
@@ -59,10 +59,10 @@ class SentinelUrl:
     def parse(cls, url: str, driver: Any) -> SentinelUrl:
         """Raises ConfigurationError."""
         url, own = take_options(url, "sentinel_username", "sentinel_password", "sentinel_timeout")
-        scheme = url.partition("://")[0].lower()
+        scheme, credentials, hosts, tail = apart(url)
+        scheme = scheme.lower()
         try:
-            parts = urlsplit(url)
-            credentials, at, hosts = parts.netloc.rpartition("@")
+            parts = urlsplit(f"//localhost{tail}")
             sentinels = tuple(map(_host_and_port, hosts.split(",")))
             timeout_s = float(own.pop("sentinel_timeout", _TIMEOUT_S))
             name, slash, database = parts.path.strip("/").partition("/")
@@ -74,7 +74,7 @@ class SentinelUrl:
         query = f"?{parts.query}" if parts.query else ""
         fragment = f"#{parts.fragment}" if parts.fragment else ""
         # One server's URL says the same of all the rest, and is judged in the same way.
-        one = f"{SCHEMES[scheme]}://{credentials}{at}localhost{slash}{database}{query}{fragment}"
+        one = f"{SCHEMES[scheme]}://{credentials}localhost{slash}{database}{query}{fragment}"
         kind, options = from_url(one, driver, called=scheme)
         for option in ("host", "port"):
             options.pop(option, None)
