@@ -261,13 +261,15 @@ class TestSession:
             server.resume()
         wait_until(lambda: not set(threading.enumerate()) - before, timeout_s=30.0)
 
+    @pytest.mark.parametrize("asked_s", [10, 60])
     def test_a_connection_that_is_never_answered(
-        self, zookeeper: ZooKeeper, client: KazooClient
+        self, zookeeper: ZooKeeper, client: KazooClient, asked_s: int
     ) -> None:
         """Accepted, and then silent, as by a server that just starts: another is made while there
-        is time, so that a session lasts, and with it what it holds."""
+        is time, so that a session lasts, and with it what it holds; also where the server keeps it
+        for shorter than was asked."""
         with Proxy(zookeeper.port) as proxy:
-            url = f"zookeeper://127.0.0.1:{proxy.port}"
+            url = f"zookeeper://127.0.0.1:{proxy.port}?session_s={asked_s}"
             with locks_on(url, connect_timeout_s=0.3) as locks:
                 owner = new_owner("m")
                 wait_until(lambda: granted(locks, KEY, owner))

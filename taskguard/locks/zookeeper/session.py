@@ -72,18 +72,18 @@ class _Secret(str):
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
     """kazoo's, which keeps why the last connection failed: kazoo writes that into its log only.
 
-    It waits for one no longer than `timeout_s`. With TLS it connects by itself, for kazoo also
+    It waits for one no longer than `timeout_s()`. With TLS it connects by itself, for kazoo also
     believes authorities that `ca=` leaves out, and leaves connections open that failed.
     """
 
-    def __init__(self, tls: ssl.SSLContext | None, *, timeout_s: float) -> None:
+    def __init__(self, tls: ssl.SSLContext | None, *, timeout_s: Callable[[], float]) -> None:
         super().__init__()
         self.failure: BaseException | None = None
         self._tls = tls
         self._timeout_s = timeout_s
 
     def create_connection(self, *args: Any, **options: Any) -> Any:
-        options["timeout"] = self._timeout_s
+        options["timeout"] = self._timeout_s()
         try:
             if self._tls is None:
                 return super().create_connection(*args, **options)
@@ -115,10 +115,6 @@ class Session:
         self._order = threading.Lock()
         self._doubts: deque[Nodes] = deque(maxlen=_MOST_DOUBTS)
         self._watches: dict[str, threading.Event] = {}
-        # For each step of making a connection: kazoo would give one server that is silent, or cut
-        # off, all the time that the session has.
-        fair_s = address.session_s / (len(address.endpoints) + 2)
-        self._patience_s = min(address.session_s, max(_LEAST_PATIENCE_S, fair_s))
         self._handler = _Handler(address.tls, timeout_s=self._patience_s)
         user = _Secret(f"{address.user}:{address.password}")
         self.acl = CREATOR_ALL_ACL if address.user else OPEN_ACL_UNSAFE
@@ -141,6 +137,12 @@ class Session:
         self._client.add_listener(self._heed)
         self._live = self._client.start_async()
 
+    def _patience_s(self) -> float:
+        """For each step of making a connection: kazoo would give one server that is silent, or cut
+        off, all the time that the session has."""
+        fair_s = self.timeout_s / (len(self.address.endpoints) + 2)
+        return min(self.timeout_s, max(_LEAST_PATIENCE_S, fair_s))
+
     def _attend_connecting(self) -> None:
         """See to how long kazoo waits for a server that it connects to, and hear for how long the
         server keeps the session: kazoo keeps that to itself."""
@@ -148,7 +150,7 @@ class Session:
         invoke = connection._invoke  # noqa: SLF001  # asks what is asked before all else
 
         def attended(timeout_s: float, request: Any, xid: int | None = None) -> Any:
-            answer = invoke(min(timeout_s, self._patience_s), request, xid)
+            answer = invoke(min(timeout_s, self._patience_s()), request, xid)
             if isinstance(request, Connect) and answer[0].time_out > 0:
                 self.timeout_s = answer[0].time_out / 1000
             return answer
