@@ -801,7 +801,7 @@ class ZooKeeper(Server):
         """What it answers to one of its words of four letters; "" for nothing."""
         with (
             contextlib.suppress(OSError),
-            socket.create_connection(("127.0.0.1", self.port), timeout=1.0) as connection,
+            socket.create_connection(("127.0.0.1", self.port), timeout=5.0) as connection,
         ):
             connection.sendall(word.encode())
             return b"".join(iter(lambda: connection.recv(4096), b"")).decode()

@@ -9,11 +9,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from support.lock_servers import LockServer
+from support.lock_servers import LockServer, connect_by_a_lock
 from support.proxy import Mode, Proxy
 from support.waiting import wait_until
 from taskguard.advisory_locks import AdvisoryLocks
-from taskguard.lease import new_owner
 from taskguard.locks.base import LockProvider
 
 # What shows all locks of a server; MariaDB's has to be installed.
@@ -104,7 +103,6 @@ def _deafened(url: str) -> Iterator[LockProvider]:
         Proxy(behind.port) as proxy,
         closing(AdvisoryLocks(behind.set(port=proxy.port), answer_s=0.3)) as locks,
     ):
-        locks.acquire(("none",), owner := new_owner(), ttl_s=1.0, with_fence=False, wait_s=0.0)
-        locks.release(("none",), owner)  # it is connected
+        connect_by_a_lock(locks, with_fence=False)
         proxy.mode = Mode.SWALLOW
         yield locks

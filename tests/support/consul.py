@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import unquote
 
-from support.lock_servers import LockServer
+from support.lock_servers import LockServer, connect_by_a_lock
 from support.proxy import Mode, Proxy
-from taskguard.lease import new_owner
 from taskguard.locks.base import LockProvider
 from taskguard.locks.consul import ConsulLocks
 from taskguard_sandbox.servers import Consul
@@ -63,9 +62,7 @@ def consul_kind(server: Consul) -> LockServer:
 def _deafened(port: int) -> Iterator[LockProvider]:
     with Proxy(port) as proxy:
         locks = ConsulLocks(f"consul://127.0.0.1:{proxy.port}", socket_timeout_s=0.3)
-        owner = new_owner()
-        locks.acquire(("none",), owner, ttl_s=1.0, with_fence=True, wait_s=0.0)
-        locks.release(("none",), owner)  # it is connected, and has a session
+        connect_by_a_lock(locks)  # it has a session
         proxy.mode = Mode.SWALLOW
         yield locks
         locks.close()

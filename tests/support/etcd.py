@@ -8,9 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from support.lock_servers import LockServer
+from support.lock_servers import LockServer, connect_by_a_lock
 from support.proxy import Mode, Proxy
-from taskguard.lease import new_owner
 from taskguard.locks.base import LockProvider
 from taskguard.locks.etcd import EtcdLocks
 from taskguard.locks.etcd.link import EtcdLink
@@ -69,7 +68,7 @@ def etcd_kind(server: Etcd) -> LockServer:
 def _deafened(port: int) -> Iterator[LockProvider]:
     with Proxy(port) as proxy:
         locks = EtcdLocks(f"etcd://127.0.0.1:{proxy.port}", socket_timeout_s=0.3)
-        locks.release(("none",), new_owner())  # it is connected
+        connect_by_a_lock(locks)
         proxy.mode = Mode.SWALLOW
         yield locks
         locks.close()

@@ -35,12 +35,20 @@ class Group:
     @property
     def master(self) -> DebianRedis:
         """By its own word; the first in the list where there are two."""
-        return next(each for each in self.servers if role(each) == "master")
+        return self._first("master")
 
     @property
     def replica(self) -> DebianRedis:
         """One that is."""
-        return next(each for each in self.servers if role(each) == "slave")
+        return self._first("slave")
+
+    def _first(self, wanted: str) -> DebianRedis:
+        """One that answers late is asked again."""
+        return wait_until(
+            lambda: [each for each in self.servers if role(each) == wanted],
+            timeout_s=60,
+            message=f"a {wanted}",
+        )[0]
 
     def ask(self, sentinel: SentinelOf, *words: object) -> Any:
         """One command to a Sentinel."""

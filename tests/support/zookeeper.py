@@ -10,10 +10,9 @@ from urllib.parse import unquote
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 
-from support.lock_servers import LockServer
+from support.lock_servers import LockServer, connect_by_a_lock
 from support.proxy import Mode, Proxy
 from support.waiting import wait_until
-from taskguard.lease import new_owner
 from taskguard.locks.base import LockProvider
 from taskguard.locks.zookeeper import ZooKeeperLocks
 from taskguard_sandbox.servers import ZooKeeper
@@ -95,8 +94,7 @@ def _deafened(port: int) -> Iterator[LockProvider]:
     with Proxy(port) as proxy:
         url = f"zookeeper://127.0.0.1:{proxy.port}?session_s={SESSION_S}"
         locks = ZooKeeperLocks(url, socket_timeout_s=1.0, connect_timeout_s=5.0)
-        locks.acquire(("none",), owner := new_owner(), ttl_s=1.0, with_fence=True, wait_s=0.0)
-        locks.release(("none",), owner)  # it is connected, and its folders are there
+        connect_by_a_lock(locks)  # its folders are there
         proxy.mode = Mode.SWALLOW
         yield locks
         locks.close()
