@@ -126,17 +126,14 @@ class TestSessions:
         """It is freed before its session is renewed, so that the session does not keep it."""
         consul_kind(consul)
         with Proxy(consul.port) as proxy:
-            locks = ConsulLocks(f"consul://127.0.0.1:{proxy.port}", socket_timeout_s=0.3)
+            locks = ConsulLocks(f"consul://127.0.0.1:{proxy.port}", socket_timeout_s=3.0)
             kept = new_owner("kept")
             take(locks, ("kept",), kept)
             proxy.mode = Mode.SWALLOW
             with pytest.raises(LockServerUnavailableError):
                 take(locks)
-            assert standing(consul) == [
-                "taskguard/epoch",
-                "taskguard/lock/kept",
-                "taskguard/lock/order:42",
-            ]
+            stands = ["taskguard/epoch", "taskguard/lock/kept", "taskguard/lock/order:42"]
+            wait_until(lambda: standing(consul) == stands)  # what is sent still arrives
             proxy.mode = Mode.PASS
             assert locks.renew([Hold(("kept",), kept, 30.0)]) == [Renewal.RENEWED]
             assert standing(consul) == ["taskguard/epoch", "taskguard/lock/kept"]
@@ -228,14 +225,18 @@ class TestTokens:
             server.kill()
             server.forget()
             server.start()
-            assert wait_until(lambda: answered(locks)) > before
+            assert wait_until(lambda: answered(locks), timeout_s=60.0) > before
 
 
 def answered(locks: ConsulLocks) -> int:
+    """A token; 0 as long as there is no answer, or what a try without one has left."""
+    owner = new_owner("m")
     try:
-        return token(locks)
+        answer = take(locks, owner=owner, with_fence=True)
+        locks.release(KEY, owner)
     except LockServerUnavailableError:
         return 0
+    return answer.fence if isinstance(answer, Granted) else 0
 
 
 RULES = """
@@ -250,7 +251,7 @@ def guarded() -> Iterator[tuple[Consul, str]]:
     need(Consul)
     acl = 'acl { enabled = true, default_policy = "deny", tokens { master = "root" } }'
     with Consul(hcl=acl) as server:
-        yield server, wait_until(lambda: allowed(server, RULES), timeout_s=30.0)
+        yield server, wait_until(lambda: allowed(server, RULES), timeout_s=60.0)
 
 
 class TestRights:
@@ -318,8 +319,7 @@ class TestFindings:
         """One that waits for others that never come."""
         need(Consul)
         with Lonely(bootstrap_expect=3) as server:
-            locks = ConsulLocks(server.url, socket_timeout_s=0.5)
             with pytest.raises(LockServerUnavailableError):
-                take(locks)
-            (finding,) = locks.check()
+                take(ConsulLocks(server.url, socket_timeout_s=0.5))
+            (finding,) = ConsulLocks(server.url, socket_timeout_s=10.0).check()
             assert (finding.name, finding.level) == ("consul_leader", Level.ERROR)
