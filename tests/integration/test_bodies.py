@@ -15,6 +15,7 @@ import sqlalchemy as sa
 
 import taskguard
 from support.guarded_shop import GuardedShop, NotingQueue, write
+from support.waiting import wait_until
 from taskguard import watchdog
 from taskguard.delivery import Deferred
 from taskguard.errors import ConfigurationError, StaleTokenError
@@ -112,11 +113,11 @@ def test_renewals_do_not_wait_for_the_bodies_connections(pg_url: str) -> None:
     one, two = GuardedShop(pg_url, engine), GuardedShop(pg_url)
     told: list[Any] = []
 
-    @one.tg.guarded(key="order:<n>", work="ship", ttl_s=3.0)
+    @one.tg.guarded(key="order:<n>", work="ship", ttl_s=6.0)
     def ship(n: int, guard: Guard) -> None:
         with guard.transaction() as db:
             write(db)
-            time.sleep(4.0)
+            time.sleep(7.0)  # longer than the lease
             other = threading.Thread(target=lambda: told.append(two.deliver(lambda guard: None)))
             other.start()
             other.join()
@@ -190,9 +191,9 @@ def test_a_thread_that_could_not_start_is_started_with_the_next_lease(
 
     monkeypatch.setattr(watchdog, "start_thread", refuse)
 
-    @pg.tg.guarded(key="order:<n>", ttl_s=0.5)
+    @pg.tg.guarded(key="order:<n>", ttl_s=6.0)
     def ship(n: int, guard: Guard) -> None:
-        time.sleep(1.2)
+        wait_until(lambda: "renewed" in pg.happened, timeout_s=60.0)
         guard.check()
 
     with pytest.raises(RuntimeError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -768,12 +767,12 @@ def test_a_body_longer_than_a_renewal_on_a_snapshot(
     runs: list[int] = []
     with _session(rig) as session:
 
-        @rig.shop.tg.guarded(key="order:<n>", ttl_s=0.6)
+        @rig.shop.tg.guarded(key="order:<n>", ttl_s=6.0)
         def ship(n: int, guard: Guard) -> None:
             runs.append(1)
             with guard.transaction(session):
                 write(session)
-                time.sleep(0.7)
+                wait_until(lambda: "renewed" in rig.shop.happened, timeout_s=60.0)
 
         ship(1)
     assert (len(runs), rig.shop.effects) == (1, ["x"])

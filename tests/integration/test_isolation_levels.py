@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ import sqlalchemy as sa
 
 from support.guarded_shop import GuardedShop, NotingQueue, write
 from support.pgbouncer import PgBouncer
+from support.waiting import wait_until
 from taskguard.guard import Guard
 from taskguard_sandbox.servers import Postgres
 
@@ -45,12 +45,12 @@ def test_a_body_longer_than_a_renewal_is_done(shop: GuardedShop) -> None:
     effect, no failure."""
     runs: list[int] = []
 
-    @shop.tg.guarded(key="order:<n>", ttl_s=0.6)
+    @shop.tg.guarded(key="order:<n>", ttl_s=6.0)
     def ship(n: int, guard: Guard) -> None:
         runs.append(1)
         with guard.transaction() as db:
             write(db)
-            time.sleep(0.7)
+            wait_until(lambda: "renewed" in shop.happened, timeout_s=60.0)
 
     ship(1)
     assert (len(runs), shop.effects, shop.states) == (1, ["x"], ["DONE"])

@@ -17,6 +17,7 @@ from support.claims import request
 from support.databases import DATABASES
 from support.guarded_shop import GuardedShop, NotingQueue, write
 from support.proxy import Mode, Proxy
+from support.waiting import wait_until
 from taskguard.errors import ConfigurationError, TransactionUsageError
 from taskguard.guard import Guard
 from taskguard.ledger.protocol import Claimed, MessageRef
@@ -354,12 +355,12 @@ def test_a_body_longer_than_a_renewal_on_a_snapshot(
     shop = make_shop(pg_url, sa.create_engine(pg_url, isolation_level=level))
     runs = []
 
-    @shop.tg.guarded(key="order:<n>", ttl_s=0.6)
+    @shop.tg.guarded(key="order:<n>", ttl_s=6.0)
     def ship(n: int, guard: Guard) -> None:
         runs.append(1)
         with guard.transaction() as db:
             write(db)
-            time.sleep(0.7)
+            wait_until(lambda: "renewed" in shop.happened, timeout_s=60.0)
 
     ship(1)
     assert (len(runs), shop.effects) == (1, ["x"])
