@@ -298,7 +298,8 @@ class TestDeadHolder:
         """The server ends its session, and it learns that when it wakes. Their kernel goes on
         answering for it, so that nothing else would tell."""
         locks = make_locks_on(url)
-        with holder(url, ttl_s=2.0) as process:
+        take(locks, ("another",))  # so that it is connected
+        with holder(url, ttl_s=5.0) as process:
             assert isinstance(take(locks), Held)
             process.send_signal(signal.SIGSTOP)
             wait_until(lambda: isinstance(take(locks), Granted), timeout_s=60.0)

@@ -104,7 +104,7 @@ def office(valkey: Any, postgres: Any, redis_url: str, pg_url: str) -> Iterator[
             stack.enter_context(Proxy(port)) for port in (valkey.port, postgres.port)
         )
         ledger = pg_url.replace(f":{postgres.port}/", f":{database.port}/")
-        locks = RedisLocks(f"redis://127.0.0.1:{redis.port}", socket_timeout_s=0.5)
+        locks = RedisLocks(f"redis://127.0.0.1:{redis.port}", socket_timeout_s=10.0)
         shop = stack.enter_context(closing(GuardedShop(pg_url, ledger, locks=locks)))
         made = Office(shop, locks, redis, database)
         for number in range(-20, 0):  # connected, prepared, scripts loaded

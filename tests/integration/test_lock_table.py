@@ -346,8 +346,12 @@ class TestWaiting:
             "from pg_stat_activity where query ilike 'listen%' and datname = current_database()"
         )
         listening = f"select pid {hearing}"
-        locks.wait(KEY[0], new_owner(), timeout_s=0.5)
-        wait_until(lambda: execute(pg_url, listening))
+
+        def listens() -> list[Any]:
+            locks.wait(KEY[0], new_owner(), timeout_s=0.5)
+            return execute(pg_url, listening)
+
+        wait_until(listens, timeout_s=30.0)
         [[pid]] = execute(pg_url, listening)
         execute(pg_url, f"select pg_terminate_backend(pid) {hearing}")
 
@@ -402,7 +406,7 @@ class TestRenewals:
         locks.create_table()
         holds = [Hold((f"k{n}",), new_owner("m"), 600.0 + n) for n in range(1_000)]
         for hold in holds:
-            take(locks, hold.keys, hold.owner, ttl_s=20.0)
+            take(locks, hold.keys, hold.owner, ttl_s=300.0)
         trips = counted(monkeypatch)
         assert locks.renew(holds) == [Renewal.RENEWED] * 1_000
         assert 1 <= len(trips) <= 10
