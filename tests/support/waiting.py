@@ -1,5 +1,25 @@
-"""Waiting on conditions, so that tests need no sleeps. It is part of what is installed."""
+"""Waiting on conditions, so that tests need no sleeps: what is installed, with more patience."""
 
-from pytest_taskguard.waiting import wait_until
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from pytest_taskguard import waiting
 
 __all__ = ["wait_until"]
+
+T = TypeVar("T")
+
+
+def wait_until(
+    condition: Callable[[], T],
+    *,
+    timeout_s: float = 60.0,
+    message: str | Callable[[], str] = "",
+    interval_s: float = 0.02,
+) -> T:
+    """As `pytest_taskguard.waiting.wait_until`, for a machine that may be slow or stand still."""
+    return waiting.wait_until(
+        condition, timeout_s=timeout_s, message=message, interval_s=interval_s
+    )
