@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,14 +15,24 @@ import pytest
 from support.celery_shop import Shop, shops
 from taskguard_sandbox.servers import Postgres, RabbitMQ, Valkey
 
+# Where nobody is killed or paused, a machine that stands still for seconds may end no lease.
+LONG_LEASE_S = "10"
+
+
+@pytest.fixture
+def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that wait for the end of a lease."""
+    monkeypatch.setenv("SHOP_TTL_S", "2")
+
 
 @pytest.fixture
 def make_shop(
     valkey: Any, redis_url: str, pg_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., Shop]]:
     """Makes the test's shop; environment variables are given by name."""
+    lease_s = os.environ.get("SHOP_TTL_S", LONG_LEASE_S)
     with shops(valkey, pg_url, tmp_path, monkeypatch) as make:
-        yield make
+        yield functools.partial(make, SHOP_TTL_S=lease_s)
 
 
 @pytest.fixture

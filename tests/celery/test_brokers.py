@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import uuid
 from collections import Counter
@@ -65,6 +64,7 @@ def test_the_same_message_fifty_times_runs_one_body(rabbit_shop: Any) -> None:
     assert len(shop.steps("began")) == 1
 
 
+@pytest.mark.usefixtures("short_leases")
 def test_a_killed_childs_work_is_done_again(rabbit_shop: Any) -> None:
     """The message comes back at once and waits for the lease, as another one does; done once."""
     shop = rabbit_shop
@@ -72,8 +72,7 @@ def test_a_killed_childs_work_is_done_again(rabbit_shop: Any) -> None:
     with shop.worker() as worker:
         (first,) = shop.wait_for_steps("began")
         results.append(shop.tasks.ship.delay(7))
-        os.kill(first.pid, signal.SIGKILL)
-        lease_until_s = shop.work("shop.ship", 7).lease_until_s
+        lease_until_s = shop.kill_holder(first.pid, "shop.ship", 7)
         assert [result.get(timeout=90) for result in results] == [{"order": 7}] * 2
         assert "deferred" in worker.text()
     assert shop.work("shop.ship", 7).started_s >= lease_until_s
@@ -87,12 +86,13 @@ def test_a_delivery_that_finds_the_key_taken_is_put_off(rabbit_shop: Any, kind: 
     settings = {"SHOP_SETTINGS": '{"task_default_queue_type": "%s"}' % kind}  # noqa: UP031  # braces
     shop.tasks.app.conf.task_default_queue_type = kind
     with shop.worker(settings) as worker:
-        first = shop.tasks.ship.delay(5, 2.0)
+        first = shop.tasks.ship.delay(5, shop.tasks.UNTIL_GO)
         shop.wait_for_steps("began")
         second = shop.tasks.ship.delay(5)
+        wait_until(lambda: "deferred" in worker.text(), message="put off")
+        shop.let_go()
         assert [each.get(timeout=60) for each in (first, second)] == [{"order": 5}] * 2
         assert f"(message {second.id})" in worker.text()
-        assert "deferred" in worker.text()
         shop.wait_until_acknowledged()
         worker.signal(signal.SIGTERM)
         worker.wait()
@@ -104,9 +104,11 @@ def test_a_quorum_queue_that_is_declared_is_found_out(quorum_shop: Any) -> None:
     """By Celery's detection: RabbitMQ delays by whole seconds, and every delivery is answered."""
     shop = quorum_shop
     with shop.worker(concurrency=4) as worker:
-        results = [shop.tasks.ship.delay(6, 3.0)]
+        results = [shop.tasks.ship.delay(6, shop.tasks.UNTIL_GO)]
         shop.wait_for_steps("began")
         results += [shop.tasks.ship.delay(6) for _ in range(3)]
+        wait_until(lambda: worker.text().count("deferred") >= 3, message="put off")
+        shop.let_go()
         assert [each.get(timeout=60) for each in results] == [{"order": 6}] * 4
         assert "could not be put off" not in worker.text()
     assert shop.effects() == Counter({"6": 1})
@@ -120,15 +122,15 @@ def test_a_delivery_limit_outlasts_an_outage_of_publishing(quorum_shop: Any) -> 
     shop = quorum_shop
     outage = shop.folder / "outage"
     with shop.worker({"SHOP_OUTAGE": str(outage)}) as worker:
-        first = shop.tasks.ship.delay(8, 10.0)
+        first = shop.tasks.ship.delay(8, shop.tasks.UNTIL_GO)
         shop.wait_for_steps("began")
         outage.touch()
         second = shop.tasks.ship.delay(8)
         wait_until(
             lambda: worker.text().count("could not be put off") > 3,
-            timeout_s=30,
             message="more tries than the queue would allow",
         )
+        shop.let_go()
         assert [each.get(timeout=60) for each in (first, second)] == [{"order": 8}] * 2
     assert shop.effects() == Counter({"8": 1})
 
@@ -136,11 +138,13 @@ def test_a_delivery_limit_outlasts_an_outage_of_publishing(quorum_shop: Any) -> 
 def test_a_warm_shutdown_finishes_the_body(rabbit_shop: Any) -> None:
     """SIGTERM: the message in hand is done and acknowledged, the other one stays for the next."""
     shop = rabbit_shop
-    result = shop.tasks.ship.delay(3, 2)
+    result = shop.tasks.ship.delay(3, shop.tasks.UNTIL_GO)
     with shop.worker(concurrency=1) as worker:
         shop.wait_for_steps("began")
         other = shop.tasks.ship.delay(4)
         worker.signal(signal.SIGTERM)
+        wait_until(lambda: "Warm shutdown" in worker.text(), message="it shuts down")
+        shop.let_go()
         worker.wait()
     assert result.get(timeout=60) == {"order": 3}
     assert waiting(shop) == 1

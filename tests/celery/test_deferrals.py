@@ -41,6 +41,7 @@ class Census:
                 self.counts += 1
 
 
+@pytest.mark.usefixtures("short_leases")
 def test_a_redelivery_during_the_body_does_not_run_twice_nor_get_lost(make_shop: Any) -> None:
     """Redelivered and put off while the body runs; then the original's worker is killed.
 
@@ -65,12 +66,14 @@ def test_a_redelivery_during_the_body_does_not_run_twice_nor_get_lost(make_shop:
 def test_a_task_id_that_is_used_twice_runs_both_works(shop: Any) -> None:
     """As by beat's `options={"task_id": …}`: the first message with it was put off, and the second,
     of another order, is no deferral of that."""
-    shop.tasks.ship.apply_async([1, 5.0])
+    shop.tasks.ship.apply_async([1, shop.tasks.UNTIL_GO])
     with shop.worker(concurrency=2) as worker:
         shop.wait_for_steps("began")
         shop.tasks.ship.apply_async([1], task_id="twice")
         wait_until(lambda: "deferred" in worker.text(), timeout_s=60, message="it is put off")
         shop.tasks.ship.apply_async([2], task_id="twice")
+        shop.wait_for_effects(1)
+        shop.let_go()
         shop.wait_for_effects(2)
         shop.wait_for_quiet()
     assert shop.effects() == Counter({"1": 1, "2": 1})
@@ -158,10 +161,20 @@ def test_who_waits_for_a_key_is_put_off_before_a_time_limit(
 def test_a_message_never_has_more_than_two_live_copies(
     make_shop: Any, record_property: Any
 ) -> None:
-    """The body runs for three visibility timeouts under two workers; done once, nothing left."""
+    """The body runs for three visibility timeouts, or longer, under two workers; done once, nothing
+    left."""
     shop = make_shop(SHOP_VISIBILITY_S="2")
     with shop.worker() as first, shop.worker() as second, Census(shop) as census:
-        result = shop.tasks.ship.delay(11, 6.0)
+        result = shop.tasks.ship.delay(11, shop.tasks.UNTIL_GO)
+        (began,) = shop.wait_for_steps("began")
+        wait_until(
+            lambda: (
+                shop.now_s() > began.at_s + 6.0
+                and (first.text() + second.text()).count("deferred") >= 2
+            ),
+            message="put off twice",
+        )
+        shop.let_go()
         assert result.get(timeout=60) == {"order": 11}
         shop.wait_for_quiet()
         deferred = (first.text() + second.text()).count("deferred")

@@ -58,7 +58,8 @@ def expire_in_line(shop: Any) -> None:
     with shop.worker(concurrency=2), Ear(shop.tasks.app) as ear:
         first = holds(shop, task)
         before = task.delay("a", 1)
-        member = task.s("a", 2).set(expires=6, task_id="expires-soon")
+        wait_for_line(shop, 1)
+        member = task.s("a", 2).set(expires=8, task_id="expires-soon")
         told = chord(group([member, shop.tasks.add.s(1, 2)]))(add_up.s())
         after = task.apply_async(("a", 3), expires=600)
         wait_for_line(shop, 3)
@@ -170,11 +171,12 @@ def test_whoever_announces_calls_the_next(rabbit_shop: Any) -> None:
     with shop.without_relay(), shop.worker(concurrency=2):
         first = holds(shop, task)
         revoked = task.delay("a", 1)
-        expires = datetime.fromtimestamp(time.time() + 6, UTC)
+        wait_for_line(shop, 1)
+        expires = datetime.fromtimestamp(time.time() + 8, UTC)
         expired = task.apply_async(("a", 2), expires=expires)
         last = task.delay("a", 3)
         wait_for_line(shop, 3)
-        revoked.revoke()
+        shop.revoke(revoked)
         wait_until(lambda: datetime.now(UTC) > expires, timeout_s=60)
         shop.let_go()
         assert [each.get(timeout=60) for each in (first, last)] == [0, 3]

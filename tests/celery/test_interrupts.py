@@ -22,6 +22,7 @@ def take_away(shop: Any, order: int) -> None:
             db.execute(sa.text(statement), {"key": f"order:{order}"})
 
 
+@pytest.mark.usefixtures("short_leases")
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
 def test_a_body_that_is_to_be_interrupted_ends_when_its_lease_is_lost(shop: Any, pool: str) -> None:
     """on_lost="interrupt": LeaseLostError in the middle of its loop; the work is done again."""
@@ -36,6 +37,7 @@ def test_a_body_that_is_to_be_interrupted_ends_when_its_lease_is_lost(shop: Any,
     assert shop.effects() == Counter({"1": 1})
 
 
+@pytest.mark.usefixtures("short_leases")
 def test_a_body_that_looks_is_told_that_its_lease_is_lost(shop: Any) -> None:
     """guard.lost is set, check() raises; swallowed or not, the message is not answered with it."""
     result = shop.tasks.watchful.delay(2)

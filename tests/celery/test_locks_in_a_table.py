@@ -52,10 +52,11 @@ def test_the_same_message_thirty_times_runs_one_body(beside: Any, pool: str) -> 
     assert "no answer" not in beside.logs()
 
 
+@pytest.mark.usefixtures("short_leases")
 @pytest.mark.once
 def test_a_killed_child_is_followed_within_its_lease(beside: Any) -> None:
     """Its lock ends with its lease; the redelivered message does the work."""
-    beside.tasks.ship.delay(7, 2.0)
+    beside.tasks.ship.delay(7, 60)
     with beside.worker():
         (step,) = beside.wait_for_steps("began")
         os.kill(step.pid, signal.SIGKILL)

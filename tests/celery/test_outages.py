@@ -19,12 +19,13 @@ def test_an_emptied_lock_server_changes_nothing(make_shop: Any, spare_valkey: An
     """FLUSHALL in the middle of bodies: the ledger's leases keep the keys, one effect each."""
     shop = make_shop(SHOP_LOCKS=spare_valkey.url)
     with shop.worker(concurrency=3) as one, shop.worker(concurrency=3) as other:
-        first = [shop.tasks.ship.delay(order, 4.0) for order in range(4)]
+        first = [shop.tasks.ship.delay(order, shop.tasks.UNTIL_GO) for order in range(4)]
         shop.wait_for_steps("began", 4)
         with redis.Redis.from_url(spare_valkey.url) as client:
             client.flushall()
         again = [shop.tasks.ship.delay(order) for order in range(4)]
         wait_until(lambda: "deferred" in one.text() + other.text(), timeout_s=60, message="put off")
+        shop.let_go()
         for result in [*first, *again]:
             result.get(timeout=60)
     assert shop.effects() == Counter({str(order): 1 for order in range(4)})
@@ -72,11 +73,12 @@ def test_a_failover_of_the_lock_server_changes_nothing(make_shop: Any) -> None:
     assert shop.effects() == Counter({str(order): 1 for order in (0, 1, 2, 3, 9)})
 
 
+@pytest.mark.usefixtures("short_leases")
 @pytest.mark.once
 def test_nothing_is_lost_while_the_database_is_away(make_shop: Any, database_server: Any) -> None:
     """Stopped in bodies, one of them inside its transaction, with more work waiting."""
     shop = make_shop(SHOP_DATABASE=database_server.create_database("shop"))
-    results = [shop.tasks.ship.delay(1, 2.0), shop.tasks.hold.delay(2, 2.0)]
+    results = [shop.tasks.ship.delay(1, 6.0), shop.tasks.hold.delay(2, 6.0)]
     with shop.worker() as worker:
         shop.wait_for_steps("began")
         shop.wait_for_steps("wrote")
@@ -116,7 +118,7 @@ def test_a_task_that_retries_after_any_error_is_not_lost_while_nothing_can_be_pu
     """autoretry_for=(Exception,): what could not be put off goes back to the queue, not to it."""
     outage = shop.folder / "outage"
     with shop.worker({"SHOP_OUTAGE": str(outage)}) as worker:
-        first = shop.tasks.ship.delay(5, 6.0)
+        first = shop.tasks.ship.delay(5, shop.tasks.UNTIL_GO)
         shop.wait_for_steps("began")
         outage.touch()
         second = shop.tasks.stubborn.delay(5)
@@ -126,6 +128,7 @@ def test_a_task_that_retries_after_any_error_is_not_lost_while_nothing_can_be_pu
             message="a delivery of what went back",
         )
         outage.unlink()
+        shop.let_go()
         assert first.get(timeout=60) == {"order": 5}
         assert second.get(timeout=60) == 5
     assert shop.effects() == Counter({"5": 2})

@@ -121,7 +121,7 @@ def test_by_priority_on_rabbitmq(rabbit_shop: Any) -> None:
 def take_turns_by_priority(shop: Any, order: list[int]) -> None:
     """Nine of four priorities, and one too many."""
     with shop.worker(concurrency=2):
-        first = shop.tasks.by_priority.delay("a", 0, 3.0)
+        first = shop.tasks.by_priority.delay("a", 0, shop.tasks.UNTIL_GO)
         shop.wait_for_steps("began")
         later = [
             shop.tasks.by_priority.apply_async(("a", number), priority=priority)
@@ -130,6 +130,7 @@ def take_turns_by_priority(shop: Any, order: list[int]) -> None:
         wait_until(lambda: len(waiting(shop)) == 9)
         with pytest.raises(LineFullError, match="queue:a"):
             shop.tasks.by_priority.delay("a", 10).get(timeout=60)
+        shop.let_go()
         assert [each.get(timeout=60) for each in (first, *later)] == list(range(10))
     assert numbers_of(shop, "a") == [0, *order]
     assert overlaps(shop, "a") == 0
@@ -138,7 +139,7 @@ def take_turns_by_priority(shop: Any, order: list[int]) -> None:
 def test_nobody_is_held_while_it_waits(shop: Any) -> None:
     """Messages that wait are in no queue, and in no worker: its one child has time for others."""
     with shop.worker(concurrency=1), shop.worker(concurrency=1):
-        first = shop.tasks.queue_up.delay("a", 0, 3.0)
+        first = shop.tasks.queue_up.delay("a", 0, shop.tasks.UNTIL_GO)
         shop.wait_for_steps("began")
         later = [shop.tasks.queue_up.delay("a", number) for number in range(1, 6)]
         wait_until(lambda: len(waiting(shop)) == 5)
@@ -148,6 +149,7 @@ def test_nobody_is_held_while_it_waits(shop: Any) -> None:
         ]
         assert shop.tasks.queue_up.delay("b", 0).get(timeout=60) == 0
         assert not first.ready()
+        shop.let_go()
         assert [each.get(timeout=60) for each in later] == [1, 2, 3, 4, 5]
         assert first.get(timeout=60) == 0
     assert numbers_of(shop, "a") == [0, 1, 2, 3, 4, 5]
@@ -162,6 +164,7 @@ def test_a_parked_message_is_the_same_message(shop: Any) -> None:
     assert len(shop.effects()) == 4
 
 
+@pytest.mark.usefixtures("short_leases")
 @pytest.mark.once
 @pytest.mark.parametrize("who", ["holder", "all"])
 def test_killed_workers_lose_nobody(make_shop: Any, who: str) -> None:
@@ -197,7 +200,7 @@ def test_emptied_lock_server(shop: Any) -> None:
 def test_one_that_was_called_and_got_lost_is_called_again(shop: Any) -> None:
     """By a relay, without anybody's doing; those behind it go on meanwhile."""
     with shop.worker(concurrency=2):
-        first = shop.tasks.queue_up.delay("a", 0, 1.0)
+        first = shop.tasks.queue_up.delay("a", 0, shop.tasks.UNTIL_GO)
         shop.wait_for_steps("began")
         later = [shop.tasks.queue_up.delay("a", number) for number in range(1, 4)]
         wait_until(lambda: len(waiting(shop)) == 3)
@@ -205,6 +208,7 @@ def test_one_that_was_called_and_got_lost_is_called_again(shop: Any) -> None:
         with shop.engine.begin() as db:
             lost = waiting(shop)[0].id
             db.execute(sa.update(WORK).where(WORK.c.id == lost).values(due=1))
+            db.execute(sa.text("insert into steps values ('', 'go', 0)"))
         assert [each.get(timeout=60) for each in [first, *later]] == [0, 1, 2, 3]
     assert set(shop.effects().values()) == {1}
     # The relay is in a process that forks nobody: a child would inherit what its thread has locked.
@@ -227,12 +231,14 @@ def test_a_line_of_celery_and_rq(shop: Any, valkey: Any, tmp_path: Path) -> None
     with contextlib.closing(office), shop.worker(concurrency=2):
         office.worker()
         office.worker()
-        first = shop.tasks.queue_up.delay("a", 0, 3.0)
+        first = shop.tasks.queue_up.delay("a", 0, shop.tasks.UNTIL_GO)
         shop.wait_for_steps("began")
         others: list[Any] = []
         for number in (1, 3, 5):
             others.append(office.queue.enqueue(invoices.queue_up, "a", number))
             others.append(shop.tasks.queue_up.delay("a", number + 1))
+        wait_until(lambda: len(waiting(shop)) == 6, message="all in line")
+        shop.let_go()
         assert first.get(timeout=60) == 0
         for number, other in enumerate(others, 1):
             if hasattr(other, "return_value"):
@@ -249,11 +255,12 @@ def test_a_line_of_celery_and_rq(shop: Any, valkey: Any, tmp_path: Path) -> None
 def test_a_revoked_one_does_not_run(shop: Any) -> None:
     """It leaves the line when its turn comes, is announced, and those behind it go on."""
     with shop.worker(concurrency=2):
-        first = shop.tasks.queue_up.delay("a", 0, 2.0)
+        first = shop.tasks.queue_up.delay("a", 0, shop.tasks.UNTIL_GO)
         shop.wait_for_steps("began")
         later = [shop.tasks.queue_up.delay("a", number) for number in range(1, 4)]
         wait_until(lambda: len(waiting(shop)) == 3)
-        later[1].revoke()
+        shop.revoke(later[1])
+        shop.let_go()
         assert [each.get(timeout=60) for each in (first, later[0], later[2])] == [0, 1, 3]
         wait_until(lambda: later[1].state == "REVOKED")
     assert numbers_of(shop, "a") == [0, 1, 3]
@@ -279,8 +286,7 @@ def test_one_that_was_sent_in_vain(shop: Any) -> None:
             failed.get(timeout=60)
         with pytest.raises((ChordError, StoredCallError)):
             told.get(timeout=60)
-        with shop.engine.begin() as db:
-            db.execute(sa.text("insert into steps values ('', 'go', 0)"))
+        shop.let_go()
         assert first.get(timeout=60) == 0
     assert waiting(shop) == []
     assert "is FAILED: its message was sent 10 times" in shop.logs()

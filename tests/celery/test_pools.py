@@ -28,10 +28,11 @@ def test_duplicates_give_one_effect(shop: Any, pool: str) -> None:
     assert len(shop.steps("began")) == 1
 
 
+@pytest.mark.usefixtures("short_leases")
 @pytest.mark.parametrize("pool", POOLS)
 def test_a_paused_worker_is_refused_and_its_message_answered(shop: Any, pool: str) -> None:
     """SIGSTOP of the whole worker beyond the lease: another one does the work, once."""
-    first = shop.tasks.hold.delay(5, 1.0)
+    first = shop.tasks.hold.delay(5, shop.tasks.UNTIL_GO)
     # One message at a time: a worker that asks for more may be given one while it is paused.
     with shop.worker(pool=pool, concurrency=1) as paused:
         shop.wait_for_steps("wrote")
@@ -40,6 +41,7 @@ def test_a_paused_worker_is_refused_and_its_message_answered(shop: Any, pool: st
         with shop.worker(pool=pool) as worker:
             second.get(timeout=60)
             assert "takes over order:5" in worker.text()
+        shop.let_go()
         paused.signal(signal.SIGCONT)
         wait_until(
             lambda: "stale commit refused" in paused.text(), timeout_s=60, message="the refusal"
@@ -49,6 +51,7 @@ def test_a_paused_worker_is_refused_and_its_message_answered(shop: Any, pool: st
     assert shop.effects() == Counter({"5": 1})
 
 
+@pytest.mark.usefixtures("short_leases")
 @pytest.mark.once
 @pytest.mark.parametrize("pool", ["threads", "gevent"])
 def test_a_killed_workers_messages_are_done_by_another(make_shop: Any, pool: str) -> None:
@@ -64,14 +67,15 @@ def test_a_killed_workers_messages_are_done_by_another(make_shop: Any, pool: str
     assert shop.effects() == Counter({"0": 1, "1": 1, "2": 1})
 
 
-def test_a_greenlet_that_never_yields_keeps_its_lease(shop: Any) -> None:
+def test_a_greenlet_that_never_yields_keeps_its_lease(make_shop: Any) -> None:
     """The watchdog is a native thread: it renews while a body holds up all other greenlets."""
+    shop = make_shop(SHOP_TTL_S="6")
     # One message at a time: a worker that asks for more may be given one and not see it.
     with (
         shop.worker(pool="gevent", concurrency=1) as worker,
         shop.worker(pool="threads", queue="other") as other,
     ):
-        spinning = shop.tasks.spin.delay(6, 5.0)
+        spinning = shop.tasks.spin.delay(6, 9.0)
         shop.wait_for_steps("began")
         shop.tasks.spin.apply_async((6, 0.0), queue="other")
         wait_until(lambda: "deferred" in other.text(), timeout_s=60, message="put off")

@@ -78,6 +78,7 @@ def keep_their_place(shop: Any) -> None:
     assert places(shop) == []
 
 
+@pytest.mark.usefixtures("short_leases")
 @pytest.mark.once
 def test_a_head_that_kills_its_worker(make_shop: Any) -> None:
     """Is taken over by its own message, and goes first all the same."""
@@ -95,7 +96,7 @@ def test_a_head_that_kills_its_worker(make_shop: Any) -> None:
 def test_a_retry_that_the_broker_has_lost(shop: Any) -> None:
     """It is sent again by a relay, once it is overdue, and those behind it wait for that."""
     with shop.worker(concurrency=2) as killed:
-        results = send_behind(shop, {0: "retries"}, count=3)
+        results = send_behind(shop, {0: "retries late"}, count=3)
         shop.let_go()
         wait_until(lambda: [each.retries for each in heads(shop)] == [1])
         killed.kill()
@@ -110,10 +111,10 @@ def test_a_retry_that_the_broker_has_lost(shop: Any) -> None:
 def test_one_that_was_revoked_while_it_waits_for_its_retry(shop: Any) -> None:
     """It leaves its place, is announced, and the next ones go on."""
     with shop.worker(concurrency=2):
-        results = send_behind(shop, {0: "retries"}, count=3)
+        results = send_behind(shop, {0: "retries late"}, count=3)
         shop.let_go()
         wait_until(lambda: [each.retries for each in heads(shop)] == [1])
-        results[0].revoke()
+        shop.revoke(results[0])
         assert [each.get(timeout=60) for each in results[1:]] == [1, 2]
         wait_until(lambda: results[0].state == "REVOKED")
     assert began(shop) == [0, 1, 2]

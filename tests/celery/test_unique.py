@@ -118,8 +118,8 @@ def test_debounced_it_runs_once_after_the_last_time(shop: Any) -> None:
     with shop.worker():
         shop.wait_for_quiet()
         for words in ("a", "b", "c"):
-            last = enqueue(index, (1, words), duplicate="replace", delay_s=2)
-            due_s = time.time() + 2
+            due_s = time.time() + 6
+            last = enqueue(index, (1, words), duplicate="replace", delay_s=6)
         assert last.result.get(timeout=60) == "c"
         shop.wait_for_quiet()
     [began] = shop.steps("began")
@@ -142,6 +142,7 @@ def test_a_call_that_somebody_has_begun_is_not_replaced(shop: Any) -> None:
     assert shop.effects() == Counter({"1 first": 1})
 
 
+@pytest.mark.usefixtures("short_leases")
 @pytest.mark.once
 def test_nothing_is_left_behind_a_killed_worker(shop: Any) -> None:
     """Its message is lost, too: who attached gets the result of the one that a sweep sends."""

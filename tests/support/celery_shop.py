@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import gc
 import importlib
+import os
+import signal
 import sys
 import threading
 from collections import Counter
@@ -66,10 +68,29 @@ class Shop:
         log = self.folder / f"worker-{self._workers}.log"
         return CeleryWorker({**self.environment, **(environment or {})}, log=log, **options)
 
-    def let_go(self) -> None:
+    def let_go(self, go: str = "go") -> None:
         """Bodies that are at work until they may go on go on."""
         with self.engine.begin() as db:
-            db.execute(sa.text("insert into steps values ('', 'go', 0)"))
+            db.execute(sa.text("insert into steps values ('', :name, 0)"), {"name": go})
+
+    def revoke(self, result: Any) -> None:
+        """Until its one worker has heard of it."""
+        inspect = self.tasks.app.control.inspect(limit=1, timeout=10)
+
+        def is_heard() -> bool:
+            """Said again until then: who is not there yet never hears it."""
+            result.revoke()
+            return any(result.id in ids for ids in (inspect.revoked() or {}).values())
+
+        wait_until(is_heard, message="a revoke")
+
+    def kill_holder(self, pid: int, task: str, order: object) -> float:
+        """SIGKILL to the process that is at work on it: until when its lease lasts, at least."""
+        before = self.work(task, order)
+        os.kill(pid, signal.SIGKILL)
+        after = self.work(task, order)
+        held = after if after.fence == before.fence else before  # else it is taken over by now
+        return float(held.lease_until_s)
 
     @contextmanager
     def without_relay(self) -> Iterator[None]:

@@ -89,6 +89,13 @@ def engine() -> sa.Engine:
     return _engines[os.getpid()]
 
 
+def take(seconds: float, go: str = "go") -> None:
+    """Takes `seconds`; UNTIL_GO: until a step `go`."""
+    while seconds == UNTIL_GO and not _may_go(go):
+        time.sleep(0.05)
+    time.sleep(max(seconds, 0.0))
+
+
 def step(item: object, name: str) -> None:
     """Say where the body is, at once and for everybody to see."""
     with engine().begin() as db:
@@ -112,7 +119,7 @@ def ship(order: int, seconds: float = 0.0, *, guard: Guard) -> dict[str, int]:
     """Takes `seconds`, then ships; later attempts take no time."""
     step(order, "began")
     if guard.attempt == 1:
-        time.sleep(seconds)
+        take(seconds)
     with guard.transaction() as db:
         effect(db, order, guard)
         guard.result = {"order": order}
@@ -198,8 +205,8 @@ def strictly(self: Task, name: str, number: int, how: str = "", *, guard: Guard)
     step(item, "ended")
     if how == "fails" or (how == "fails twice" and guard.attempt < 3):
         raise ValueError(item)
-    if how == "retries" and guard.attempt == 1:
-        raise self.retry(countdown=3)
+    if how.startswith("retries") and guard.attempt == 1:
+        raise self.retry(countdown=10 if how == "retries late" else 3)
     if how == "dies" and guard.attempt == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     with guard.transaction() as db:
@@ -209,10 +216,8 @@ def strictly(self: Task, name: str, number: int, how: str = "", *, guard: Guard)
 
 def _take_turn(name: str, number: int, seconds: float, guard: Guard) -> int:
     step(f"{name} {number}", "began")
-    while seconds == UNTIL_GO and not _may_go():
-        time.sleep(0.05)
-    if guard.attempt == 1:
-        time.sleep(max(seconds, 0.0))
+    if guard.attempt == 1 or seconds == UNTIL_GO:
+        take(seconds)
     with guard.transaction() as db:
         effect(db, f"{name} {number}", guard)
         guard.result = number
@@ -272,9 +277,10 @@ def add_up(numbers: list[int]) -> int:
     return sum(numbers)
 
 
-def _may_go() -> bool:
+def _may_go(go: str = "go") -> bool:
+    select = sa.text("select 1 from steps where name = :name")
     with engine().connect() as db:
-        return db.execute(sa.text("select 1 from steps where name = 'go'")).first() is not None
+        return db.execute(select, {"name": go}).first() is not None
 
 
 @task(name="shop.index")
@@ -328,11 +334,16 @@ def leave(order: int, how: str, *, guard: Guard) -> None:
 @task(name="shop.hold")
 @guarded_task(key="order:<order>", ttl_s=TTL_S)
 def hold(order: int, seconds: float, again: float = 0.0, *, guard: Guard) -> None:
-    """Takes `seconds` inside the transaction, after its write; later attempts take `again`."""
+    """Takes `seconds` inside the transaction, after its write; later attempts take `again`, and
+    wait for a "go again"."""
     with guard.transaction() as db:
         effect(db, order, guard)
-        step(order, "wrote" if guard.attempt == 1 else "wrote again")
-        time.sleep(seconds if guard.attempt == 1 else again)
+        if guard.attempt == 1:
+            step(order, "wrote")
+            take(seconds)
+        else:
+            step(order, "wrote again")
+            take(again, "go again")
 
 
 @task(name="shop.freeze")
