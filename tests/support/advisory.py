@@ -65,7 +65,7 @@ def advisory_kind(url: str) -> Iterator[LockServer]:
     made: list[AdvisoryLocks] = []
 
     def connect() -> AdvisoryLocks:
-        made.append(AdvisoryLocks(advisory_url(url)))
+        made.append(AdvisoryLocks(advisory_url(url), answer_s=10.0))
         return made[-1]
 
     def sessions() -> list[int]:
@@ -103,6 +103,6 @@ def _deafened(url: str) -> Iterator[LockProvider]:
         Proxy(behind.port) as proxy,
         closing(AdvisoryLocks(behind.set(port=proxy.port), answer_s=0.3)) as locks,
     ):
-        connect_by_a_lock(locks, with_fence=False)
+        connect_by_a_lock(locks)
         proxy.mode = Mode.SWALLOW
         yield locks

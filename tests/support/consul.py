@@ -62,7 +62,7 @@ def consul_kind(server: Consul) -> LockServer:
 def _deafened(port: int) -> Iterator[LockProvider]:
     with Proxy(port) as proxy:
         locks = ConsulLocks(f"consul://127.0.0.1:{proxy.port}", socket_timeout_s=0.3)
-        connect_by_a_lock(locks)  # it has a session
+        connect_by_a_lock(locks)  # and has a session
         proxy.mode = Mode.SWALLOW
         yield locks
         locks.close()

@@ -94,7 +94,7 @@ def _deafened(port: int) -> Iterator[LockProvider]:
     with Proxy(port) as proxy:
         url = f"zookeeper://127.0.0.1:{proxy.port}?session_s={SESSION_S}"
         locks = ZooKeeperLocks(url, socket_timeout_s=1.0, connect_timeout_s=5.0)
-        connect_by_a_lock(locks)  # its folders are there
+        connect_by_a_lock(locks)  # and its folders are there
         proxy.mode = Mode.SWALLOW
         yield locks
         locks.close()

@@ -15,6 +15,7 @@ from typing import cast
 import pytest
 
 from pytest_taskguard.lock_contract.server import KEY, LockServer, granted, take
+from pytest_taskguard.lock_contract.waits import fresh, tried
 from taskguard.lease import Owner, new_owner
 from taskguard.locks.base import CALLED, KEPT_S, Granted, Held, HintingLocks, LockProvider
 
@@ -97,28 +98,45 @@ class TestHints:
 
     def test_kept_for_who_is_called(self, locks: LockProvider) -> None:
         """A key that is released with a hint is taken for others, also who leave another one."""
-        hinting, called = released_with_hint(locks), new_owner("called")
-        held = take(locks, KEY, new_owner("newcomer"))
-        assert isinstance(held, Held)
-        assert held.owner == CALLED
-        assert 0.0 < held.remaining_s <= KEPT_S
-        assert hinting.leave_hint(KEY[0]) is False
-        for _ in range(2):
-            assert isinstance(acquire_called(hinting, called), Granted)
-        held = take(locks, KEY, new_owner("newcomer"))
-        assert isinstance(held, Held)
-        assert held.owner == called
-        assert held.remaining_s > KEPT_S
-        assert hinting.release_and_take_hint(KEY[0], called) == (True, True)
+
+        def is_kept() -> bool:
+            key, called = fresh("a"), new_owner("called")
+            hinting = released_with_hint(locks, key)
+            held = take(locks, key, new_owner("newcomer"))
+            if isinstance(held, Granted):
+                return False  # not for so long
+            assert held.owner == CALLED
+            assert 0.0 < held.remaining_s <= KEPT_S
+            if hinting.leave_hint(key[0]):
+                return False
+            for _ in range(2):
+                assert isinstance(acquire_called(hinting, called, key), Granted)
+            held = take(locks, key, new_owner("newcomer"))
+            assert isinstance(held, Held)
+            assert held.owner == called
+            assert held.remaining_s > KEPT_S
+            assert hinting.release_and_take_hint(key[0], called) == (True, True)
+            return True
+
+        assert tried(is_kept)
 
     def test_given_back(self, locks: LockProvider) -> None:
         """If nobody is called the key is free again, unless there is another hint by then."""
-        hinting = released_with_hint(locks)
-        hinting.leave_hint(KEY[0])
-        assert hinting.release_and_take_hint(KEY[0], CALLED) == (True, True)
-        assert isinstance(take(locks, KEY, new_owner("newcomer")), Held)
-        assert hinting.release_and_take_hint(KEY[0], CALLED) == (True, False)
-        assert hinting.leave_hint(KEY[0]) is True
+
+        def is_given_back() -> bool:
+            key = fresh("a")
+            hinting = released_with_hint(locks, key)
+            hinting.leave_hint(key[0])
+            if hinting.release_and_take_hint(key[0], CALLED) != (True, True):
+                return False  # not kept for so long
+            if isinstance(take(locks, key, new_owner("newcomer")), Granted):
+                return False
+            return (
+                hinting.release_and_take_hint(key[0], CALLED) == (True, False)
+                and hinting.leave_hint(key[0]) is True
+            )
+
+        assert tried(is_given_back)
 
     def test_not_kept_for_long(self, locks: LockProvider) -> None:
         """Who was called may never come."""
@@ -147,27 +165,32 @@ class TestHints:
         """Who is called to it comes after those whom it is kept for there."""
         if not locks.traits.fair:
             pytest.skip("nobody has a place there")
-        hinting, holder, waiter = hinting_of(locks), new_owner("holder"), new_owner("waiter")
-        granted(locks, KEY, holder)
-        assert isinstance(take(locks, KEY, waiter, wait_s=5.0), Held)
-        hinting.leave_hint(KEY[0])
-        assert hinting.release_and_take_hint(KEY[0], holder) == (True, True)
-        assert isinstance(acquire_called(hinting, new_owner("called")), Held)
-        granted(locks, KEY, waiter)
+        hinting = hinting_of(locks)
+
+        def goes_first() -> bool:
+            key, holder, waiter = fresh("a"), new_owner("holder"), new_owner("waiter")
+            granted(locks, key, holder)
+            assert isinstance(take(locks, key, waiter, wait_s=5.0), Held)
+            hinting.leave_hint(key[0])
+            assert hinting.release_and_take_hint(key[0], holder) == (True, True)
+            answer = acquire_called(hinting, new_owner("called"), key)
+            return isinstance(answer, Held) and isinstance(take(locks, key, waiter), Granted)
+
+        assert tried(goes_first)
 
 
-def released_with_hint(locks: LockProvider) -> HintingLocks:
+def released_with_hint(locks: LockProvider, key: tuple[str] = KEY) -> HintingLocks:
     """The provider; its key was released, and a hint taken."""
     hinting, holder = hinting_of(locks), new_owner("holder")
-    granted(locks, KEY, holder)
-    hinting.leave_hint(KEY[0])
-    assert hinting.release_and_take_hint(KEY[0], holder) == (True, True)
+    granted(locks, key, holder)
+    hinting.leave_hint(key[0])
+    assert hinting.release_and_take_hint(key[0], holder) == (True, True)
     return hinting
 
 
-def acquire_called(locks: HintingLocks, owner: Owner) -> Granted | Held:
+def acquire_called(locks: HintingLocks, owner: Owner, key: tuple[str] = KEY) -> Granted | Held:
     """Take the key as who was called to it."""
-    return locks.acquire_called(KEY[0], owner, ttl_s=30.0, wait_s=0.0)
+    return locks.acquire_called(key[0], owner, ttl_s=30.0, wait_s=0.0)
 
 
 def hinting_of(locks: LockProvider) -> HintingLocks:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from pytest_taskguard.waiting import wait_until
 from taskguard.lease import Owner
 from taskguard.locks.base import NOBODY, Granted, Held, Hold, LockProvider, Renewal
 
@@ -28,6 +29,7 @@ __all__ = [
     "renewed",
     "slack_s",
     "take",
+    "taken_over",
 ]
 
 # A machine that is busy may need so long for what takes no time.
@@ -116,11 +118,16 @@ def kept_s(locks: LockProvider, first: Granted, ttl_s: float) -> float:
 
 
 def abandoned(
-    server: LockServer, keys: tuple[str, ...], owner: Owner, *, with_fence: bool = False
+    server: LockServer,
+    keys: tuple[str, ...],
+    owner: Owner,
+    *,
+    ttl_s: float = 0.05,
+    with_fence: bool = False,
 ) -> Granted:
     """Somebody takes the keys, and is not heard of again: from here on, they run out."""
     gone = server.connect()
-    answer = granted(gone, keys, owner, ttl_s=0.05, with_fence=with_fence)
+    answer = granted(gone, keys, owner, ttl_s=ttl_s, with_fence=with_fence)
     if gone.traits.session:
         if server.end_session is None:
             pytest.skip("nothing ends its sessions: say in LockServer how")
@@ -131,3 +138,17 @@ def abandoned(
 def slack_s(locks: LockProvider) -> float:
     """For how long to wait for the end of a short lease, on a machine that is busy."""
     return PATIENCE_S + 3 * locks.traits.min_ttl_s
+
+
+def taken_over(
+    locks: LockProvider, keys: tuple[str, ...], owner: Owner, *, with_fence: bool = False
+) -> Granted:
+    """The grant of keys that are about to be free."""
+
+    def asked() -> Granted | None:
+        answer = take(locks, keys, owner, with_fence=with_fence)
+        return answer if isinstance(answer, Granted) else None
+
+    found = wait_until(asked, timeout_s=slack_s(locks), message=f"{keys} free")
+    assert found is not None
+    return found

@@ -13,7 +13,15 @@ from typing import TypeVar
 
 import pytest
 
-from pytest_taskguard.lock_contract.server import KEY, LockServer, granted, renewed, slack_s, take
+from pytest_taskguard.lock_contract.server import (
+    KEY,
+    LockServer,
+    granted,
+    renewed,
+    slack_s,
+    take,
+    taken_over,
+)
 from pytest_taskguard.lock_contract.waits import Ended
 from pytest_taskguard.waiting import wait_until
 from taskguard.errors import LockServerUnavailableError
@@ -86,8 +94,10 @@ class TestSession:
         first, other = two
         take(first, KEY, new_owner("m"))
         first.close()
-        answer = take(other, KEY, new_owner("n"))
-        assert isinstance(answer, Granted if first.traits.session else Held)
+        if first.traits.session:
+            taken_over(other, KEY, new_owner("n"))  # as soon as the server has heard of it
+        else:
+            assert isinstance(take(other, KEY, new_owner("n")), Held)
 
     def test_lost(
         self,
@@ -135,8 +145,12 @@ class TestClose:
         owner = new_owner("m")
         take(locks, KEY, owner)
         locks.close()
-        kept = Renewal.GONE if locks.traits.session else Renewal.RENEWED
-        assert renewed(locks, KEY, owner) == kept
+        if locks.traits.session:
+            wait_until(  # as soon as the server has heard of it
+                lambda: renewed(locks, KEY, owner) == Renewal.GONE, timeout_s=slack_s(locks)
+            )
+        else:
+            assert renewed(locks, KEY, owner) == Renewal.RENEWED
         locks.close()
         locks.close()
 

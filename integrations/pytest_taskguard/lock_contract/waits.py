@@ -15,7 +15,7 @@ from pytest_taskguard.lock_contract.server import KEY, LockServer, renewed, take
 from taskguard.lease import Owner, new_owner
 from taskguard.locks.base import Granted, Held, LockProvider, Renewal
 
-__all__ = ["Ended", "TestWait", "fresh", "took_s", "took_turn", "within"]
+__all__ = ["Ended", "TestWait", "fresh", "took_s", "took_turn", "tried", "within"]
 
 
 class TestWait:
@@ -170,6 +170,11 @@ def took_s(call: Callable[[], object]) -> float:
 def within(most_s: float, seconds: Callable[[], float], *, least_s: float = 0.0) -> bool:
     """Whether it can be done in this time: a machine that is busy may take longer at times."""
     return any(least_s <= seconds() < most_s for _ in range(5))
+
+
+def tried(attempt: Callable[[], bool]) -> bool:
+    """Whether it can be seen: a machine that is busy may be late at times."""
+    return any(attempt() for _ in range(5))
 
 
 class Ended:

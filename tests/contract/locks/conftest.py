@@ -14,13 +14,12 @@ import sqlalchemy as sa
 from support.advisory import advisory_kind
 from support.consul import consul_kind
 from support.etcd import etcd_kind
-from support.lock_servers import LockServer, redlock_url
+from support.lock_servers import LockServer, connect_by_a_lock, redlock_url
 from support.needs import need_redis_in_memory
 from support.proxy import Mode, Proxy
 from support.sentinel import Group
 from support.session_locks import SessionServer, session_kind
 from support.zookeeper import zookeeper_kind
-from taskguard.lease import new_owner
 from taskguard.lock_table import TableLocks
 from taskguard.locks.base import LockProvider
 from taskguard.locks.memory import MemoryLocks
@@ -79,7 +78,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[LockServer]:
         group: Group = request.getfixturevalue("sentinel_group")
         with redis.Redis(port=group.master.port) as client:
             client.flushall()
-            kind = _redis_kind(client, lambda: RedisLocks(group.url), url=group.url)
+            kind = _redis_kind(client, lambda: patient(group.url), url=group.url)
             yield replace(kind, deafened=lambda: _deafened_behind_sentinel(group))
     elif request.param == "cluster":
         yield _cluster_kind(request.getfixturevalue("cluster"))
@@ -103,7 +102,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[LockServer]:
         with redis.Redis(port=real.port) as client:
             client.flushall()
             client.script_flush()
-            kind = _redis_kind(client, lambda: RedisLocks(real.url), url=real.url)
+            kind = _redis_kind(client, lambda: patient(real.url), url=real.url)
             yield replace(kind, deafened=lambda: _deafened(real.port))
 
 
@@ -114,7 +113,7 @@ def _table_kind(url: str) -> Iterator[LockServer]:
     engine = sa.create_engine(url, poolclass=sa.NullPool)
 
     def connect() -> TableLocks:
-        made.append(TableLocks(url))
+        made.append(TableLocks(url, answer_s=10.0))
         return made[-1]
 
     def forget() -> None:
@@ -141,7 +140,7 @@ def _deafened_table(url: sa.URL) -> Iterator[LockProvider]:
         Proxy(url.port) as proxy,
         closing(TableLocks(url.set(port=proxy.port), answer_s=0.3)) as locks,
     ):
-        locks.release(("none",), new_owner())  # it is connected
+        connect_by_a_lock(locks)
         proxy.mode = Mode.SWALLOW
         yield locks
 
@@ -164,7 +163,7 @@ def _deafened_behind_sentinel(group: Group) -> Iterator[LockProvider]:
 
 def _goes_deaf(url: str, proxy: Proxy) -> Iterator[LockProvider]:
     locks = RedisLocks(url, socket_timeout_s=0.3, retries=0)
-    locks.release(("none",), new_owner())  # it is connected, and its scripts are loaded
+    connect_by_a_lock(locks)  # and its scripts are loaded
     proxy.mode = Mode.SWALLOW
     yield locks
     locks.close()
@@ -192,7 +191,11 @@ def _redlock_kind(servers: Sequence[RedisServer]) -> LockServer:
             client.flushall()
             client.script_flush()
     return LockServer(
-        lambda: RedlockLocks(url), forget, leftovers, url, lambda: _all_deafened(servers)
+        lambda: RedlockLocks(url, socket_timeout_s=5.0, connect_timeout_s=5.0),
+        forget,
+        leftovers,
+        url,
+        lambda: _all_deafened(servers),
     )
 
 
@@ -202,11 +205,16 @@ def _all_deafened(servers: Sequence[RedisServer]) -> Iterator[LockProvider]:
         proxies = [stack.enter_context(Proxy(server.port)) for server in servers]
         url = redlock_url(*(proxy.port for proxy in proxies))
         locks = RedlockLocks(url, socket_timeout_s=0.3)
-        locks.release(("none",), new_owner())  # it is connected, and its scripts are loaded
+        connect_by_a_lock(locks)  # and its scripts are loaded
         for proxy in proxies:
             proxy.mode = Mode.SWALLOW
         yield locks
         locks.close()
+
+
+def patient(url: str) -> RedisLocks:
+    """For which a server that is busy is not one that is away."""
+    return RedisLocks(url, socket_timeout_s=5.0, connect_timeout_s=5.0)
 
 
 def _redis_kind(
@@ -230,7 +238,7 @@ def _cluster_kind(cluster: Cluster) -> LockServer:
     masters("FLUSHALL")
     masters("SCRIPT", "FLUSH")
     return LockServer(
-        connect=lambda: RedisClusterLocks(cluster.url),
+        connect=lambda: RedisClusterLocks(cluster.url, socket_timeout_s=5.0, connect_timeout_s=5.0),
         forget=lambda: masters("FLUSHALL"),
         leftovers=leftovers,
         url=cluster.url,
@@ -246,7 +254,7 @@ def _deafened_cluster(cluster: Cluster) -> Iterator[LockProvider]:
         locks = RedisClusterLocks(
             f"redis+cluster://127.0.0.1:{proxy.port}", socket_timeout_s=0.3, retries=0
         )
-        locks.release(("order:42",), new_owner())  # it is connected, and its scripts are loaded
+        connect_by_a_lock(locks, "order:42")  # and its scripts are loaded
         proxy.mode = Mode.SWALLOW
         yield locks
         locks.close()

@@ -11,6 +11,7 @@ from pytest_taskguard.lock_contract import TestAcquire as Acquire
 from pytest_taskguard.lock_contract import TestHandOver as HandOver
 from pytest_taskguard.lock_contract import TestRelease as Release
 from pytest_taskguard.lock_contract import TestSession as Sessions
+from pytest_taskguard.lock_contract import server as waiting
 from support.advisory import advisory_kind
 from support.lock_servers import LockServer
 from taskguard.advisory_locks import AdvisoryLocks
@@ -97,6 +98,7 @@ def test_a_mutant_is_caught(
     kind, attribute, changed, test = MUTANTS[name]
     with monkeypatch.context() as patched:
         patched.setattr(kind, attribute, changed)
+        patched.setattr(waiting, "PATIENCE_S", 1.0)  # what never comes need not be waited for
         assert is_caught(locks, server, test)
 
 

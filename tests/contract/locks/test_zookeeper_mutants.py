@@ -14,6 +14,7 @@ from pytest_taskguard.lock_contract import TestRenew as Renew
 from pytest_taskguard.lock_contract import TestSession as Sessions
 from pytest_taskguard.lock_contract import TestTokens as Tokens
 from pytest_taskguard.lock_contract import TestWait as Waits
+from pytest_taskguard.lock_contract import server as waiting
 from support.lock_servers import LockServer
 from support.zookeeper import zookeeper_kind
 from taskguard.lease import Owner
@@ -78,6 +79,7 @@ def test_mutants_are_found(server: LockServer, monkeypatch: pytest.MonkeyPatch, 
     test(server.connect(), server)
     server.forget()
     monkeypatch.setattr(f"taskguard.locks.zookeeper.{changed}", by)
+    monkeypatch.setattr(waiting, "slack_s", lambda _: 2.0)  # what never comes is not waited for
     with pytest.raises(AssertionError):
         test(server.connect(), server)
 
