@@ -120,9 +120,9 @@ def test_renewals_of_all_go_in_one_call() -> None:
     locks = CountingLocks()
     tg = taskguard.connect(locks=locks, ledger=None)
     with (
-        of_another_thread(tg, "a", ttl_s=0.6, mode="read"),
-        of_another_thread(tg, "a", ttl_s=0.6, mode="read"),
-        of_another_thread(tg, "b", ttl_s=0.6),
+        of_another_thread(tg, "a", ttl_s=6.0, mode="read"),
+        of_another_thread(tg, "a", ttl_s=6.0, mode="read"),
+        of_another_thread(tg, "b", ttl_s=6.0),
     ):
         together = ("renew", {"holds": 3})
         wait_until(lambda: together in locks.asked, message="a renewal of three")
@@ -134,7 +134,7 @@ def test_told_when_it_is_lost() -> None:
     tg = taskguard.connect(locks=locks, ledger=None)
     with (
         pytest.raises(LeaseLostError, match="no longer knows it"),
-        tg.lock("a", ttl_s=0.3, limit=2) as lease,
+        tg.lock("a", ttl_s=6.0, limit=2) as lease,
     ):
         locks.flush()
         for _ in range(2):
@@ -152,9 +152,9 @@ def test_a_ledger_is_not_asked(sqlite_url: str) -> None:
     with of_another_thread(tg, "a", mode="read", ttl_s=300.0) as one:
         with of_another_thread(tg, "a", limit=2, ttl_s=300.0) as two:
             assert one.fence == two.fence > 0
-        with pytest.raises(KeyBusyError), tg.lock("a", ttl_s=1.0):
+        with pytest.raises(KeyBusyError), tg.lock("a", ttl_s=30.0):
             pass
-    with tg.lock("a", ttl_s=1.0) as lease:
+    with tg.lock("a", ttl_s=30.0) as lease:
         assert lease.fence > 0
         with pytest.raises(KeyBusyError), of_another_thread(tg, "a", mode="read"):
             pass

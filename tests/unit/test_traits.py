@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 import taskguard
-from support.session_locks import SESSION_S, SessionLocks, SessionServer
+from support import session_locks
+from support.session_locks import SessionLocks, SessionServer
 from support.waiting import wait_until
 from taskguard import Granted, Held, MemoryLocks, Traits
 from taskguard.errors import ConfigurationError, KeyBusyError
@@ -37,14 +38,17 @@ def test_a_lease_of_locks_alone_is_trusted_for_as_long_as_was_granted() -> None:
         assert 50.0 < lease.remaining_s < 60.0
 
 
-def test_a_lease_of_locks_alone_is_trusted_for_no_longer_than_was_granted() -> None:
+def test_a_lease_of_locks_alone_is_trusted_for_no_longer_than_was_granted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Of a session that ends after less than was asked for: it is renewed in that time, too."""
+    monkeypatch.setattr(session_locks, "SESSION_S", 6.0)
     events: list[Any] = []
     locks = SessionLocks(SessionServer())
     tg = taskguard.connect(locks=locks, ledger=None, listeners=[events.append])
     with tg.lock("a", ttl_s=300.0) as lease:
-        assert lease.ttl_s == SESSION_S
-        assert lease.remaining_s < SESSION_S
+        assert lease.ttl_s == 6.0
+        assert lease.remaining_s < 6.0
         wait_until(lambda: "renewed" in {event.name for event in events}, message="a renewal")
         lease.check()
 
@@ -54,9 +58,9 @@ def test_with_a_ledger_a_lease_is_trusted_for_as_long_as_was_asked(sqlite_url: s
     tg = taskguard.connect(locks=LongLocks(), ledger=sqlite_url)
     assert tg.ledger is not None
     tg.ledger.create_schema()
-    with tg.lock("a", ttl_s=1.0) as lease:
-        assert lease.ttl_s == 1.0
-        assert lease.remaining_s < 1.0
+    with tg.lock("a", ttl_s=30.0) as lease:
+        assert lease.ttl_s == 30.0
+        assert lease.remaining_s < 30.0
     tg.ledger.close()
 
 
@@ -72,10 +76,10 @@ def test_a_lease_that_is_longer_than_a_task_asks_for_is_one_where_the_provider_m
     tg.ledger.create_schema()
     locks.acquire(("a",), new_owner("m"), ttl_s=50.0, with_fence=False, wait_s=0.0)
     if waits:
-        with pytest.raises(KeyBusyError), tg.lock("a", ttl_s=1.0):
+        with pytest.raises(KeyBusyError), tg.lock("a", ttl_s=30.0):
             pass
     else:
-        with tg.lock("a", ttl_s=1.0) as lease:
+        with tg.lock("a", ttl_s=30.0) as lease:
             assert lease.fence > 0
     tg.ledger.close()
 

@@ -290,14 +290,14 @@ def test_the_thread_renews_by_itself_and_a_forked_child_keeps_nothing() -> None:
     for number in range(50):
         owner = new_owner("m")
         now_s = clock.monotonic_s()
-        locks.acquire((f"k{number}",), owner, ttl_s=0.3, with_fence=False, wait_s=0)
+        locks.acquire((f"k{number}",), owner, ttl_s=3.0, with_fence=False, wait_s=0)
         lease = Lease(
             keys=(f"k{number}",),
             owner=owner,
-            ttl_s=0.3,
+            ttl_s=3.0,
             clock=clock,
             taken_at_s=now_s,
-            trusted_until_s=trusted_until_s(asked_at_s=now_s, ttl_s=0.3),
+            trusted_until_s=trusted_until_s(asked_at_s=now_s, ttl_s=3.0),
         )
         watchdog.track(TrackedLease(lease, claim=None, at_lock_server=True, asked_at_s=now_s))
     wait_until(
