@@ -145,7 +145,7 @@ class CrashRig:
         def is_quiet() -> bool:
             # Between a queue and the list of what is in a worker kombu has a message for a moment.
             quiet.append(self._in_queues() == 0)
-            return quiet[-5:] == [True] * 5
+            return quiet[-20:] == [True] * 20
 
         wait_until(is_quiet, timeout_s=300, interval_s=0.1)
 

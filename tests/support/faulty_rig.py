@@ -126,6 +126,6 @@ def _wait_until_fetched(url: str) -> None:
         def is_quiet() -> bool:
             names = ["rq:queue:crashing", *client.keys("crashing*")]
             seen.append(all(client.llen(name) == 0 for name in names))
-            return seen[-5:] == [True] * 5
+            return seen[-20:] == [True] * 20
 
         wait_until(is_quiet, timeout_s=30, interval_s=0.1)
