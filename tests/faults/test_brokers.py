@@ -69,7 +69,7 @@ def test_a_body_longer_than_the_consumer_timeout_has_one_effect(
     need(RabbitMQ)
     with HastyRabbitMQ() as broker:
         shop = make_shop(SHOP_BROKER=broker.url, SHOP_SETTINGS=SETTINGS)
-        result = shop.tasks.ship.delay(1, 8.0)
+        result = shop.tasks.ship.delay(1, 15.0)
         with shop.worker(concurrency=1), shop.worker(concurrency=1):
             shop.wait_for_steps("began")
             wait_until(

@@ -52,15 +52,15 @@ def server(request: pytest.FixtureRequest) -> Iterator[Kind]:
 
 
 def locks_on(server: Kind, url: str | None = None, **options: float) -> LockProvider:
-    if isinstance(server, ZooKeeper):
-        options = {"connect_timeout_s": 10.0, **options}  # a server that starts is found again
+    # A server that starts is found again, and one that is busy is not away.
+    options = {"socket_timeout_s": 10.0, "connect_timeout_s": 10.0, **options}
     _made.append(PROVIDERS[type(server)](url or server.url, **options))
     return _made[-1]
 
 
 def brief(server: Kind) -> str:
     """With a session that is soon over, where there are any of any length."""
-    return f"{server.url}?session_s=4" if isinstance(server, ZooKeeper) else server.url
+    return f"{server.url}?session_s=9" if isinstance(server, ZooKeeper) else server.url
 
 
 def patient(server: Kind) -> LockProvider:
@@ -70,8 +70,9 @@ def patient(server: Kind) -> LockProvider:
     return locks_on(server, f"{server.url}?session_s=60", connect_timeout_s=60.0)
 
 
-def impatient(server: Kind) -> LockProvider:
-    return locks_on(server, brief(server), socket_timeout_s=0.5, connect_timeout_s=0.5)
+def impatient(server: Kind, timeout_s: float = 0.5) -> LockProvider:
+    options = {"socket_timeout_s": timeout_s, "connect_timeout_s": timeout_s}
+    return locks_on(server, brief(server), **options)
 
 
 def forget(server: Kind) -> None:
@@ -143,9 +144,9 @@ class TestLedger:
         """They keep leases of whole seconds: no rival takes that for a stranger's."""
         rivals = make_rivals(locks=server.url)
         # Somebody is about to claim.
-        locks_on(server).acquire(KEY, new_owner("m"), ttl_s=2.2, with_fence=False, wait_s=0.0)
+        locks_on(server).acquire(KEY, new_owner("m"), ttl_s=20.2, with_fence=False, wait_s=0.0)
         with pytest.raises(KeyBusyError):
-            rivals.ship_too(ttl_s=2.2)
+            rivals.ship_too(ttl_s=20.2)
         assert rivals.shipped() == []
 
 
@@ -167,18 +168,20 @@ class TestLocksOnly:
     def test_frozen(self, server: Kind) -> None:
         """Renewals get no answer: the old deadline stands, then the lease is lost."""
         events: list[Event] = []
-        tg = taskguard.connect(locks=impatient(server), ledger=None, listeners=(events.append,))
+        locks = impatient(server, 1.5)
+        tg = taskguard.connect(locks=locks, ledger=None, listeners=(events.append,))
         with (
             pytest.raises(LeaseLostError, match="before its block was left"),
-            tg.lock("order:1", ttl_s=4.0) as lease,
+            tg.lock("order:1", ttl_s=9.0) as lease,
         ):
             server.pause()
-            wait_until(lambda: "renewal_failed" in [event.name for event in events])
+            wait_until(lambda: "renewal_failed" in [event.name for event in events], timeout_s=60)
             wait_until(lease.lost.is_set, timeout_s=60)
             server.resume()
         assert [event.name for event in events].count("lost") == 1
         tg.close()  # a session would last for twice its ttl
-        wait_until(lambda: isinstance(take(impatient(server)), Granted), timeout_s=60)
+        others = locks_on(server)
+        wait_until(lambda: isinstance(take(others), Granted), timeout_s=60)
 
     @pytest.mark.parametrize("fault", [emptied, forget])
     def test_forgotten(self, server: Kind, fault: Any) -> None:
@@ -187,10 +190,10 @@ class TestLocksOnly:
         tg = taskguard.connect(locks=brief(server), ledger=None)
         with (
             pytest.raises(LeaseLostError, match="before its block was left"),
-            tg.lock("order:1", ttl_s=6.0) as lease,
+            tg.lock("order:1", ttl_s=30.0) as lease,  # a server that starts may take some time
         ):
             fault(server)
-            wait_until(lease.lost.is_set, timeout_s=60)
+            wait_until(lease.lost.is_set, timeout_s=90)
             # A ZooKeeper that began anew refuses whoever has seen more than it knows.
             refuses = isinstance(server, ZooKeeper) and fault is emptied
             said = "could not be renewed in time" if refuses else "lock server no longer knows it"

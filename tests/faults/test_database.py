@@ -187,7 +187,7 @@ class TestPooler:
                     db.execute(sa.text(f"update taskguard_{table} set lease_until = 0"))
             assert pooled.ship_too(order=2) == "second"
 
-        assert pooled.ship(outlast, ttl_s=2.0) == "first"
+        assert pooled.ship(outlast, ttl_s=6.0) == "first"
         assert pooled.ship(lose, order=2) == "second"
         assert (pooled.shipped(1), pooled.shipped(2)) == (["first"], ["second"])
         assert "stale_refused" in pooled.first.happened

@@ -91,7 +91,7 @@ def network() -> Iterator[Network]:
         DebianRedis(replicaof=f"127.0.0.1 {way.port}") as replica,
         SentinelOf(way.port) as watcher,
     ):
-        sentinel = Sentinel([("127.0.0.1", watcher.port)], socket_timeout=0.5)
+        sentinel = Sentinel([("127.0.0.1", watcher.port)], socket_timeout=5)
         made = Network(master, replica, way, sentinel)
         # What the replica knows of: an earlier turn.
         locks, owner = made.near_the_master(), new_owner("m")

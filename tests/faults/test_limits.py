@@ -21,7 +21,7 @@ def test_work_beyond_its_time_limit_can_be_done_again(
     out. Either way the next message takes the row, and there is one effect."""
     shop = make_shop()
     with shop.worker(concurrency=1):
-        result = shop.tasks.ship.apply_async((1, 60.0), **{limit: 1})
+        result = shop.tasks.ship.apply_async((1, 60.0), **{limit: 5})
         shop.wait_for_steps("began")
         with pytest.raises(Exception, match="TimeLimitExceeded"):
             result.get(timeout=60)

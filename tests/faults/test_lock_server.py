@@ -42,8 +42,8 @@ def evicting() -> Iterator[Valkey]:
         yield server
 
 
-def impatient(server: Valkey) -> RedisLocks:
-    return RedisLocks(server.url, socket_timeout_s=0.3, connect_timeout_s=0.3)
+def impatient(server: Valkey, timeout_s: float = 0.3) -> RedisLocks:
+    return RedisLocks(server.url, socket_timeout_s=timeout_s, connect_timeout_s=timeout_s)
 
 
 def take(locks: RedisLocks, owner: Any = None, **options: Any) -> Any:
@@ -81,13 +81,14 @@ class TestPaused:
     ) -> None:
         """Renewals get no answer: no trust is added, none is taken away before its time."""
         events: list[Event] = []
-        tg = taskguard.connect(locks=impatient(server), ledger=None, listeners=(events.append,))
+        locks = impatient(server, 1.0)
+        tg = taskguard.connect(locks=locks, ledger=None, listeners=(events.append,))
         with (
             pytest.raises(LeaseLostError, match="before its block was left"),
-            tg.lock("order:1", ttl_s=4.0) as lease,
+            tg.lock("order:1", ttl_s=9.0) as lease,
         ):
             server.pause()
-            wait_until(lambda: "renewal_failed" in [event.name for event in events])
+            wait_until(lambda: "renewal_failed" in [event.name for event in events], timeout_s=60)
             deadline_s = lease.trusted_until_s
             wait_until(lease.lost.is_set, timeout_s=60)
             assert SYSTEM_CLOCK.monotonic_s() >= deadline_s == lease.trusted_until_s
@@ -95,7 +96,8 @@ class TestPaused:
                 lease.check()
             server.resume()
         assert [event.name for event in events].count("lost") == 1
-        wait_until(lambda: isinstance(take(impatient(server)), Granted), timeout_s=60)
+        patient = impatient(server, 10.0)
+        wait_until(lambda: isinstance(take(patient), Granted), timeout_s=60)
         tg.close()
 
 

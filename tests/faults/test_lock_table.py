@@ -42,7 +42,7 @@ def connect() -> Iterator[Callable[..., TableLocks]]:
     with ExitStack() as stack:
 
         def make(url: Any, *, unlogged: bool | None = None) -> TableLocks:
-            locks = stack.enter_context(closing(TableLocks(url, answer_s=0.5)))
+            locks = stack.enter_context(closing(TableLocks(url, answer_s=3.0)))
             if unlogged is not None:
                 locks.create_table(unlogged=unlogged)
             return locks
@@ -80,7 +80,7 @@ class TestFrozen:
         try:
             with (
                 pytest.raises(LeaseLostError, match="before its block was left"),
-                tg.lock("order:1", ttl_s=4.0) as lease,
+                tg.lock("order:1", ttl_s=9.0) as lease,
             ):
                 server.pause()
                 wait_until(lease.lost.is_set, timeout_s=60)

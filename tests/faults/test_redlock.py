@@ -15,6 +15,7 @@ import pytest
 from support.independent import Independent, independent
 from support.needs import need
 from support.rivals import Rivals, expect_one_effect
+from taskguard.locks.redlock import RedlockLocks
 from taskguard_sandbox.servers import Valkey
 
 Strike = Callable[[Independent, list[int]], None]
@@ -102,4 +103,5 @@ def _side(five: Independent, reached: list[int]) -> Any:
         f"127.0.0.1:{server.port if number in reached else 1}"
         for number, server in enumerate(five.servers)
     ]
-    return "redlock://" + ",".join(hosts)
+    # All that it reaches are needed: one that is busy is not away.
+    return RedlockLocks("redlock://" + ",".join(hosts), socket_timeout_s=10.0)

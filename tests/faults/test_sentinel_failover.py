@@ -6,7 +6,9 @@ works again has to do so within the group's own time for it and a second.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -107,16 +109,18 @@ class TestWithALedger:
         assert "lock_unavailable" not in rivals.second.happened
         assert rivals.shipped(2) == ["second"]
 
-    def test_in_the_middle_of_it_work_goes_on(self, group: Group, make_rivals: Any) -> None:
+    def test_in_the_middle_of_it_work_goes_on(self, make_rivals: Any) -> None:
         """Nobody is master: the ledger alone decides, and another's work is not put off."""
-        rivals = make_rivals(locks=lambda: RedisLocks(group.url))
+        need(DebianRedis)
+        with groups(down_after_ms=60_000) as group:  # so that the middle lasts
+            rivals = make_rivals(locks=lambda: RedisLocks(group.url))
 
-        def strike() -> None:
-            group.master.kill()
-            assert rivals.ship_too(order=2) == "second"
+            def strike() -> None:
+                group.master.kill()
+                assert rivals.ship_too(order=2) == "second"
 
-        expect_one_effect(rivals, strike)
-        assert "lock_unavailable" in rivals.second.happened
+            expect_one_effect(rivals, strike)
+            assert "lock_unavailable" in rivals.second.happened
 
     def test_without_replicas_to_write_to_work_goes_on(
         self, group: Group, make_rivals: Any
@@ -147,7 +151,7 @@ class TestWithLocksOnly:
         group.wait_for_promotion(replica)
         after = taken(RedisLocks(group.url), second)
         assert after.fence > before.fence
-        wait_until(lambda: _renewal(locks, first) == Renewal.TAKEN, timeout_s=10)
+        wait_until(lambda: _renewal(locks, first) == Renewal.TAKEN, timeout_s=60)
         assert locks.release(KEY, first) is False
         assert _renewal(locks, second) == Renewal.RENEWED
 
@@ -155,6 +159,8 @@ class TestWithLocksOnly:
         """The holder is asked for its owner by the new master, and renews there."""
         locks, owner = RedisLocks(f"{group.url}?wait_replicas=1"), new_owner("m")
         granted = take(locks, owner)
+        # It is not waited for a replica that is busy.
+        wait_until(lambda: _has(group.replica), message="the replica has the lock")
         group.master.kill()
         assert taken(locks, owner) == granted
         assert _renewal(locks, owner) == Renewal.RENEWED
@@ -223,9 +229,10 @@ class TestWorksAgain:
     def fails_after_s(self, locks: RedisLocks) -> float:
         """How long that took."""
         started = time.monotonic()
-        with pytest.raises(LockServerUnavailableError, match="is down, say its Sentinels"):
+        with pytest.raises(LockServerUnavailableError) as caught:
             take(locks)
-        return time.monotonic() - started
+        said = "is down, say its Sentinels" in str(caught.value)  # unless they were late
+        return time.monotonic() - started if said else math.inf
 
     def test_a_replaced_master_is_left_though_it_goes_on_granting(self, group: Group) -> None:
         """By calls that never fail, within a second of the Sentinels' own change: the old master
@@ -280,9 +287,10 @@ class _Named:
         until = time.monotonic() + 60.0
         while self._at_s is None and time.monotonic() < until:
             for client in self._clients:
-                (_, port) = client.execute_command("SENTINEL GET-MASTER-ADDR-BY-NAME", "shop")
-                if int(port) != self._old:
-                    self._at_s = time.monotonic()
+                with contextlib.suppress(redis.RedisError):  # one that is busy
+                    (_, port) = client.execute_command("SENTINEL GET-MASTER-ADDR-BY-NAME", "shop")
+                    if int(port) != self._old:
+                        self._at_s = time.monotonic()
             time.sleep(0.005)
         for client in self._clients:
             client.close()

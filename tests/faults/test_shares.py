@@ -22,7 +22,8 @@ from taskguard.locks.base import Granted, Held, SharingLocks
 from taskguard.locks.redis import RedisLocks
 from taskguard_sandbox.servers import Valkey
 
-TTL_S = 3.0
+# No machine stands still for so long, and the tests wait for the ends of leases.
+TTL_S = 8.0
 Start = Callable[..., WaitingProcess]
 
 

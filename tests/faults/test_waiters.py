@@ -6,6 +6,7 @@ The others are served in order and nearly without a pause.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import time
 from collections.abc import Iterator
@@ -48,7 +49,7 @@ class Held:
 
     def __init__(self, valkey: Valkey, client: Any, stack: ExitStack, count: int) -> None:
         self.locks, self.owner, self.client = RedisLocks(valkey.url), new_owner("m"), client
-        answer = self.locks.acquire((KEY,), self.owner, ttl_s=60, with_fence=False, wait_s=0)
+        answer = self.locks.acquire((KEY,), self.owner, ttl_s=600, with_fence=False, wait_s=0)
         assert isinstance(answer, Granted)
         self.waiting: list[WaitingProcess] = []
         for _ in range(count):
@@ -69,26 +70,31 @@ class Held:
         return released_s
 
 
+def next_of(waiting: list[WaitingProcess]) -> WaitingProcess:
+    """Who has the lock first, whoever that is: one that is late for its turn loses that."""
+    said = {each.process.stdout: each for each in waiting}
+    ready, _, _ = select.select(list(said), [], [], 120.0)
+    return said[ready[0]]
+
+
 def test_killed(valkey: Valkey, client: Any, stack: ExitStack) -> None:
     """SIGKILL for the first three of a line: the fourth has the lock nearly at once, and the others
     follow it in order."""
 
-    def pause_s() -> float:
+    def seen() -> bool:
         held = Held(valkey, client, stack, 5)
         dead, alive = held.waiting[:3], held.waiting[3:]
         for each in dead:
             each.end()
         held.wait_until_blocked(len(alive))
         released_s = held.release()
-        got_it_s = []
         for each in alive:
-            got_it_s.append(each.got_it_s())
             each.tell()
-        assert got_it_s == sorted(got_it_s)
-        wait_until(lambda: client.exists(LINE) == 0)
-        return got_it_s[0] - released_s
+        got_it_s = [each.got_it_s() for each in alive]
+        wait_until(lambda: client.exists(LINE, LOCK) == 0)
+        return got_it_s == sorted(got_it_s) and got_it_s[0] - released_s < NEARLY_NO_PAUSE_S
 
-    assert any(pause_s() < NEARLY_NO_PAUSE_S for _ in range(3))
+    assert any(seen() for _ in range(3))
 
 
 def test_frozen(valkey: Valkey, client: Any, stack: ExitStack) -> None:
@@ -100,30 +106,39 @@ def test_frozen(valkey: Valkey, client: Any, stack: ExitStack) -> None:
         first, second, third = held.waiting
         os.kill(first.process.pid, signal.SIGSTOP)
         released_s = held.release()
-        pause_s = second.got_it_s() - released_s
+        second_was_next = next_of([second, third]) is second
         os.kill(first.process.pid, signal.SIGCONT)
-        (owner,) = client.zrange(LINE, 0, 0)
-        heard_of = f"{LOCK}:waits:{owner.partition('/')[0]}"
-        wait_until(lambda: client.pttl(heard_of) > 1_500, message="that it asks again")
+        if second_was_next:
+            (owner,) = client.zrange(LINE, 0, 0)
+            heard_of = f"{LOCK}:waits:{owner.partition('/')[0]}"
+            wait_until(lambda: client.pttl(heard_of) > 1_500, message="that it asks again")
         for each in held.waiting:
             each.tell()
-        got_it_s = [first.got_it_s(), third.got_it_s()]
-        return pause_s < NEARLY_NO_PAUSE_S and got_it_s == sorted(got_it_s)
+        first_s, second_s, third_s = (each.got_it_s() for each in held.waiting)
+        wait_until(lambda: client.exists(LINE, LOCK) == 0)
+        in_order = second_was_next and first_s < third_s
+        return in_order and second_s - released_s < NEARLY_NO_PAUSE_S
 
     assert any(seen() for _ in range(3))
 
 
 def test_the_holder_is_killed(valkey: Valkey, client: Any, stack: ExitStack) -> None:
     """Its lease runs out for the first who waits, and for nobody who comes by then."""
-    held = Held(valkey, client, stack, 3)
-    held.release()
-    first, second, third = held.waiting
-    first.got_it_s()
-    first.end()
-    client.pexpire(LOCK, 300)  # what is left of its lease
-    got_it_s = second.got_it_s()
-    second.tell()
-    assert third.got_it_s() > got_it_s
+
+    def seen() -> bool:
+        held = Held(valkey, client, stack, 4)
+        held.release()
+        holder = next_of(held.waiting)
+        holder.end()
+        client.pexpire(LOCK, 300)  # what is left of its lease
+        others = [each for each in held.waiting if each is not holder]
+        for each in others:
+            each.tell()
+        got_it_s = [each.got_it_s() for each in others]
+        wait_until(lambda: client.exists(LINE, LOCK) == 0)
+        return got_it_s == sorted(got_it_s)
+
+    assert any(seen() for _ in range(3))  # one that is late loses its turn
 
 
 def test_the_wait_ends_on_time(valkey: Valkey, client: Any) -> None:

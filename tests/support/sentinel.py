@@ -79,7 +79,7 @@ def role(server: DebianRedis) -> str | None:
     once = Retry(NoBackoff(), 0)
     with (
         suppress(redis.RedisError),
-        redis.Redis(port=server.port, socket_timeout=1, retry=once) as client,
+        redis.Redis(port=server.port, socket_timeout=5, retry=once) as client,
     ):
         return str(client.info("replication")["role"])
     return None
