@@ -131,7 +131,7 @@ def test_a_writer_that_waits_is_killed(server: Server, start: Start) -> None:
     reader.got_it_s()
     writer = start()
     if server.locks.traits.fair:
-        wait_until(lambda: not server.has_room(3), message="that it waits", timeout_s=30.0)
+        wait_until(lambda: not server.has_room(3), message="that it waits", timeout_s=120.0)
     writer.end()
     late = start(mode="read")
     late.got_it_s()
