@@ -19,7 +19,8 @@ from support.office import HERE, Office
 from support.waiting import wait_until
 
 CONFIG = "support.cron_entries"
-TTL_S = 1.5
+# Long enough that who leads keeps his lease while the machine stalls.
+TTL_S = 6.0
 
 
 class Cron:
@@ -28,7 +29,7 @@ class Cron:
     def __init__(self, office: Office, number: int, *module: str, **environment: str) -> None:
         self.log: Path = office.folder / f"worker-cron-{number}.log"
         self.family = Family(
-            [sys.executable, "-m", *module, "cron", "-u", office.broker, CONFIG],
+            [sys.executable, "-m", *module, "cron", "-u", office.broker, "-l", "DEBUG", CONFIG],
             environment={
                 **os.environ,
                 **office.environment,
@@ -46,6 +47,10 @@ class Cron:
     def text(self) -> str:
         return self.log.read_text(errors="replace")
 
+    def has_begun(self) -> bool:
+        """It is in RQ's loop: before that, a signal to stop is an error to RQ."""
+        return "heartbeat sent" in self.text()
+
     def enqueued(self) -> int:
         """How many jobs it has enqueued, as it says."""
         return self.text().count("Enqueued job")
@@ -55,7 +60,7 @@ class Cron:
         before = self.enqueued()
         wait_until(
             lambda: self.enqueued() > before + 1,
-            timeout_s=30,
+            timeout_s=60,
             message=lambda: self.text()[-3000:],
         )
 
@@ -64,14 +69,14 @@ class Cron:
 
     def terminate(self) -> int:
         self.signal(signal.SIGTERM)
-        return self.family.process.wait(20)
+        return self.family.process.wait(60)
 
 
 def led_pair(office: Office, number: int = 0) -> tuple[Cron, Cron]:
-    """Who leads, and who follows; each has begun, so that it knows what a signal means."""
+    """Who leads, and who follows; each has begun."""
     crons = [Cron(office, number + each, "taskguard_rq") for each in range(2)]
     wait_until(
-        lambda: all("registering birth" in each.text() for each in crons),
+        lambda: all(each.has_begun() for each in crons),
         timeout_s=60,
         message=lambda: "\n".join(each.text() for each in crons),
     )
@@ -84,7 +89,7 @@ def led_pair(office: Office, number: int = 0) -> tuple[Cron, Cron]:
 
 
 def follows_s(cron: Cron, since_s: float) -> float:
-    wait_until(cron.enqueued, timeout_s=30, interval_s=0.005, message=lambda: cron.text()[-3000:])
+    wait_until(cron.enqueued, timeout_s=60, interval_s=0.005, message=lambda: cron.text()[-3000:])
     return time.monotonic() - since_s
 
 
