@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -26,6 +27,7 @@ from support.invoices import (
     wait_async,
     wait_decorated,
 )
+from support.office import SHORT_LEASES
 from taskguard import Guard
 from taskguard.errors import ConfigurationError
 from taskguard_rq import guarded_job
@@ -62,10 +64,13 @@ def test_a_coroutine_is_awaited_and_done_once(
     office: Any, kind: str, options: tuple[str, ...]
 ) -> None:
     """Longer than its lease; the duplicate waits for it, and gets its result."""
-    first = office.queue.enqueue(charge_async, 1, 3.0)
-    second = office.queue.enqueue(charge_async, 1, 3.0)
-    office.worker(kind, *options)
-    office.worker(kind, *options)
+    first, second = (office.queue.enqueue(charge_async, 1, waits=True) for _ in range(2))
+    for _ in range(2):
+        office.worker(kind, *options, SHOP_TTL_S="6")
+    office.wait_for(lambda: office.steps("began"), "the body")
+    until_s = time.monotonic() + 6
+    office.wait_for(lambda: time.monotonic() > until_s, "the end of its first lease")
+    office.let_go()
     office.wait_for(lambda: finished(first) and finished(second), "both finished")
     assert office.effects() == Counter({"1": 1})
     assert len(office.steps("began")) == 1
@@ -76,7 +81,7 @@ def test_a_coroutine_is_awaited_and_done_once(
 def test_a_killed_coroutine_is_taken_over(office: Any) -> None:
     """Its worker goes with it: another one does the work, once."""
     office.queue.enqueue(charge_async, 2, 600.0)
-    worker = office.worker()
+    worker = office.worker(**SHORT_LEASES)
     office.wait_for(lambda: office.steps("began"), "began")
     worker.process.kill()  # not its scheduler, whose lock the next one would wait for, for minutes
     os.kill(office.steps("began")[0][1], signal.SIGKILL)

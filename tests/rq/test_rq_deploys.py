@@ -10,6 +10,7 @@ import pytest
 from rq import Retry
 
 from support.invoices import deployed
+from support.office import SHORT_LEASES
 
 pytestmark = pytest.mark.once
 
@@ -23,7 +24,7 @@ def redeliver(office: Any, *, before: str, after: str) -> Any:
     """A job whose worker is killed after DONE, before RQ hears of it; enqueued again by RQ's own
     cleaning, for a worker of the next deploy. What that one said it returned."""
     job = office.queue.enqueue(deployed, 1, lingers=before, retry=Retry(max=1))
-    worker = office.worker(SHOP_GUARD=before)
+    worker = office.worker(SHOP_GUARD=before, **SHORT_LEASES)
     office.wait_for(lambda: office.steps("done"), "done")
     worker.kill()
     # As after 90 s without a sign of life from it.

@@ -13,7 +13,7 @@ def test_a_job_that_exits_is_dead_after_max_crashes(office: Any) -> None:
     """`sys.exit()`, with retries: each one is a crash, and the record says how they ended."""
     office.queue.enqueue(leave, 1, "exit", retry=Retry(max=10))
     office.worker()
-    office.wait_for(lambda: "is DEAD" in office.logs(), "DEAD", timeout_s=90)
+    office.wait_for(lambda: "is DEAD" in office.logs(), "DEAD")
     other = office.queue.enqueue(charge, 2)
     office.wait_for(lambda: other.get_status(refresh=True) == "finished", "the queue goes on")
     assert len([item for item, _ in office.steps("began") if item == "1"]) == 3

@@ -17,6 +17,7 @@ from rq import Retry
 from rq.job import Job
 
 from support.invoices import latest, queue_up
+from support.office import SHORT_LEASES
 from support.waiting import wait_until
 from taskguard import MessageRef
 from taskguard.ledger.tables import WORK
@@ -119,7 +120,7 @@ def test_on_its_way(office: Any) -> None:
 
 def test_its_time_ends_with_its_line(office: Any) -> None:
     """A body that has begun in time is run once more, if its horse is killed after that time."""
-    office.worker()
+    office.worker(**SHORT_LEASES)
     with office.holding("queue:a"):
         job = put(office, 1, True, ttl=TTL_S, retry=Retry(max=1))
         wait_for_line(office, job)

@@ -90,14 +90,14 @@ def test_jobs_of_rq_scheduler_are_told_apart_by_when_they_were_enqueued(
 def test_a_time_out_ends_a_body_that_the_database_had_ended_before(office: Any) -> None:
     """It comes once: run again in its place the body would have none."""
     office.worker()
-    job = office.queue.enqueue(outlast, 1, job_timeout=2)
+    job = office.queue.enqueue(outlast, 1, job_timeout=10)
     office.wait_for(lambda: failed(job), "failed")
     assert len(office.steps("began")) == 1
 
 
 def test_a_job_beyond_its_timeout_fails_and_can_be_done_again(office: Any) -> None:
     """JobTimeoutException is the body's own failure: FAILED at once, no lease is waited for."""
-    job = office.queue.enqueue(charge, 4, 60.0, job_timeout=2)
+    job = office.queue.enqueue(charge, 4, 60.0, job_timeout=10)
     office.worker()
     office.wait_for(lambda: failed(job), "failed")
     view = office.ledger.view("support.invoices.charge invoice:4")

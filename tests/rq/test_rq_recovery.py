@@ -17,6 +17,7 @@ from sqlalchemy import orm
 
 from support import invoices
 from support.due import make_due
+from support.office import SHORT_LEASES
 from support.waiting import wait_until
 from taskguard.cli import main
 from taskguard.errors import ConfigurationError
@@ -41,8 +42,8 @@ def swept(office: Any) -> int:
 @pytest.mark.parametrize("left", ["nothing", "the record"])
 def test_a_killed_workers_job_is_enqueued_again_when_redis_lost_it(office: Any, left: str) -> None:
     """By its record where there is one, else by what is stored with the work."""
-    job = office.queue.enqueue(invoices.recover, 1, 60)
-    worker = office.worker()
+    job = office.queue.enqueue(invoices.recover, 1, 600)
+    worker = office.worker(**SHORT_LEASES)
     wait_until(lambda: office.steps("began"), timeout_s=60, message="a body")
     worker.kill()
     if left == "nothing":
@@ -65,8 +66,8 @@ def test_a_killed_workers_job_is_enqueued_again_when_redis_lost_it(office: Any, 
 
 def test_a_job_that_rq_gave_up_is_enqueued_again(office: Any) -> None:
     """FAILED for RQ, since its horse was killed; PROCESSING in the ledger, beyond its lease."""
-    job = office.queue.enqueue(invoices.recover, 1, 60)
-    office.worker()
+    job = office.queue.enqueue(invoices.recover, 1, 600)
+    office.worker(**SHORT_LEASES)
     wait_until(lambda: office.steps("began"), timeout_s=60, message="a body")
     os.kill(office.steps("began")[0][1], signal.SIGKILL)
     wait_until(lambda: job.get_status() == "failed", timeout_s=60, message="failed")

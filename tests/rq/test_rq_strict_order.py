@@ -10,6 +10,7 @@ from rq import Retry
 from rq.job import Job
 
 from support.invoices import strictly
+from support.office import FAIRLY_SHORT_LEASES
 from support.waiting import wait_until
 from taskguard.ledger.tables import WORK
 from taskguard_rq import enqueue
@@ -31,8 +32,9 @@ def run_behind(
     office: Any, hows: dict[int, str], *, effects: int, retry: Retry | None = None
 ) -> Job:
     """The first is at work until three others are parked, with two workers. Answers the first."""
-    office.worker()
-    office.worker()
+    leases = FAIRLY_SHORT_LEASES if "dies" in str(hows) else {}
+    for _ in range(2):
+        office.worker(**leases)
     first = office.queue.enqueue(strictly, "a", 0, hows.get(0, ""), retry=retry)
     office.wait_for(lambda: office.steps("began"), "the first")
     for number in (1, 2, 3):

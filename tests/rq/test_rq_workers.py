@@ -16,8 +16,16 @@ import sqlalchemy as sa
 from rq import Retry
 
 import taskguard_rq
-from support.invoices import book_by_two, charge, charge_patiently, decorated, die, is_driver_loaded
-from support.office import Office
+from support.invoices import (
+    book_by_two,
+    charge,
+    charge_patiently,
+    decorated,
+    die,
+    index,
+    is_driver_loaded,
+)
+from support.office import SHORT_LEASES, Office
 from taskguard.lock_table import TableLocks
 from taskguard_rq import GuardedSimpleWorker, GuardedWorker, preloading
 
@@ -159,7 +167,7 @@ def test_who_waits_for_a_key_is_put_off_before_its_time_out(office: Any) -> None
     """That would fail the job, and its body has not begun."""
     office.worker()
     with office.holding("invoice:1"):
-        job = office.queue.enqueue(charge_patiently, 1, job_timeout=4)
+        job = office.queue.enqueue(charge_patiently, 1, job_timeout=16)
         office.wait_for(lambda: job.get_status(refresh=True) in ("scheduled", "failed"), "ended")
     office.wait_for(lambda: job.get_status(refresh=True) in ("finished", "failed"), "done")
     assert job.get_status() == "finished"
@@ -255,8 +263,8 @@ def test_the_scheduler_is_on_unless_somebody_says_no(
 
 def test_a_killed_work_horse_is_done_again(office: Any) -> None:
     """SIGKILL in the body, with Retry: the next attempt waits for the lease and charges once."""
-    job = office.queue.enqueue(charge, 3, 30.0, retry=Retry(max=3))
-    office.worker()
+    job = office.queue.enqueue(charge, 3, 600.0, retry=Retry(max=3))
+    office.worker(**SHORT_LEASES)
     office.wait_for(lambda: office.steps("began"), "the body")
     os.kill(office.steps("began")[0][1], signal.SIGKILL)
     office.wait_for(office.effects, "the effect")
@@ -282,27 +290,28 @@ def test_an_orphaned_horse_is_harmless(office: Any) -> None:
 
 @pytest.mark.once
 def test_a_paused_horse_is_refused(office: Any) -> None:
-    """SIGSTOP beyond the lease, another job charges, SIGCONT: one effect, one refusal."""
-    first = office.queue.enqueue(charge, 5, 1.0)
-    office.worker()
+    """SIGSTOP beyond the lease, another job does it, SIGCONT: one effect, one refusal."""
+    first = office.queue.enqueue(index, 5, "first", True)
+    office.worker(**SHORT_LEASES)
     office.wait_for(lambda: office.steps("began"), "the body")
     horse = office.steps("began")[0][1]
     os.kill(horse, signal.SIGSTOP)
-    second = office.queue.enqueue(charge, 5)
-    office.worker()
-    office.wait_for(lambda: second.get_status(refresh=True) == "finished", "the other charged")
+    second = office.queue.enqueue(index, 5, "second")
+    office.worker(**SHORT_LEASES)
+    office.wait_for(lambda: second.get_status(refresh=True) == "finished", "the other one")
+    office.let_go()
     os.kill(horse, signal.SIGCONT)
     office.wait_for(lambda: "stale commit refused" in office.logs(), "the refusal")
     office.wait_for(lambda: first.get_status(refresh=True) == "finished", "answered as well")
-    assert first.return_value() == {"invoice": 5}
-    assert office.effects() == Counter({"5": 1})
+    assert first.return_value() == "second"
+    assert office.effects() == Counter({"5 second": 1})
 
 
 def test_a_job_that_kills_its_horse_is_dead_after_max_crashes(office: Any) -> None:
     """Then the queue goes on."""
     job = office.queue.enqueue(die, 13, retry=Retry(max=10))
-    office.worker()
-    office.wait_for(lambda: "is DEAD" in office.logs(), "DEAD", timeout_s=90)
+    office.worker(**SHORT_LEASES)
+    office.wait_for(lambda: "is DEAD" in office.logs(), "DEAD")
     other = office.queue.enqueue(charge, 1)
     office.wait_for(lambda: other.get_status(refresh=True) == "finished", "the queue goes on")
     assert len(office.steps("began")) <= 2 + 1

@@ -20,7 +20,7 @@ from taskguard import Guard
 from taskguard.errors import LeaseLostError, TransactionRetryError
 from taskguard_rq import guarded_job
 
-TTL_S = float(os.environ.get("SHOP_TTL_S", "2"))
+TTL_S = float(os.environ.get("SHOP_TTL_S", "10"))
 
 _engines: dict[int, sa.Engine] = {}
 
@@ -327,11 +327,15 @@ def patient(invoice: int, guard: Guard) -> None:
 
 
 @guarded_job(key="invoice:<invoice>", ttl_s=TTL_S)
-async def charge_async(invoice: int, seconds: float = 0.0, *, guard: Guard) -> dict[str, int]:
-    """As `charge`, in an event loop; another of its tasks writes."""
+async def charge_async(
+    invoice: int, seconds: float = 0.0, waits: bool = False, *, guard: Guard
+) -> dict[str, int]:
+    """As `charge`, in an event loop; another of its tasks writes. It may wait for a step "go"."""
     step(invoice, "began")
     if guard.attempt == 1:
         await asyncio.sleep(seconds)
+    while waits and guard.attempt == 1 and not _may_go():  # noqa: ASYNC110  # a row says so
+        await asyncio.sleep(0.05)
 
     async def write() -> None:
         assert taskguard.current_guard() is guard

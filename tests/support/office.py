@@ -21,6 +21,12 @@ from taskguard.ledger.sql import SqlLedger
 
 HERE = Path(__file__).resolve().parent.parent
 
+# For the worker of a holder that is to lose its lease: by default a lease of invoices.py outlasts a
+# stall of the machine, and nobody loses one by accident.
+SHORT_LEASES = {"SHOP_TTL_S": "2"}
+# The same where somebody waits for the key who would take it over at a stall.
+FAIRLY_SHORT_LEASES = {"SHOP_TTL_S": "5"}
+
 
 class Office:
     """Everything that a test of real RQ workers looks at."""
@@ -68,7 +74,7 @@ class Office:
         self._workers.append(worker)
         wait_until(
             lambda: "Listening on invoices" in log.read_text(errors="replace"),
-            timeout_s=60,
+            timeout_s=120,
             message=f"worker ready, see {log}",
         )
         return worker
