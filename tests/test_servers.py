@@ -61,10 +61,10 @@ def test_no_command_line_has_the_environment(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def client_of(server: RedisServer, **options: Any) -> redis.Redis:
-    return redis.Redis(port=server.port, socket_timeout=5.0, **options)
+    return redis.Redis(port=server.port, socket_timeout=30.0, **options)
 
 
-def sql(server: Postgres, statement: str, *, timeout_s: int = 5) -> list[tuple[Any, ...]]:
+def sql(server: Postgres, statement: str, *, timeout_s: int = 30) -> list[tuple[Any, ...]]:
     url = server.url.replace("+psycopg", "")
     with psycopg.connect(url, autocommit=True, connect_timeout=timeout_s) as connection:
         cursor = connection.execute(statement.encode())
@@ -95,7 +95,7 @@ def read(server: Server) -> str:
     if isinstance(server, MariaDB | MySQL):
         return str(server.execute("select * from kept.kept")[0][0])
     with Connection(server.url) as connection, connection.SimpleQueue("kept") as queue:
-        return str(queue.get(timeout=5.0).payload)
+        return str(queue.get(timeout=30.0).payload)
 
 
 def tree(pid: int) -> list[psutil.Process]:
@@ -210,13 +210,13 @@ def test_a_paused_server_keeps_its_connections_and_answers_later(server: Server)
     server.pause()
     for each in tree(server.pid):
         wait_until(lambda p=each: p.status() == psutil.STATUS_STOPPED)
-    with socket.create_connection(("127.0.0.1", server.port), 5.0) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), 30.0) as connection:
         connection.sendall(ask)
         connection.settimeout(0.2)
         with pytest.raises(TimeoutError):
             connection.recv(1)
         server.resume()
-        connection.settimeout(10.0)
+        connection.settimeout(60.0)
         assert connection.recv(1)
     processes = tree(server.pid)
     server.pause()

@@ -56,7 +56,7 @@ class Terminals:
         return said
 
     def _sqlite(self, file: str, statement: str) -> str:
-        with contextlib.closing(sqlite3.connect(self.folder / file)) as db, db:
+        with contextlib.closing(sqlite3.connect(self.folder / file, timeout=60)) as db, db:
             return "\n".join(str(row[0]) for row in db.execute(statement))
 
     def _run(self, program: str, words: list[str]) -> str:

@@ -87,7 +87,7 @@ def said(command: list[str | Path], **environment: str) -> str:
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=500,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
