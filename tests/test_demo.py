@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -41,15 +42,15 @@ def scratch() -> Iterator[Path]:
         yield folder
 
 
-@pytest.fixture
-def demo(tmp_path: Path, scratch: Path) -> Iterator[subprocess.Popen[str]]:
+@contextmanager
+def demo(folder: Path, scratch: Path) -> Iterator[subprocess.Popen[str]]:
     """The demo with 24 orders of the user's own and 18 invoices, without a terminal.
 
     So many that there is work left for the second fault of a queue when the first is over.
     """
     need(Valkey)
     need(Postgres)
-    data = tmp_path / "orders.csv"
+    data = folder / "orders.csv"
     data.write_text("".join(["order_id,amount\n", *(f"A-{n},1\n" for n in range(24))]))
     process = subprocess.Popen(
         [*COMMAND, "--data", str(data), "--invoices", "18"],
@@ -59,37 +60,51 @@ def demo(tmp_path: Path, scratch: Path) -> Iterator[subprocess.Popen[str]]:
         text=True,
         env={**os.environ, "TMPDIR": str(scratch), "COLUMNS": "80"},
     )
-    yield process
-    process.kill()
-    process.wait(30)
-    assert process.stdout is not None
-    process.stdout.close()
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait(30)
+        assert process.stdout is not None
+        process.stdout.close()
 
 
+@pytest.mark.timeout(1000)
 def test_every_effect_is_there_once_though_children_are_killed_and_stopped(
-    demo: subprocess.Popen[str], scratch: Path
+    tmp_path: Path, scratch: Path
 ) -> None:
-    """The counts fit together, in both queues, and nothing is left behind."""
-    text, _ = demo.communicate(timeout=280)
+    """The counts fit together, in both queues, and nothing is left behind.
+
+    Whoever is to be struck may be through before, on a busy machine: one of three runs has each
+    fault in each queue.
+    """
+    assert any(_is_right(tmp_path, scratch) for _ in range(3))
+
+
+def _is_right(folder: Path, scratch: Path) -> bool:
+    """Asserts what holds in each run. Whether there was each fault, with what comes of it."""
+    with demo(folder, scratch) as process:
+        text, _ = process.communicate(timeout=300)
     print(text)
-    assert demo.returncode == 0
+    assert process.returncode == 0
     rows = _rows(text)
     assert rows["published"] == [72, 54, 126]
     assert rows["effects"] == [24, 18, 42]
     assert rows["double effects"] == rows["lost effects"] == [0, 0, 0]
-    for row in ("children killed in a body", "children stopped in a body"):
-        assert min(rows[row]) >= 1, row
-    assert min(rows["stale commits refused"]) >= 1
-    assert min(rows["takeovers"]) >= 2
     ends = ("effects", "answered as duplicates", "deferred", "children killed in a body")
     assert [sum(rows[name][column] for name in ends) for column in range(3)] == rows["deliveries"]
-    for line in ("killed in the body of order:A-", "takeover of ", "stale commit refused: invoice"):
-        assert line in text
     [booked] = re.findall(r"each once, in order: ((?:\d+ ){23}\d+)", text)
     assert booked.split() == sorted(booked.split(), key=int)
     assert re.search(r"Valkey \d.*PostgreSQL \d.*Celery \d.*RQ \d", text)
     assert "\x1b" not in text
     assert list(scratch.iterdir()) == []
+    faults = ("children killed in a body", "children stopped in a body", "stale commits refused")
+    lines = ("killed in the body of order:A-", "takeover of ", "stale commit refused: invoice")
+    return (
+        all(min(rows[row]) >= 1 for row in faults)
+        and min(rows["takeovers"]) >= 2
+        and all(line in text for line in lines)
+    )
 
 
 BREAK = """
@@ -128,17 +143,18 @@ def test_a_package_that_is_missing_is_named() -> None:
     assert "rich is not installed: `make demo`" in done.stderr
 
 
-def test_ctrl_c_stops_servers_and_workers(demo: subprocess.Popen[str], scratch: Path) -> None:
+def test_ctrl_c_stops_servers_and_workers(tmp_path: Path, scratch: Path) -> None:
     """In the middle of it: no process and no folder stays."""
-    assert demo.stdout is not None
-    for line in demo.stdout:
-        if "killed in the body" in line:
-            break
-    family = psutil.Process(demo.pid).children(recursive=True)
-    assert len(family) > 5
-    demo.send_signal(signal.SIGINT)
-    assert "servers and workers are stopped" in demo.stdout.read()
-    assert demo.wait(30) == 130
+    with demo(tmp_path, scratch) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "killed in the body" in line:
+                break
+        family = psutil.Process(process.pid).children(recursive=True)
+        assert len(family) > 5
+        process.send_signal(signal.SIGINT)
+        assert "servers and workers are stopped" in process.stdout.read()
+        assert process.wait(60) == 130
     wait_until(lambda: not any(each.is_running() for each in family), message="all ended")
     assert list(scratch.iterdir()) == []
 
@@ -177,7 +193,7 @@ def _run_changed(folder: Path, change: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": str(folder)},
-        timeout=120,
+        timeout=280,
         check=False,
     )
 

@@ -38,8 +38,10 @@ def test_an_example_survives_what_its_readme_tells_to_try(file: str, tmp_path: P
     """The first process that says it is at work is killed; another one does it."""
     need(Valkey)
     need(Postgres)
+    # Long enough to be killed meanwhile; for two lines of a file, of which there are several.
+    seconds = "3" if "measurements" in file else "6"
     process = subprocess.Popen(
-        [sys.executable, "-u", str(EXAMPLES / file), "--seconds", "3"],
+        [sys.executable, "-u", str(EXAMPLES / file), "--seconds", seconds],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
