@@ -125,8 +125,13 @@ class TestLatest:
             assert superseded(shop, second)
             shop.go()
             expect(shop, 1)
-        with shop.engine.connect() as db:
-            assert db.execute(sa.select(WORK.c.due).where(WORK.c.id == row.id)).scalar() is None
+
+            def is_noted() -> bool:
+                with shop.engine.connect() as db:
+                    due = sa.select(WORK.c.due).where(WORK.c.id == row.id)
+                    return db.execute(due).scalar() is None
+
+            wait_until(is_noted, message="that it has been told")
 
 
 class TestSupersede:
