@@ -25,7 +25,7 @@ from typing import Any
 
 from redis import RedisError
 from rq.cron import CronJob, CronScheduler
-from rq.exceptions import StopRequested
+from rq.exceptions import SchedulerNotFound, StopRequested
 
 from taskguard import Leader, Leadership, errors
 from taskguard_rq.runtime import runtime
@@ -64,6 +64,8 @@ class LeaderCronScheduler(CronScheduler):
         thread.start()
         try:
             super().start()  # type: ignore[no-untyped-call]  # RQ's
+        except StopRequested:  # while it registered, which RQ has before its own `try`
+            self.register_death()
         finally:
             self._stopped = True
             if self._of is not None and self._of.remaining_s:
@@ -117,6 +119,13 @@ class LeaderCronScheduler(CronScheduler):
             super().save(*args, **kwargs)
         except RedisError as error:
             logger.debug("rq cron: its times were not saved: %s", error)
+
+    def register_death(self, *args: Any, **kwargs: Any) -> None:
+        """As RQ's, where there is something to take out: Redis may be away, or was emptied."""
+        try:
+            super().register_death(*args, **kwargs)
+        except (RedisError, SchedulerNotFound) as error:
+            logger.debug("rq cron: its end was not registered: %s", error)
 
     def _begin(self, leadership: Leadership) -> None:
         """Go on from what earlier leaders enqueued."""

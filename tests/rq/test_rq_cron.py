@@ -12,11 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
+from rq import cron_scheduler_registry
 
 from support import clock_shim
 from support.families import Family
 from support.office import HERE, Office
 from support.waiting import wait_until
+from taskguard_rq.cron import LeaderCronScheduler
+from taskguard_sandbox.servers import free_port
 
 CONFIG = "support.cron_entries"
 # Long enough that who leads keeps his lease while the machine stalls.
@@ -26,10 +30,17 @@ TTL_S = 6.0
 class Cron:
     """A scheduler of cron jobs in a process of its own."""
 
-    def __init__(self, office: Office, number: int, *module: str, **environment: str) -> None:
+    def __init__(
+        self,
+        office: Office,
+        number: int,
+        *module: str,
+        config: str = CONFIG,
+        **environment: str,
+    ) -> None:
         self.log: Path = office.folder / f"worker-cron-{number}.log"
         self.family = Family(
-            [sys.executable, "-m", *module, "cron", "-u", office.broker, "-l", "DEBUG", CONFIG],
+            [sys.executable, "-m", *module, "cron", "-u", office.broker, "-l", "DEBUG", config],
             environment={
                 **os.environ,
                 **office.environment,
@@ -48,7 +59,7 @@ class Cron:
         return self.log.read_text(errors="replace")
 
     def has_begun(self) -> bool:
-        """It is in RQ's loop: before that, a signal to stop is an error to RQ."""
+        """It is in RQ's loop: signals of its own reach it, also one of RQ's alone."""
         return "heartbeat sent" in self.text()
 
     def enqueued(self) -> int:
@@ -165,3 +176,23 @@ def test_a_cron_that_campaigns_ends_by_sigterm(office: Any) -> None:
     assert other.terminate() == 0
     leader.goes_on()
     assert leader.terminate() == 0
+
+
+def test_a_cron_that_is_stopped_before_it_has_begun(office: Any) -> None:
+    """While it registers, and the broker does not answer: it ends without an error, and leaves
+    nothing in RQ's registry."""
+    paused = {"config": "support.cron_paused", "PAUSED_BROKER": office.broker}
+    cron = Cron(office, 0, "taskguard_rq", **paused)
+    wait_until(lambda: "registering birth" in cron.text(), timeout_s=60, message=cron.text)
+    assert cron.terminate() == 0, cron.text()
+    assert not cron.has_begun()
+    assert "Traceback" not in cron.text()
+    assert cron_scheduler_registry.get_keys(office.connection) == []
+
+
+@pytest.mark.parametrize("redis_is", ["emptied", "away"])
+def test_a_cron_whose_end_cannot_be_registered(valkey: Any, redis_is: str) -> None:
+    """It ends without an error."""
+    port = valkey.port if redis_is == "emptied" else free_port()
+    with redis.Redis(port=port) as client:
+        LeaderCronScheduler(connection=client).register_death()

@@ -1,0 +1,14 @@
+"""What `rq cron` enqueues in tests, from a broker that stands still when this has been loaded."""
+
+from __future__ import annotations
+
+import os
+
+import redis
+
+from support import cron_entries
+
+__all__ = ["cron_entries"]
+
+with redis.Redis.from_url(os.environ["PAUSED_BROKER"]) as client:
+    client.client_pause(3000)
