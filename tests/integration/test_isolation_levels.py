@@ -9,6 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from support.guarded_shop import GuardedShop, NotingQueue, write
+from support.needs import need
 from support.pgbouncer import PgBouncer
 from support.waiting import wait_until
 from taskguard.guard import Guard
@@ -106,6 +107,7 @@ def test_behind_a_pooler_each_statement_says_its_level(
     level: str, postgres: Postgres, pg_url: str, make_shop: Any
 ) -> None:
     """There is no session of its own that could be set."""
+    need(PgBouncer)
     use(pg_url, level)
     with PgBouncer(postgres.port) as pooler:
         shop = make_shop(pg_url, pg_url.replace(f":{postgres.port}/", f":{pooler.port}/"))

@@ -23,8 +23,12 @@ class PgBouncer(Server):
 
     @classmethod
     def available(cls) -> str | None:
-        found = shutil.which("pgbouncer")
-        return None if found else "pgbouncer is not installed (Debian: pgbouncer)"
+        return None if cls.binary() else "pgbouncer is not installed (Debian: pgbouncer)"
+
+    @staticmethod
+    def binary() -> str | None:
+        """Debian has it where a user's PATH does not look."""
+        return shutil.which("pgbouncer", path=os.environ.get("PATH", "") + ":/usr/sbin")
 
     @property
     def url(self) -> str:
@@ -54,7 +58,7 @@ class PgBouncer(Server):
             os.chown(self.folder, *self._user)
 
     def _command(self) -> list[str]:
-        binary = shutil.which("pgbouncer")
+        binary = self.binary()
         assert binary is not None
         return [binary, str(self.folder / "pgbouncer.ini")]
 
