@@ -14,8 +14,8 @@ from typing import cast
 
 import pytest
 
-from pytest_taskguard.lock_contract.server import KEY, LockServer, granted, take
-from pytest_taskguard.lock_contract.waits import fresh, tried
+from pytest_taskguard.lock_contract.server import CALLED_S, KEY, LockServer, granted, take
+from pytest_taskguard.lock_contract.waits import fresh, tried, unless_late
 from taskguard.lease import Owner, new_owner
 from taskguard.locks.base import CALLED, KEPT_S, Granted, Held, HintingLocks, LockProvider
 
@@ -101,14 +101,15 @@ class TestHints:
 
         def is_kept() -> bool:
             key, called = fresh("a"), new_owner("called")
+            since_s = time.monotonic()
             hinting = released_with_hint(locks, key)
             held = take(locks, key, new_owner("newcomer"))
-            if isinstance(held, Granted):
-                return False  # not for so long
+            is_free = hinting.leave_hint(key[0])
+            if not unless_late(isinstance(held, Held) and not is_free, since_s, KEPT_S):
+                return False
+            assert isinstance(held, Held)
             assert held.owner == CALLED
             assert 0.0 < held.remaining_s <= KEPT_S
-            if hinting.leave_hint(key[0]):
-                return False
             for _ in range(2):
                 assert isinstance(acquire_called(hinting, called, key), Granted)
             held = take(locks, key, new_owner("newcomer"))
@@ -124,17 +125,16 @@ class TestHints:
         """If nobody is called the key is free again, unless there is another hint by then."""
 
         def is_given_back() -> bool:
-            key = fresh("a")
+            key, since_s = fresh("a"), time.monotonic()
             hinting = released_with_hint(locks, key)
             hinting.leave_hint(key[0])
-            if hinting.release_and_take_hint(key[0], CALLED) != (True, True):
-                return False  # not kept for so long
-            if isinstance(take(locks, key, new_owner("newcomer")), Granted):
-                return False
-            return (
-                hinting.release_and_take_hint(key[0], CALLED) == (True, False)
+            is_right = (
+                hinting.release_and_take_hint(key[0], CALLED) == (True, True)
+                and isinstance(take(locks, key, new_owner("newcomer")), Held)
+                and hinting.release_and_take_hint(key[0], CALLED) == (True, False)
                 and hinting.leave_hint(key[0]) is True
             )
+            return unless_late(is_right, since_s, KEPT_S)
 
         assert tried(is_given_back)
 
@@ -172,9 +172,11 @@ class TestHints:
             granted(locks, key, holder)
             assert isinstance(take(locks, key, waiter, wait_s=5.0), Held)
             hinting.leave_hint(key[0])
+            since_s = time.monotonic()
             assert hinting.release_and_take_hint(key[0], holder) == (True, True)
             answer = acquire_called(hinting, new_owner("called"), key)
-            return isinstance(answer, Held) and isinstance(take(locks, key, waiter), Granted)
+            is_first = isinstance(answer, Held) and isinstance(take(locks, key, waiter), Granted)
+            return unless_late(is_first, since_s, CALLED_S)
 
         assert tried(goes_first)
 

@@ -22,7 +22,7 @@ from pytest_taskguard.lock_contract.server import (
     take,
     taken_over,
 )
-from pytest_taskguard.lock_contract.waits import fresh, tried
+from pytest_taskguard.lock_contract.waits import fresh, tried, unless_late
 from taskguard.lease import Owner, new_owner
 from taskguard.locks.base import Granted, Held, Hold, LockProvider, Renewal
 
@@ -301,12 +301,17 @@ class TestRenew:
         ttl_s = max(0.4, min(locks.traits.min_ttl_s, 2.0))
 
         def is_kept() -> bool:
-            key, owner, until = fresh("a"), new_owner("m"), time.monotonic() + 2 * ttl_s
+            key, owner, since_s = fresh("a"), new_owner("m"), time.monotonic()
+            until_s = since_s + 2 * ttl_s
             take(locks, key, owner, ttl_s=ttl_s)
-            while time.monotonic() < until:
-                if renewed(locks, key, owner, ttl_s=ttl_s) != Renewal.RENEWED:
+            while (asked_s := time.monotonic()) < until_s:
+                is_renewed = renewed(locks, key, owner, ttl_s=ttl_s) == Renewal.RENEWED
+                if not unless_late(is_renewed, since_s, ttl_s):
                     return False
-                if isinstance(take(locks, key, new_owner("n")), Granted):
+                since_s = asked_s
+                if not unless_late(
+                    isinstance(take(locks, key, new_owner("n")), Held), since_s, ttl_s
+                ):
                     return False
                 time.sleep(0.02)
             return True

@@ -13,7 +13,9 @@ import time
 import pytest
 
 from pytest_taskguard.lock_contract.server import (
+    CALLED_S,
     KEY,
+    WAITS_S,
     LockServer,
     abandoned,
     granted,
@@ -22,7 +24,14 @@ from pytest_taskguard.lock_contract.server import (
     take,
     taken_over,
 )
-from pytest_taskguard.lock_contract.waits import fresh, took_s, took_turn, tried, within
+from pytest_taskguard.lock_contract.waits import (
+    fresh,
+    took_s,
+    took_turn,
+    tried,
+    unless_late,
+    within,
+)
 from pytest_taskguard.waiting import wait_until
 from taskguard.lease import Owner, new_owner
 from taskguard.locks.base import Granted, Held, LockProvider, Renewal
@@ -94,19 +103,19 @@ class TestOrder:
         def runs_out_for_the_first() -> bool:
             key, first, second = fresh("a"), new_owner("first"), new_owner("second")
             abandoned(server, key, new_owner("dead"), ttl_s=next(lasts_s))
+            asked_s, came_first = time.monotonic(), True
             if isinstance(take(locks, key, first, wait_s=30.0), Granted):
                 return locks.traits.session  # it has run out before anybody could wait
-            answers: list[Granted | Held] = []
 
-            def somebody_is_granted() -> bool:
-                for owner in (second, first):
-                    answers.append(take(locks, key, owner, wait_s=30.0))
-                    if isinstance(answers[-1], Granted):
-                        return True
-                return False
+            def first_is_granted() -> bool:
+                nonlocal asked_s, came_first
+                refused = isinstance(take(locks, key, second, wait_s=30.0), Held)
+                came_first = unless_late(refused, asked_s, WAITS_S)
+                asked_s = time.monotonic()
+                return not came_first or isinstance(take(locks, key, first, wait_s=30.0), Granted)
 
-            wait_until(somebody_is_granted, timeout_s=slack_s(locks))
-            return len(answers) % 2 == 0  # the first one
+            wait_until(first_is_granted, timeout_s=slack_s(locks))
+            return came_first
 
         assert tried(runs_out_for_the_first)
 
@@ -265,11 +274,12 @@ class TestOrder:
             other = b if answer.key == a else a
             first, second = holders if answer.key == a else reversed(holders)
             assert isinstance(take(locks, (answer.key,), single, wait_s=30.0), Held)
+            since_s = time.monotonic()
             locks.release((answer.key,), first)
             again = take(locks, (a, b), both, wait_s=30.0)
             assert isinstance(again, Held)
-            if again.key != other:
-                return False  # it was late, and another was called
+            if not unless_late(again.key == other, since_s, CALLED_S):
+                return False  # another was called
             next_one = called(locks, (answer.key,))
             assert took_turn(locks, (answer.key,), single)
             locks.release((answer.key,), single)

@@ -18,8 +18,10 @@ from taskguard.lease import Owner
 from taskguard.locks.base import NOBODY, Granted, Held, Hold, LockProvider, Renewal
 
 __all__ = [
+    "CALLED_S",
     "KEY",
     "TWO",
+    "WAITS_S",
     "LockServer",
     "abandoned",
     "granted",
@@ -34,6 +36,9 @@ __all__ = [
 
 # A machine that is busy may need so long for what takes no time.
 PATIENCE_S = 10.0
+# Whoever waits keeps his place if he asks again this soon, and his turn if he comes this soon.
+WAITS_S = 1.0
+CALLED_S = 0.05
 KEY = ("order:42",)
 TWO = ("order:1", "order:2")
 

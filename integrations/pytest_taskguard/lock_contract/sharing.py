@@ -13,8 +13,8 @@ from typing import cast
 import pytest
 
 from pytest_taskguard.lock_contract import server
-from pytest_taskguard.lock_contract.server import KEY, LockServer, slack_s
-from pytest_taskguard.lock_contract.waits import fresh, took_s, tried, within
+from pytest_taskguard.lock_contract.server import KEY, WAITS_S, LockServer, slack_s
+from pytest_taskguard.lock_contract.waits import fresh, took_s, tried, unless_late, within
 from pytest_taskguard.waiting import wait_until
 from taskguard.lease import Owner, new_owner
 from taskguard.locks.base import NO_LIMIT, Granted, Held, Hold, LockProvider, Renewal, SharingLocks
@@ -381,8 +381,12 @@ class TestSharingInOrder:
             for reader in readers:
                 assert comes_in(locks, key, reader, NO_LIMIT)
             assert isinstance(ask(locks, key, writer, ALONE, wait_s=30.0), Held)
+            since_s = time.monotonic()
             stopped = not comes_in(locks, key, new_owner("hasty"), NO_LIMIT)
-            if not stopped or comes_in(locks, key, late, NO_LIMIT, wait_s=30.0):
+            if not stopped:
+                return False
+            waits = not comes_in(locks, key, late, NO_LIMIT, wait_s=30.0)
+            if not unless_late(waits, since_s, WAITS_S):
                 return False
             for reader in readers:
                 free(locks, key, reader, NO_LIMIT)
@@ -431,9 +435,11 @@ class TestSharingInOrder:
         def come_in() -> bool:
             key, reader, writer, late = fresh("a"), new_owner("r"), new_owner("w"), new_owner("l")
             assert comes_in(locks, key, reader, NO_LIMIT)
+            since_s = time.monotonic()
             assert isinstance(ask(locks, key, writer, ALONE, wait_s=30.0), Held)
-            if comes_in(locks, key, late, NO_LIMIT, wait_s=30.0):
-                return False  # the writer has not asked for some seconds
+            waits = not comes_in(locks, key, late, NO_LIMIT, wait_s=30.0)
+            if not unless_late(waits, since_s, WAITS_S):
+                return False
             assert free(locks, key, writer, ALONE) is False
             took = took_s(lambda: sharing_of(locks).wait(key[0], late, timeout_s=30.0))
             return took < 0.5 and comes_in(locks, key, late, NO_LIMIT)

@@ -15,7 +15,7 @@ from pytest_taskguard.lock_contract.server import KEY, LockServer, renewed, take
 from taskguard.lease import Owner, new_owner
 from taskguard.locks.base import Granted, Held, LockProvider, Renewal
 
-__all__ = ["Ended", "TestWait", "fresh", "took_s", "took_turn", "tried", "within"]
+__all__ = ["Ended", "TestWait", "fresh", "took_s", "took_turn", "tried", "unless_late", "within"]
 
 
 class TestWait:
@@ -175,6 +175,12 @@ def within(most_s: float, seconds: Callable[[], float], *, least_s: float = 0.0)
 def tried(attempt: Callable[[], bool]) -> bool:
     """Whether it can be seen: a machine that is busy may be late at times."""
     return any(attempt() for _ in range(5))
+
+
+def unless_late(right: bool, since_s: float, most_s: float) -> bool:
+    """`right`, which it has to be if no more than `most_s` have gone by since `since_s`."""
+    assert right or time.monotonic() - since_s > most_s
+    return right
 
 
 class Ended:
