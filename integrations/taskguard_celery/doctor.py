@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from taskguard import Configuration, Finding, GuardedTask, TaskGuard
+from taskguard_celery.broker import broker_urls
 from taskguard_celery.findings import (
     findings_of_app,
     findings_of_task,
@@ -33,7 +34,7 @@ def configuration_of(app: Any, *, runtime: TaskGuard | None = None) -> Configura
     for task, compiled in guarded:
         settings = settings_of(task, recoverable=compiled.policy.recoverable)
         found += findings_of_task(settings)
-    broker = str(app.conf.broker_read_url or app.conf.broker_url or "")
+    brokers = broker_urls(app)
     return Configuration(
         lambda: runtime or build(app),
         name=f"Celery app {app.main or '(no name)'}",
@@ -42,5 +43,6 @@ def configuration_of(app: Any, *, runtime: TaskGuard | None = None) -> Configura
             for task, compiled in guarded
         ],
         findings=found,
-        queue_server=broker if broker.startswith(_REDIS) and ";" not in broker else None,
+        # Of several servers the app uses any one, so the first may be down.
+        queue_server=brokers[0] if len(brokers) == 1 and brokers[0].startswith(_REDIS) else None,
     )

@@ -13,7 +13,7 @@ from typing import Any
 from celery import Task
 
 from taskguard import Finding, Level
-from taskguard_celery.message import visibility_timeout_s
+from taskguard_celery.broker import broker_kind, visibility_timeout_s
 
 __all__ = [
     "LOSING",
@@ -65,7 +65,7 @@ class AppSettings:
     """What counts of an app's settings.
 
     Attributes:
-        transport: the scheme of the broker's URL.
+        transport: the kind of the broker, kombu's driver type.
         prefetches: how many messages a child fetches ahead (worker_prefetch_multiplier).
         acks_late: messages are acknowledged after they have run.
         confirms: a publish returns when the broker has the message.
@@ -87,7 +87,7 @@ class AppSettings:
     @property
     def is_amqp(self) -> bool:
         """Whether that is RabbitMQ, or another of its protocol."""
-        return self.transport in ("amqp", "amqps", "pyamqp", "librabbitmq")
+        return self.transport == "amqp"
 
 
 def settings_of(task: Task, *, recoverable: bool = False) -> TaskSettings:
@@ -131,9 +131,8 @@ def settings_of_app(app: Any) -> AppSettings:
     """What an app's settings are."""
     conf = app.conf
     options = conf.broker_transport_options or {}
-    url = str(conf.broker_write_url or conf.broker_url or "")
     return AppSettings(
-        transport=url.partition(":")[0].partition("+")[0] or "amqp",
+        transport=broker_kind(app, write=True),
         prefetches=conf.worker_prefetch_multiplier,
         acks_late=bool(conf.task_acks_late),
         confirms=bool(options.get("confirm_publish")),

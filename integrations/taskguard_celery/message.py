@@ -28,6 +28,7 @@ from celery.signals import before_task_publish
 from celery.utils.time import maybe_make_aware
 
 from taskguard import MessageRef, errors
+from taskguard_celery.broker import broker_kind, visibility_timeout_s
 from taskguard_celery.ticks import TICK_HEADER
 
 try:
@@ -55,7 +56,6 @@ __all__ = [
     "put_off_unread",
     "rank_of",
     "sending_of",
-    "visibility_timeout_s",
 ]
 
 DEFERRALS_HEADER = "taskguard_deferrals"
@@ -66,9 +66,6 @@ told, too, to drop the message then."""
 
 logger = logging.getLogger("taskguard")
 
-# kombu takes messages of priority 0 first from Redis, and none in order elsewhere but on RabbitMQ.
-_LOWEST_FIRST = frozenset({"redis", "rediss", "sentinel"})
-_VISIBILITY_TIMEOUTS_S = {"redis": 3_600.0, "rediss": 3_600.0, "sentinel": 3_600.0, "sqs": 1_800.0}
 # A message that is delayed beyond the visibility timeout multiplies: 10,471 deliveries in
 # 72 s were measured with a countdown of four times the timeout.
 _SHARE_OF_VISIBILITY_TIMEOUT = 0.25
@@ -114,7 +111,8 @@ def rank_of(app: Any, request: Any) -> int:
     On RabbitMQ the highest priority goes first, on Redis the lowest; a message without one has 0.
     """
     priority = int((request.delivery_info or {}).get("priority") or 0)
-    return priority if _scheme_of(app) in _LOWEST_FIRST else -priority
+    # kombu takes priority 0 first from Redis. Other brokers have the highest first, or no order.
+    return priority if broker_kind(app) == "redis" else -priority
 
 
 def expires_at_s(app: Any, request: Any) -> float | None:
@@ -160,20 +158,6 @@ class PutBack(Reject, Ignore):  # type: ignore[misc]  # Celery has no types
 
 class NotPublishedError(Exception):
     """The broker may not have taken the message again: the one in hand has to stay alive."""
-
-
-def visibility_timeout_s(app: Any) -> float | None:
-    """After how long the broker delivers an unacknowledged message again; None: it does not."""
-    default_s = _VISIBILITY_TIMEOUTS_S.get(_scheme_of(app))
-    if default_s is None:
-        return None
-    return float((app.conf.broker_transport_options or {}).get("visibility_timeout", default_s))
-
-
-def _scheme_of(app: Any) -> str:
-    """The kind of the broker, by its URL."""
-    scheme = str(app.conf.broker_read_url or app.conf.broker_url or "").partition(":")[0]
-    return scheme.partition("+")[0]
 
 
 def longest_wait_s(task: Task) -> float:

@@ -18,10 +18,11 @@ from celery._state import get_current_app
 from celery.signals import celeryd_after_setup, task_revoked, worker_process_init, worker_ready
 
 from taskguard import GuardedFunction, errors, examine, log_findings
+from taskguard_celery.broker import broker_kind, visibility_timeout_s
 from taskguard_celery.doctor import configuration_of
 from taskguard_celery.findings import LOSING, findings_of_task, settings_of, time_limit_s
 from taskguard_celery.hand_off import CALLED_HEADER, consume_hand_offs
-from taskguard_celery.message import message_of, published_at_s, visibility_timeout_s
+from taskguard_celery.message import message_of, published_at_s
 from taskguard_celery.parking import CeleryParking, is_first_child, start_relay
 from taskguard_celery.recognition import (
     guarded_function_of,
@@ -53,7 +54,7 @@ def safe_defaults(app: Any) -> None:
     app.conf.update(
         task_acks_late=True, task_reject_on_worker_lost=True, worker_prefetch_multiplier=1
     )
-    if str(app.conf.broker_url or "").startswith(("amqp", "pyamqp")):
+    if broker_kind(app, write=True) == "amqp":
         _set_transport_option(app, "confirm_publish", True)
 
     def outlast(**_: Any) -> None:

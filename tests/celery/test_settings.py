@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from celery import Celery, shared_task
+from celery.app.task import Context
 from celery.worker.control import conf
 from redis import Redis
 from sqlalchemy import make_url
@@ -19,6 +20,8 @@ import taskguard_celery
 from support.waiting import wait_until
 from taskguard.errors import ConfigurationError
 from taskguard_celery import guarded_task
+from taskguard_celery.findings import findings_of_app, settings_of_app
+from taskguard_celery.message import rank_of
 from taskguard_celery.startup import _on_worker_ready
 from taskguard_sandbox.servers import free_port
 
@@ -95,6 +98,46 @@ def test_safe_defaults_confirm_publishing_on_rabbitmq() -> None:
     taskguard_celery.safe_defaults(app)
     assert found(app) == []
     assert app.conf.broker_transport_options == {"max_retries": 3, "confirm_publish": True}
+
+
+REDIS = "redis"
+RABBITMQ = "amqp"
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind"),
+    [
+        ({"broker_url": "redis://a"}, REDIS),
+        ({"broker_url": ["redis://a", "redis://b"]}, REDIS),
+        ({"broker_url": ("rediss://a",)}, REDIS),
+        ({"broker_url": "redis://a;redis://b"}, REDIS),
+        ({"broker_url": "sentinel://a:26379;sentinel://b:26379"}, REDIS),
+        ({"broker_url": "redis+socket:///tmp/redis.sock"}, REDIS),
+        ({"broker_transport": "redis"}, REDIS),
+        ({"broker_read_url": "redis://a", "broker_write_url": ["redis://a"]}, REDIS),
+        ({}, RABBITMQ),
+        ({"broker_url": "localhost"}, RABBITMQ),
+        ({"broker_url": ["amqp://a", "amqp://b"]}, RABBITMQ),
+        ({"broker_url": "pyamqp://a;amqps://b"}, RABBITMQ),
+        ({"broker_url": "librabbitmq://a"}, RABBITMQ),
+        ({"broker_transport": "pyamqp"}, RABBITMQ),
+        ({"broker_url": "redis://a", "broker_write_url": "amqp://b"}, "both"),
+        ({"broker_url": ["memory://"]}, "memory"),
+    ],
+)
+def test_the_broker_is_known_however_it_is_given(settings: dict[str, Any], kind: str) -> None:
+    """Rank, visibility timeout, confirmed publishing and doctor go by the broker that is used."""
+    with Celery("given", set_as_current=False) as app:
+        app.conf.update(settings)
+        before = settings_of_app(app)
+        taskguard_celery.safe_defaults(app)
+        reads_redis = kind in (REDIS, "both")
+        request = Context({"delivery_info": {"priority": 3}})
+        assert rank_of(app, request) == (3 if reads_redis else -3)
+        assert before.visible_s == (3_600 if reads_redis else None)
+        assert before.is_amqp == settings_of_app(app).confirms == (kind in (RABBITMQ, "both"))
+        in_memory = "broker_in_memory" in {each.name for each in findings_of_app(before)}
+        assert in_memory == (kind == "memory")
 
 
 def test_what_a_task_says_for_itself_stays_and_is_warned_about() -> None:
