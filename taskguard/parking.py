@@ -48,8 +48,15 @@ from taskguard.errors import (
 )
 from taskguard.events import Called, Events, Parked
 from taskguard.lease import new_owner
-from taskguard.ledger.outbox import Overdue
-from taskguard.ledger.protocol import Answer, Busy, Claim, ClaimRequest, LineLedger, MessageRef
+from taskguard.ledger.protocol import (
+    Answer,
+    Busy,
+    Claim,
+    ClaimRequest,
+    LineLedger,
+    MessageRef,
+    Overdue,
+)
 from taskguard.locks.base import CALLED, Granted, HintingLocks, LockProvider
 
 __all__ = ["AHEAD_S", "CALLED_WAIT_S", "EXPECTED_S", "Line", "call_next", "send_stored"]

@@ -29,8 +29,7 @@ from taskguard.parking import AHEAD_S, EXPECTED_S, call_next, send_stored
 from taskguard.sweep import REFUSED_AGAIN_S, Sweeper
 
 if TYPE_CHECKING:
-    from taskguard.ledger.outbox import Overdue
-    from taskguard.ledger.protocol import LineLedger
+    from taskguard.ledger.protocol import LineLedger, Overdue
 
 __all__ = ["Relay"]
 

@@ -37,8 +37,7 @@ from taskguard.outbox import AGAIN_AFTER_S, Send, outbox_of, waits_s
 from taskguard.policy import MOST_ROWS, check_number
 
 if TYPE_CHECKING:
-    from taskguard.ledger.outbox import Overdue
-    from taskguard.ledger.protocol import LineLedger
+    from taskguard.ledger.protocol import LineLedger, Overdue
 
     _Calls = list[tuple[Overdue, dict[str, Any]]]
     _IsAway = Callable[[Exception], bool]

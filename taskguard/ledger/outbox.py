@@ -18,22 +18,19 @@ import sqlalchemy as sa
 from taskguard.ledger import unique
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.own_rows import changes as rows
-from taskguard.ledger.protocol import ClaimRequest, Once
+from taskguard.ledger.protocol import SENDS, ClaimRequest, Once, Overdue
 from taskguard.ledger.records import (
-    COUNT,
     UNHARMED,
-    Overdue,
     message_of,
     new_record,
     overdue_from,
-    overdue_of,
     waiting_values,
 )
 from taskguard.ledger.statements.lines import in_line, place_of, stands
 from taskguard.ledger.tables import FREE, MESSAGES, NO_PLACE, WORK
 from taskguard.states import Place, State
 
-__all__ = ["Overdue", "abandon", "overdue", "overdue_of", "sent", "write"]
+__all__ = ["abandon", "overdue", "sent", "write"]
 
 # FAILED work has a time to be due only where it keeps its place in the line of its key, or where
 # its caller is to hear that a newer message took that.
@@ -191,7 +188,7 @@ def _by_count(items: Sequence[Overdue], *, counted: bool) -> dict[tuple[str, int
 
 
 def _length_of_count(call: str) -> int:
-    count = COUNT.match(call)
+    count = SENDS.match(call)
     return len(count[0]) if count else 1
 
 

@@ -16,6 +16,7 @@ Times in requests are seconds, in rows µs of the *database's* clock.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -31,11 +32,11 @@ from taskguard.states import Decision, State
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-    from taskguard.ledger.records import Overdue
     from taskguard.ledger.retention import Purged
     from taskguard.ledger.transactions.external import ExternalConnection
 
 __all__ = [
+    "SENDS",
     "Answer",
     "Busy",
     "Claim",
@@ -51,12 +52,19 @@ __all__ = [
     "Once",
     "OperatorLedger",
     "OutboxLedger",
+    "Overdue",
     "ParkedNewest",
     "RowRef",
     "Standing",
     "Waiting",
     "WorkView",
+    "sends_of",
 ]
+
+SENDS = re.compile(r'\{"sent": \[(\d+), (\d+)\], ')
+"""The beginning of a stored call: how often its message was sent, and after how many claims.
+
+A claim begins the count anew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +252,41 @@ class Claim:
     def work_ids(self) -> tuple[str, ...]:
         """The ids of all records that the claim changes; none for the plain lock."""
         return () if self.work is None else (self.work, *self.formerly)
+
+
+def sends_of(call: str, *, attempts: int) -> int:
+    """Return how often a call was sent since the last claim, by how it begins."""
+    count = SENDS.match(call)
+    return int(count[1]) if count and int(count[2]) == attempts else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Overdue:
+    """Work that is overdue: NEW and unclaimed for too long, or its holder's lease has run out.
+
+    Attributes:
+        work: its id.
+        task: the task's name.
+        message: the call's message, with the highest numbers that are known: a message with
+            lower ones would be superseded.
+        call: how the message is sent again, as JSON text.
+        due_us: since when it is overdue, by the database's clock.
+        attempts: how often it was claimed.
+        sends: how often its message was sent since the last claim, as far as that is noted.
+        wait_s: so long after it was read its message is to come, and not before.
+    """
+
+    work: str
+    task: str
+    message: MessageRef
+    call: str
+    due_us: int
+    attempts: int = 0
+    wait_s: float = 0.0
+
+    @property
+    def sends(self) -> int:
+        return sends_of(self.call, attempts=self.attempts)
 
 
 @dataclass(frozen=True, slots=True)

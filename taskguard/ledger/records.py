@@ -6,32 +6,26 @@ Nothing is decided here, and nothing is written.
 from __future__ import annotations
 
 import json
-import re
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import sqlalchemy as sa
-
-from taskguard.ledger.protocol import ClaimRequest, MessageRef
+from taskguard.ledger.protocol import ClaimRequest, MessageRef, Overdue
 from taskguard.ledger.tables import FREE
 from taskguard.states import State
 
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
 __all__ = [
-    "COUNT",
     "UNHARMED",
     "Called",
-    "Overdue",
     "expiry_of",
     "message_of",
     "new_record",
     "overdue_from",
     "overdue_of",
-    "sends_of",
     "waiting_values",
 ]
-
-COUNT = re.compile(r'\{"sent": \[(\d+), (\d+)\], ')
-"""How often the message was sent, and after how many claims: a claim begins the count anew."""
 
 UNHARMED = {"final": 0, "crashes": 0, "crashed_owner": ""}
 """Of work that may run, whatever became of it before."""
@@ -102,41 +96,6 @@ class Called(NamedTuple):
     known_retries: int | None
     known_deferrals: int | None
     wait_us: int = 0
-
-
-def sends_of(call: str, *, attempts: int) -> int:
-    """How often a call was sent since the last claim, by how it begins."""
-    count = COUNT.match(call)
-    return int(count[1]) if count and int(count[2]) == attempts else 0
-
-
-@dataclass(frozen=True, slots=True)
-class Overdue:
-    """Work that is overdue: NEW and unclaimed for too long, or its holder's lease has run out.
-
-    Attributes:
-        work: its id.
-        task: the task's name.
-        message: the call's message, with the highest numbers that are known: a message with
-            lower ones would be superseded.
-        call: how the message is sent again, as JSON text.
-        due_us: since when it is overdue, by the database's clock.
-        attempts: how often it was claimed.
-        sends: how often its message was sent since the last claim, as far as that is noted.
-        wait_s: so long after it was read its message is to come, and not before.
-    """
-
-    work: str
-    task: str
-    message: MessageRef
-    call: str
-    due_us: int
-    attempts: int = 0
-    wait_s: float = 0.0
-
-    @property
-    def sends(self) -> int:
-        return sends_of(self.call, attempts=self.attempts)
 
 
 def overdue_of(called: Called) -> Overdue:

@@ -30,7 +30,6 @@ from taskguard.lease import Owner
 from taskguard.ledger import endings, health, operator, outbox
 from taskguard.ledger.connections.database import Database, LockTimeoutError
 from taskguard.ledger.decisions import CLAIMABLE
-from taskguard.ledger.outbox import Overdue
 from taskguard.ledger.own_rows import changes as rows
 from taskguard.ledger.own_rows.guarded_row import GuardedRow
 from taskguard.ledger.protocol import (
@@ -42,11 +41,13 @@ from taskguard.ledger.protocol import (
     DeclaredRow,
     MessageRef,
     Once,
+    Overdue,
     ParkedNewest,
     RowRef,
     Waiting,
     WorkView,
 )
+from taskguard.ledger.records import overdue_of
 from taskguard.ledger.refusals import stale
 from taskguard.ledger.retention import Purged, purge
 from taskguard.ledger.schema import creation
@@ -439,7 +440,7 @@ class SqlLedger:
             ahead_s=ahead_s,
         )
         found = self._database.twice(call)
-        return None if found is None else outbox.overdue_of(found)
+        return None if found is None else overdue_of(found)
 
     def expired(
         self, *, app: str = "", queues: Sequence[str] | None = None, limit: int = 1000
@@ -448,7 +449,7 @@ class SqlLedger:
         found = self._database.twice(
             lambda: lines.expired(self._database, app=app, queues=queues, limit=limit)
         )
-        return [outbox.overdue_of(each) for each in found]
+        return [overdue_of(each) for each in found]
 
     def keep(self, claim: Claim, *, retries: int, call: str | None, due_in_s: float) -> bool:
         """The message of FAILED work that keeps its place was sent once more, as this call."""

@@ -16,8 +16,7 @@ from simulation.ledger import KeyRow
 from simulation.mutants import Mutant
 from taskguard.delivery import Delivery
 from taskguard.errors import LineFullError
-from taskguard.ledger.protocol import Busy, Claim, ClaimAnswer, ClaimRequest
-from taskguard.ledger.records import Overdue
+from taskguard.ledger.protocol import Busy, Claim, ClaimAnswer, ClaimRequest, Overdue
 from taskguard.parking import Line
 
 __all__ = ["BOUNDED_MUTANTS"]

@@ -20,8 +20,7 @@ from simulation.world import Message, Task
 from taskguard.bounds import Bounds, rate_of
 from taskguard.delivery import MessageRef, stored_call
 from taskguard.errors import LineFullError
-from taskguard.ledger.outbox import Overdue
-from taskguard.ledger.protocol import Busy, ClaimAnswer, ClaimRequest
+from taskguard.ledger.protocol import Busy, ClaimAnswer, ClaimRequest, Overdue
 from taskguard.policy import Policy
 
 __all__ = ["BoundedWorld"]

@@ -33,9 +33,9 @@ from taskguard.ledger.protocol import (
     Claimed,
     ClaimRequest,
     MessageRef,
+    Overdue,
     WorkView,
 )
-from taskguard.ledger.records import Overdue
 from taskguard.ledger.statements.lines import place_of
 from taskguard.locks.base import Renewal
 from taskguard.states import EXPIRED, Decision, State

@@ -29,8 +29,7 @@ from taskguard.delivery import NOT_BEFORE, Delivery, Dropped, MessageRef, stored
 from taskguard.errors import TaskguardError
 from taskguard.events import Events
 from taskguard.guard import JSON
-from taskguard.ledger.outbox import Overdue
-from taskguard.ledger.protocol import Claim, Claimed, ClaimRequest
+from taskguard.ledger.protocol import Claim, Claimed, ClaimRequest, Overdue
 from taskguard.outbox import enqueue_in
 from taskguard.policy import Policy
 from taskguard.relay import Relay

@@ -23,8 +23,14 @@ from taskguard.errors import (
 )
 from taskguard.findings import Finding
 from taskguard.lease import Owner
-from taskguard.ledger.outbox import Overdue
-from taskguard.ledger.protocol import Claim, ClaimAnswer, ClaimRequest, MessageRef, WorkView
+from taskguard.ledger.protocol import (
+    Claim,
+    ClaimAnswer,
+    ClaimRequest,
+    MessageRef,
+    Overdue,
+    WorkView,
+)
 from taskguard.locks.base import Granted, Held, Hold, Traits
 from taskguard.states import State
 

@@ -15,9 +15,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from taskguard.bounds import Bounds, is_slot
 from taskguard.errors import LineFullError
-from taskguard.ledger.outbox import Overdue, overdue_of
-from taskguard.ledger.protocol import Claim, ClaimRequest, Once, Standing, Waiting
-from taskguard.ledger.records import expiry_of, message_of, sends_of, waiting_values
+from taskguard.ledger.protocol import (
+    Claim,
+    ClaimRequest,
+    Once,
+    Overdue,
+    Standing,
+    Waiting,
+    sends_of,
+)
+from taskguard.ledger.records import expiry_of, message_of, overdue_of, waiting_values
 from taskguard.ledger.statements.lines import Called, place_of
 from taskguard.states import State
 

@@ -34,8 +34,8 @@ import sqlalchemy as sa
 from taskguard.bounds import range_of_slots
 from taskguard.errors import LineFullError
 from taskguard.ledger.connections.database import Database
-from taskguard.ledger.protocol import Claim, ClaimRequest, Waiting
-from taskguard.ledger.records import Called, message_of, new_record, sends_of, waiting_values
+from taskguard.ledger.protocol import Claim, ClaimRequest, Waiting, sends_of
+from taskguard.ledger.records import Called, message_of, new_record, waiting_values
 from taskguard.ledger.tables import KEYS, MESSAGES, NO_PLACE, WORK
 from taskguard.states import State
 

@@ -36,9 +36,10 @@ from taskguard.ledger.protocol import (
     ClaimAnswer,
     Claimed,
     ClaimRequest,
+    Overdue,
     ParkedNewest,
 )
-from taskguard.ledger.records import Overdue, expiry_of, new_record, overdue_of, waiting_values
+from taskguard.ledger.records import expiry_of, new_record, overdue_of, waiting_values
 from taskguard.ledger.statements.claims import LockedClaim, decision_of
 from taskguard.ledger.statements.lines import (
     WRITE_LOCK_S,

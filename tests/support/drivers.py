@@ -1,0 +1,23 @@
+"""Fresh interpreters in which drivers and frameworks are missing, as where an extra is left out."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+__all__ = ["ALL", "run_without"]
+
+ALL = frozenset(
+    {"celery", "django", "fakeredis", "kazoo", "kombu", "psycopg", "pymysql", "redis", "rich", "rq"}
+    | {"sqlalchemy"}
+)
+"""Every package that an extra brings, by the name that it is imported by."""
+
+
+def run_without(hidden: frozenset[str] | set[str], code: str) -> str:
+    """Return what `code` prints where importing a hidden package fails; the code must succeed."""
+    hiding = f"import sys; sys.modules.update(dict.fromkeys({sorted(hidden)!r}))\n"
+    command = [sys.executable, "-c", hiding + code]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
