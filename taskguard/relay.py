@@ -77,6 +77,14 @@ class Relay:
                 logger.exception("the relay of parked messages failed, and goes on")
                 self._stopped.wait(self._every_s)
 
+    def is_needed(self) -> bool:
+        """Return True if messages wait for a key, or if the ledger gives no answer."""
+        try:
+            return bool(self._runtime.ledger and self._runtime.ledger.waiting(limit=1))
+        except TaskguardError as error:
+            logger.debug("whether messages wait for a key got no answer: %s", error)
+            return True
+
     def stop(self) -> None:
         """Let `run()` end, and another process take over; from any thread."""
         self._stopped.set()

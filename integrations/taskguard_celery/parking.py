@@ -4,10 +4,9 @@ Guarantees: what is sent again is the same message (id, links, chord, group, hea
 priority, route), with the numbers that the ledger knows. One whose expiry is past is sent, too: the
 worker that gets it says REVOKED, as Celery does, and takes it out of its line (`startup.py`). So
 whoever calls needs neither its task nor its result backend, and one whose end nobody has heard is
-sent again. Each worker with a task that parks has a thread that may become
-the relay; it ends with its worker. In a prefork pool that is a thread of its first child: the
-parent forks at any moment, and what another thread has locked then (SQLite's own mutexes, for
-example) stays locked in the child for ever.
+sent again. Each worker with a task that parks may become the relay, in a thread. Beside a prefork
+pool that is a process of its own, whatever becomes of the pool's children: the parent forks at any
+moment, and must run no threads.
 
 Read next: `hand_off.py`, for how who is called comes; `calls.py`; in taskguard `parking.py` and
 `relay.py`.
@@ -16,24 +15,26 @@ Read next: `hand_off.py`, for how who is called comes; `calls.py`; in taskguard 
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import threading
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from billiard.process import current_process
-from celery import Celery, Task
+from billiard.util import _run_after_forkers
+from celery import Celery, Task, platforms
 from celery.exceptions import TaskRevokedError
 from celery.signals import (
     task_failure,
     task_retry,
-    worker_process_shutdown,
     worker_shutdown,
     worker_shutting_down,
 )
 from celery.states import REVOKED
+from kombu.asynchronous import set_event_loop
 
-from taskguard import MessageRef, Relay
+from taskguard import MessageRef, Relay, RelayProcess
 from taskguard_celery.calls import NAME, CelerySender, call_in_hand, call_of
 from taskguard_celery.message import NotPublishedError
 from taskguard_celery.runtime import runtime_of
@@ -41,23 +42,19 @@ from taskguard_celery.runtime import runtime_of
 if TYPE_CHECKING:
     from taskguard import Claim
 
-__all__ = [
-    "CeleryParking",
-    "gave_up",
-    "is_first_child",
-    "mark_superseded",
-    "start_relay",
-]
+__all__ = ["CeleryParking", "CeleryRelay", "gave_up", "mark_superseded"]
 
 logger = logging.getLogger("taskguard")
 
 # So long a worker that ends waits for its relay to step down: another one goes on at once then.
 _STEP_DOWN_S = 2.0
+# Pause between two looks whether messages of other deploys wait.
+_LOOK_FOR_LINES_S = 60.0
 
 # An attribute of the request whose work has failed, and keeps its place in its key's line.
 _FAILED = "taskguard_failed"
 
-_relays: list[tuple[Relay, threading.Thread]] = []
+_relays: list[CeleryRelay] = []
 
 
 class CeleryParking:
@@ -137,34 +134,80 @@ def mark_superseded(task: Task, *, key: str) -> None:
         raise NotPublishedError(f"{type(failed).__name__}: {failed}") from failed
 
 
-def is_first_child() -> bool:
-    """Whether this process of a prefork pool is its first one, or stands in for that."""
-    return getattr(current_process(), "index", None) == 0
+class CeleryRelay:
+    """The relay of one worker: a process beside a pool that forks, else a thread of the worker.
+
+    `forks`: the pool forks, so that the worker must run no threads. `parks`: a task of the worker
+    may park. Otherwise it relays only if messages of other deploys wait in the ledger.
+    """
+
+    def __init__(self, app: Celery, *, forks: bool, parks: bool) -> None:
+        self._app = app
+        self._parks = parks
+        self._process = RelayProcess(self._make_in_child) if forks else None
+        self._thread: threading.Thread | None = None
+        self._relay: Relay | None = None
+        self._stopped = threading.Event()
+        _relays.append(self)
+
+    def keep(self) -> None:
+        """Start what does not run. Called every second."""
+        if self._process is not None:
+            self._process.keep(parks=self._parks)
+        elif self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="taskguard-relay", daemon=True)
+            self._thread.start()
+
+    def step_down(self) -> None:
+        """Let another worker's relay take over."""
+        self._stopped.set()
+        if self._process is not None:
+            self._process.step_down()
+        if self._relay is not None:
+            self._relay.stop()
+
+    def stop(self) -> None:
+        """The same, and wait for its end."""
+        self.step_down()
+        if self._process is not None:
+            self._process.stop()
+        if self._thread is not None:
+            self._thread.join(_STEP_DOWN_S)
+
+    def _run(self) -> None:
+        relay = self._relay = _make_relay(self._app)
+        while not (self._parks or relay.is_needed()):
+            if self._stopped.wait(_LOOK_FOR_LINES_S):
+                return
+        if not self._stopped.is_set():
+            relay.run()
+
+    def _make_in_child(self) -> Relay:
+        """The relay's own process: forget the worker's connections and its event loop."""
+        _run_after_forkers()
+        set_event_loop(None)
+        for process in (current_process(), multiprocessing.current_process()):
+            process.name = "taskguard-relay"  # in log lines and in `ps`
+        platforms.set_mp_process_title("celeryd", info="taskguard-relay")
+        return _make_relay(self._app)
 
 
-def start_relay(app: Celery) -> None:
-    """A thread that relays whenever this worker is the one to do so."""
+def _make_relay(app: Celery) -> Relay:
     sender = CelerySender(app)
-    relay = Relay(runtime_of(app), {NAME: sender}, {NAME: sender.hand_off})
-    thread = threading.Thread(target=relay.run, name="taskguard-relay", daemon=True)
-    _relays.append((relay, thread))
-    thread.start()
+    return Relay(runtime_of(app), {NAME: sender}, {NAME: sender.hand_off})
 
 
-def _stop_relays(**_: Any) -> None:
-    for relay, _thread in _relays:
-        relay.stop()
+def _step_down(**_: Any) -> None:
+    for relay in _relays:
+        relay.step_down()
 
 
-def _join_relays(**_: Any) -> None:
+def _stop(**_: Any) -> None:
     while _relays:
-        relay, thread = _relays.pop()
-        relay.stop()
-        thread.join(_STEP_DOWN_S)
+        _relays.pop().stop()
 
 
 task_failure.connect(_on_failure, weak=False)
 task_retry.connect(_on_retry, weak=False)
-worker_shutting_down.connect(_stop_relays, weak=False)
-worker_shutdown.connect(_join_relays, weak=False)
-worker_process_shutdown.connect(_join_relays, weak=False)
+worker_shutting_down.connect(_step_down, weak=False)
+worker_shutdown.connect(_stop, weak=False)

@@ -23,7 +23,7 @@ from taskguard_celery.doctor import configuration_of
 from taskguard_celery.findings import LOSING, findings_of_task, settings_of, time_limit_s
 from taskguard_celery.hand_off import CALLED_HEADER, consume_hand_offs
 from taskguard_celery.message import message_of, published_at_s
-from taskguard_celery.parking import CeleryParking, is_first_child, start_relay
+from taskguard_celery.parking import CeleryParking, CeleryRelay
 from taskguard_celery.recognition import (
     guarded_function_of,
     guarded_tasks,
@@ -40,6 +40,7 @@ logger = logging.getLogger("taskguard")
 
 _LOOK_FOR_LOST_CHILDREN_S = 0.5
 _AFTER_TIME_LIMIT_S = 60.0
+_KEEP_RELAY_S = 1.0
 _SAID_BY_CELERY = frozenset({"queue_server_away"})
 
 
@@ -139,6 +140,7 @@ def _on_worker_setup(instance: Any = None, **_: Any) -> None:
         if _parks(instance.app):
             _expect_ledger(instance.app)
             consume_hand_offs(instance.app)
+            instance.taskguard_relay = _start_relay(instance)
     except Exception as error:
         # Any error: a check that could not be made does not say that tasks can run.
         logger.critical("the worker does not start: %s", error)
@@ -150,19 +152,24 @@ def _on_worker_ready(sender: Any = None, **_: Any) -> None:
     if next(guarded_tasks(sender.app), None) is not None:
         _look_for_lost_children(sender)
         _look_for_lost_messages(sender)
-    if _parks(sender.app) and not _forks(sender.pool):
-        start_relay(sender.app)
+    relay = getattr(sender.controller, "taskguard_relay", None)
+    if relay is not None:
+        relay.keep()
+        timer = sender.timer if sender.hub is None else sender.hub
+        timer.call_repeatedly(_KEEP_RELAY_S, relay.keep)
 
 
 def _on_child_ready(sender: str | None = None, **_: Any) -> None:
-    app = get_current_app()
-    trace_briefly(app, sender)
-    if is_first_child() and _parks(app):
-        start_relay(app)
+    trace_briefly(get_current_app(), sender)
 
 
-def _forks(pool: Any) -> bool:
-    return pool is not None and type(pool).__module__ == "celery.concurrency.prefork"
+def _start_relay(worker: Any) -> CeleryRelay:
+    """A process is started now: before the pool, and before there are connections to inherit."""
+    forks = worker.pool_cls.__module__ == "celery.concurrency.prefork"
+    relay = CeleryRelay(worker.app, forks=forks, parks=True)
+    if forks:
+        relay.keep()
+    return relay
 
 
 def _expect_ledger(app: Any) -> None:

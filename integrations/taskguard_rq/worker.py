@@ -41,7 +41,7 @@ from taskguard_rq.parking import (
 from taskguard_rq.preloading import load
 from taskguard_rq.queue import Deferral
 from taskguard_rq.redelivery import note_start
-from taskguard_rq.relay import RelayProcess, look_for_lines, note_parking
+from taskguard_rq.relay import RQRelay, look_for_lines, note_parking
 from taskguard_rq.runtime import runtime
 
 try:  # RQ 3 has rate limits
@@ -86,7 +86,7 @@ class GuardedWorkerMixin(BaseWorker):
     The order does not matter: as a BaseWorker itself, it always comes before RQ's.
     """
 
-    _relay: RelayProcess | None = None
+    _relay: RQRelay | None = None
 
     def work(self, *args: Any, **kwargs: Any) -> bool:
         """As RQ's, with the scheduler on, and with what every work horse needs loaded before.
@@ -96,7 +96,7 @@ class GuardedWorkerMixin(BaseWorker):
         tables are missing, or may not be written, does not start.
         """
         _load(self.connection)
-        self._relay = RelayProcess(self.connection)
+        self._relay = RQRelay(self.connection)
         self._look_for_lines()
         by_position = len(args) > _SCHEDULER
         if not by_position and ("with_scheduler" not in kwargs or _is_default_of_command()):

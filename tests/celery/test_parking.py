@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from celery import chord, group
 from celery.exceptions import ChordError
 
+import taskguard
 from support import invoices
 from support.office import Office
 from support.waiting import wait_until
@@ -212,11 +213,54 @@ def test_one_that_was_called_and_got_lost_is_called_again(shop: Any) -> None:
         assert [each.get(timeout=60) for each in [first, *later]] == [0, 1, 2, 3]
     assert set(shop.effects().values()) == {1}
     # The relay is in a process that forks nobody: a child would inherit what its thread has locked.
+    # It is none of the pool's, which end as the pool shrinks.
     led = [
         line for line in shop.logs().splitlines() if "leader taskguard-relay:celery: this" in line
     ]
     assert led
-    assert all("/ForkPoolWorker-" in line for line in led)
+    assert all("/taskguard-relay" in line for line in led)
+
+
+@pytest.mark.once
+def test_the_relay_outlives_the_pools_children_and_itself(shop: Any) -> None:
+    """The pool shrinks to nothing, its children are replaced, and the relay is killed: each time a
+    message whose key was freed by code that calls nobody is called, and runs."""
+    runtime = taskguard.connect(
+        locks=shop.environment["SHOP_LOCKS"], ledger=shop.environment["SHOP_DATABASE"]
+    )
+    control = shop.tasks.app.control
+
+    def call_one(number: int) -> None:
+        """Park a message behind a plain lock, which knows of no line."""
+        with runtime.lock("queue:a", ttl_s=60.0):
+            result = shop.tasks.queue_up.delay("a", number)
+            wait_until(lambda: waiting(shop), message="it waits")
+        control.pool_grow(1)
+        assert result.get(timeout=60) == number
+
+    with contextlib.closing(runtime), shop.worker(concurrency=3) as worker:
+        control.pool_shrink(2)
+        wait_until(lambda: len(worker.children()) == 2, message="one of the pool, and the relay")
+        call_one(1)
+        control.pool_shrink(2)
+        wait_until(lambda: len(worker.children()) == 1, message="the relay")
+        held = runtime.lock("queue:a", ttl_s=60.0)
+        with held:
+            control.pool_grow(1)
+            result = shop.tasks.queue_up.delay("a", 2)
+            wait_until(lambda: waiting(shop), message="it waits")
+            control.pool_shrink(1)
+            wait_until(lambda: len(worker.children()) == 1, message="the relay")
+        wait_until(lambda: waiting(shop)[0].due is not None, message="it was called")
+        control.pool_grow(2)
+        assert result.get(timeout=60) == 2
+        relay = min(worker.children())
+        os.kill(relay, signal.SIGKILL)
+        call_one(3)
+        assert relay not in worker.children()
+        worker.signal(signal.SIGTERM)
+        assert worker.wait() == 0
+    assert set(shop.effects().values()) == {1}
 
 
 def test_a_line_of_celery_and_rq(shop: Any, valkey: Any, tmp_path: Path) -> None:
