@@ -30,6 +30,7 @@ from taskguard.events import (
     Events,
     LockOverruled,
     LockUnavailable,
+    LockUndecided,
     Takeover,
 )
 from taskguard.events import Claimed as ClaimedEvent
@@ -207,8 +208,10 @@ class Admission:
             )
         except LockServerUnavailableError as error:
             took_s = self.clock.monotonic_s() - asked_at_s
-            self.emit(LockUnavailable, delivery, error=str(error), took_s=took_s)
-            if self._ledger_of(delivery) is None:
+            undecided = self._ledger_of(delivery) is None
+            kind = LockUndecided if undecided else LockUnavailable
+            self.emit(kind, delivery, error=str(error), took_s=took_s)
+            if undecided:
                 raise
             return None
         except BaseException:  # a time limit, for example: the lease may have been granted
@@ -371,7 +374,14 @@ class Admission:
         fence, attempt = found.claim.fence, found.attempt
         self.emit(ClaimedEvent, delivery, fence=fence, attempt=attempt, took_s=took_s)
         if found.takeover:
-            self.emit(Takeover, delivery, fence=fence, attempt=attempt, crashes=found.crashes)
+            self.emit(
+                Takeover,
+                delivery,
+                fence=fence,
+                attempt=attempt,
+                crashes=found.crashes,
+                **_named(found.vanished),
+            )
 
     def _hand_over(
         self, delivery: Delivery, tracked: TrackedLease, *, to: Owner, ttl_s: float
@@ -459,6 +469,7 @@ class Admission:
             trusted_until_s=trusted_until_s(asked_at_s=asked_at_s, ttl_s=ttl_s),
             fence=0 if granted is None else granted.fence,
             limit=delivery.limit,
+            of_work=self.ledger is not None and not delivery.is_lock,
             max_hold_until_s=None if policy.max_hold_s is None else asked_at_s + policy.max_hold_s,
         )
         return TrackedLease(
@@ -493,8 +504,14 @@ class Admission:
             )
 
     def _emit_contended(self, delivery: Delivery, busy: Busy) -> None:
-        holder = busy.owner.message if busy.owner is not None else ""
-        self.emit(Contended, delivery, holder=holder, retry_after_s=busy.retry_after_s)
+        self.emit(Contended, delivery, retry_after_s=busy.retry_after_s, **_named(busy.owner))
+
+
+def _named(owner: Owner | None) -> dict[str, str]:
+    """A holder as events name it; what somebody else wrote into a lock is no holder."""
+    if owner is None or not owner.process:
+        return {}
+    return {"holder": owner.message, "held_by": owner.described}
 
 
 def _refused(held: Held) -> Busy:

@@ -190,17 +190,24 @@ class AlreadyEnqueuedError(TaskguardError):
 
 
 class KeyBusyError(TaskguardError):
-    """Another delivery holds the key. Nothing was run; call again later.
+    """Another delivery or lock holds the key. Nothing was run; call again later.
 
     Attributes:
         retry_after_s: seconds until the present lease would end; None where unknown.
+        owner: the holder, as `TaskGuard.release(owner=)` takes it; None where unknown.
     """
 
     def __init__(
-        self, message: str, *, key: str | None = None, retry_after_s: float | None = None
+        self,
+        message: str,
+        *,
+        key: str | None = None,
+        retry_after_s: float | None = None,
+        owner: str | None = None,
     ) -> None:
         super().__init__(message, key=key)
         self.retry_after_s = retry_after_s
+        self.owner = owner
 
 
 class LineFullError(TaskguardError):

@@ -22,7 +22,7 @@ block. Keys are as in the lock server: a value marked `|hash` is not in them.
 | stale_refused | the database refused a late commit | warning |
 | failed | the body raised | debug (the queue logs it) |
 | dead | the work is not run any more, from now on | error |
-| lock_unavailable | the lock server gave no answer; the ledger alone decides | warning |
+| lock_unavailable | the lock server gave no answer; the ledger, if any, decides | warning |
 | lock_overruled | the lock server's value outlives every lease; the ledger decided | warning |
 | done_elsewhere | a redelivered message has done another work of its task before | warning |
 """
@@ -33,6 +33,8 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import ClassVar
+
+from taskguard.lease import UNKNOWN_HOLDER
 
 __all__ = [
     "Acquired",
@@ -50,6 +52,7 @@ __all__ = [
     "Listener",
     "LockOverruled",
     "LockUnavailable",
+    "LockUndecided",
     "Lost",
     "Parked",
     "Released",
@@ -93,10 +96,16 @@ class Acquired(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contended(Event):
-    """The key was found taken, by `holder` (a message's id), at the lock server or the ledger."""
+    """The key was found taken, at the lock server or in the ledger.
+
+    `holder` is the id of the holder's message, "" where it is unknown; `held_by` names its process
+    as well, as "worker 1f2e3d4c, pid 4711, message 8d3f".
+    """
 
     name: ClassVar[str] = "contended"
+    text: ClassVar[str] = "%(key)s is held by %(held_by)s"
     holder: str = ""
+    held_by: str = UNKNOWN_HOLDER
     retry_after_s: float | None = None
 
 
@@ -154,17 +163,22 @@ class Claimed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Takeover(Event):
-    """The work's last holder let its lease run out; this is attempt `attempt`."""
+    """The lease of the work's last holder had run out; this is attempt `attempt`.
+
+    `holder` and `held_by` name the last holder, as in `Contended`.
+    """
 
     name: ClassVar[str] = "takeover"
     level: ClassVar[int] = logging.WARNING
     text: ClassVar[str] = (
-        "%(task)s takes over %(key)s: the last holder's lease ran out "
+        "%(task)s takes over %(key)s: the lease of %(held_by)s ran out "
         "(attempt %(attempt)s, crash %(crashes)s)"
     )
     fence: int = 0
     attempt: int = 1
     crashes: int = 0
+    holder: str = ""
+    held_by: str = UNKNOWN_HOLDER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,6 +301,13 @@ class LockUnavailable(Event):
     )
     error: str = ""
     took_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockUndecided(LockUnavailable):
+    """The same for a lock on which no ledger decides: it was not taken."""
+
+    text: ClassVar[str] = "lock server gave no answer (%(error)s); %(key)s was not taken"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

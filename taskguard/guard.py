@@ -13,7 +13,7 @@ import json
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from inspect import iscoroutinefunction
@@ -125,9 +125,15 @@ def running(guard: Guard) -> Iterator[None]:
             here.forget_ended()
 
 
+def holder_around(keys: Iterable[str]) -> Guard | None:
+    """The guard of a body or lock around this call that holds one of the keys, or a slot of it."""
+    wanted = set(keys)
+    return next((guard for guard in _around() if wanted.intersection(guard.held)), None)
+
+
 def held_keys() -> set[str]:
-    """The keys that guarded bodies around this call hold, or hold a slot of."""
-    return {key for guard in _around() for key in (*guard.keys, *guard.asked_for)}
+    """The keys that guarded bodies and locks around this call hold, or hold a slot of."""
+    return {key for guard in _around() for key in guard.held}
 
 
 def _size(text: str) -> int:
@@ -231,9 +237,9 @@ class Guard:
         return self._lease.keys
 
     @property
-    def asked_for(self) -> tuple[str, ...]:
-        """The keys as they were made: with `limit=3` it holds one of their slots."""
-        return self._delivery.keys
+    def held(self) -> set[str]:
+        """The keys, and those that were asked for: with `limit=3` it holds one of their slots."""
+        return {*self.keys, *self._delivery.keys}
 
     @property
     def fence(self) -> int:

@@ -10,6 +10,7 @@ Read next: `watchdog.py`, which renews leases, and `locks/base.py`, which grants
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from dataclasses import dataclass
@@ -18,10 +19,15 @@ from typing import Any
 from taskguard.clock import Clock
 from taskguard.errors import LeaseLostError
 
-__all__ = ["Lease", "Owner", "asked", "new_owner", "trusted_until_s"]
+__all__ = ["UNKNOWN_HOLDER", "Lease", "Owner", "asked", "new_owner", "trusted_until_s"]
 
-_NONCE_BYTES = 12
+# A nonce is hexadecimal: the worker's number, the process's id, and a counter.
+_NUMBER_DIGITS = 8
+_PID_DIGITS = 6
+_COUNTER_DIGITS = 10
+_NONCE_DIGITS = _NUMBER_DIGITS + _PID_DIGITS + _COUNTER_DIGITS
 _HEX = frozenset("0123456789abcdef")
+UNKNOWN_HOLDER = "an unknown holder"
 _MARGIN_SHARE = 0.01
 _MARGIN_S = 0.002
 
@@ -33,12 +39,44 @@ os.register_at_fork(
 )
 
 
+class _Nonces:
+    """Nonces of this process, which no other attempt has.
+
+    The worker's number is random, and the same in all processes that fork from the one which
+    imported this module. Processes of one number differ by their ids. Where a process gets the id
+    of one that has ended, its counter starts elsewhere.
+    """
+
+    def __init__(self) -> None:
+        # 00000000 and ffffffff are left for owners that are no process.
+        self.worker = f"{1 + _random(_NUMBER_DIGITS) % (16**_NUMBER_DIGITS - 2):08x}"
+        self.begin()
+        # The hook takes no lock: the child has one thread, and the parent keeps its counter.
+        os.register_at_fork(after_in_child=self.begin)
+
+    def begin(self, at: int | None = None) -> None:
+        """Count from `at`, or from a random number, as this process."""
+        prefix = f"{self.worker}{os.getpid() % 16**_PID_DIGITS:06x}"
+        self._counting = prefix, itertools.count(_random(_COUNTER_DIGITS) if at is None else at)
+
+    def __call__(self) -> str:
+        prefix, numbers = self._counting
+        return f"{prefix}{next(numbers) % 16**_COUNTER_DIGITS:010x}"
+
+
+def _random(digits: int) -> int:
+    return int(os.urandom(digits // 2).hex(), 16)
+
+
+_nonces = _Nonces()
+
+
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who holds a key: a nonce, fresh for every attempt, and the message it works for.
+    """The holder of a key: a nonce, which is new for every attempt, and the attempt's message.
 
-    The text `nonce/message` stands as the value in the lock server and in the ledger's
-    `owner` columns, so that the two can be compared.
+    The text `nonce/message` is the value in the lock server and in the ledger's `owner` columns,
+    so that the two can be compared.
     """
 
     nonce: str
@@ -50,7 +88,26 @@ class Owner:
     @property
     def is_ours(self) -> bool:
         """Whether `new_owner()` can have made it: what others write into a lock is no lease."""
-        return len(self.nonce) == 2 * _NONCE_BYTES and _HEX.issuperset(self.nonce)
+        return len(self.nonce) == _NONCE_DIGITS and _HEX.issuperset(self.nonce)
+
+    @property
+    def process(self) -> str:
+        """The holder's process, as "worker 1f2e3d4c, pid 4711"; "" where the nonce names none."""
+        number, pid = self.named if self.is_ours else ("", 0)
+        return f"worker {number}, pid {pid}" if pid else ""
+
+    @property
+    def named(self) -> tuple[str, int]:
+        """The number of the holder's worker, and its pid; of a nonce that is ours."""
+        return self.nonce[:_NUMBER_DIGITS], int(self.nonce[_NUMBER_DIGITS:-_COUNTER_DIGITS], 16)
+
+    @property
+    def described(self) -> str:
+        """The holder's process and message, for errors and logs."""
+        process = self.process
+        if not process:
+            return UNKNOWN_HOLDER
+        return f"{process}, message {self.message}" if self.message else process
 
     @classmethod
     def parse(cls, text: str) -> Owner:
@@ -60,7 +117,7 @@ class Owner:
 
 def new_owner(message: str = "") -> Owner:
     """An owner with a nonce that no other attempt has, on any machine."""
-    return Owner(os.urandom(_NONCE_BYTES).hex(), message)
+    return Owner(_nonces(), message)
 
 
 def trusted_until_s(*, asked_at_s: float, ttl_s: float) -> float:
@@ -81,6 +138,7 @@ class Lease:
         ttl_s: how long each renewal asks for, in seconds.
         fence: the fencing token, 0 until one is known.
         limit: it came in while fewer than so many held the key; 1: it has its keys alone.
+        of_work: whether a ledger refuses a late commit of its holder.
         taken_at_s: when the lease was asked for, on the clock's monotonic scale.
         trusted_until_s: until when it may be trusted, on the same scale.
         is_lost: whether the lease was lost; `lost` is the same as an Event to wait for.
@@ -97,6 +155,7 @@ class Lease:
         trusted_until_s: float,
         fence: int = 0,
         limit: int = 1,
+        of_work: bool = False,
         max_hold_until_s: float | None = None,
     ) -> None:
         self.keys = keys
@@ -104,6 +163,7 @@ class Lease:
         self.ttl_s = ttl_s
         self.fence = fence
         self.limit = limit
+        self.of_work = of_work
         self.taken_at_s = taken_at_s
         self.is_lost = False
         self._lost: threading.Event | None = None
@@ -162,10 +222,10 @@ class Lease:
         reason = self.lost_reason or (
             "it was taken before a fork" if self._pid != os.getpid() else "it ran out"
         )
+        refused = " A commit by guard.transaction() is refused if one does." if self.of_work else ""
         raise LeaseLostError(
             f"The lease on {self.key} can no longer be trusted: {reason}. Stop working; "
-            "another worker may hold the key. A commit by guard.transaction() will be refused "
-            "if one does.",
+            f"another process may hold the key.{refused}",
             key=self.key,
             fence=self.fence or None,
         )

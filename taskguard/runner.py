@@ -68,7 +68,7 @@ from taskguard.events import (
     StillDead,
 )
 from taskguard.events import Deferred as DeferredEvent
-from taskguard.guard import JSON, Guard, encode, held_keys, running
+from taskguard.guard import JSON, Guard, encode, holder_around, running
 from taskguard.lease import Lease, Owner
 from taskguard.ledger.protocol import (
     Answer,
@@ -904,18 +904,34 @@ def _lets_more_in(delivery: Delivery) -> bool:
 
 
 def _busy_error(delivery: Delivery, busy: Busy) -> KeyBusyError:
-    after_s = busy.retry_after_s
+    after_s, owner = busy.retry_after_s, busy.owner
+    limit = 1 if delivery.bounds is None else delivery.bounds.limit
     if busy.too_early:
         what = f"{delivery.key} is begun as often as its rate allows ({delivery.policy.rate})"
         when = f", and again in {after_s:.1f} s" if after_s else ""
+    elif limit > 1:  # each of them holds a slot
+        what, owner = f"{delivery.key} is held by {limit} deliveries", None
+        when = f", one of them for at most {after_s:.1f} s" if after_s else ""
     else:
-        what = f"{delivery.key} is held by another delivery"
-        when = f" for at most {after_s:.1f} s" if after_s else ""
+        what = f"{busy.key or delivery.key} is held by {_holder(owner)}"
+        when = f", for at most {after_s:.1f} s" if after_s else ""
+    nothing = "The lock was not taken; try" if delivery.is_lock else "Nothing was run; call"
     return KeyBusyError(
-        f"{what}{when}. Nothing was run; call again later, or wait for it with wait_s.",
+        f"{what}{when}. {nothing} again later, or wait for it with wait_s.",
         key=delivery.key,
         retry_after_s=after_s,
+        owner=str(owner) if owner is not None and owner.is_ours else None,
     )
+
+
+def _holder(owner: Owner | None) -> str:
+    if owner is None:
+        return "another delivery"
+    if owner.process:
+        return owner.described
+    if owner.is_ours:
+        return "a message that was sent from its line and has not arrived"
+    return "a value that taskguard did not write"
 
 
 def _error_text(error: BaseException) -> str:
@@ -949,11 +965,17 @@ def _end_child(delivery: Delivery, error: BaseException | None) -> NoReturn:
 
 
 def _refuse_reentry(delivery: Delivery) -> None:
-    both = held_keys().intersection(delivery.keys)
-    if both:
-        key = ", ".join(sorted(both))
-        raise KeyAlreadyHeldError(
-            f"{delivery.task or 'A lock'} asks for {key}, which the guarded body around it holds: "
-            "it would wait for itself. Call the function's own body, or send it as a message.",
-            key=key,
-        )
+    outer = holder_around(delivery.keys)
+    if outer is None:
+        return
+    key = ", ".join(sorted(outer.held.intersection(delivery.keys)))
+    holder = "the lock around it" if outer.is_lock else "the guarded body around it"
+    if delivery.is_lock:
+        mend = "A lock cannot be taken twice, not even to read: use the lease that is held"
+    else:
+        mend = "Call the function's own body, or send it as a message"
+    raise KeyAlreadyHeldError(
+        f"{delivery.task or 'lock()'} asks for {key}, which {holder} holds: it would wait for "
+        f"itself. {mend}.",
+        key=key,
+    )

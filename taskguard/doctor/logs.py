@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable
+from platform import node
 
 from taskguard.findings import Finding, Level
+from taskguard.lease import new_owner
 
 __all__ = ["log_findings"]
 
@@ -17,7 +19,9 @@ logger = logging.getLogger("taskguard")
 
 
 def log_findings(found: Iterable[Finding], *, but: Collection[str] = ()) -> None:
-    """Log them; those of the names in `but` are said elsewhere."""
+    """Log this worker's number and the findings, except those of the names in `but`."""
+    number, pid = new_owner().named
+    logger.info("worker %s is pid %d on %s, with all processes that it forks", number, pid, node())
     for finding in found:
         if finding.name in but:
             continue

@@ -201,6 +201,7 @@ def claimed(
         attempt=row.attempts + (decision is not Decision.SAME),
         waited=row.parked is not None,
         takeover=takeover,
+        vanished=Owner.parse(row.owner) if takeover else None,
         crashes=0 if again else row.crashes + takeover,
         progress_json=None if again and row.state == State.DONE.value else row.progress,
     )

@@ -297,6 +297,7 @@ class Claimed:
         attempt: 1 for the first holder of this work.
         waited: a message of it stood in the line of its key.
         takeover: another holder's lease had run out; it counts as a crash.
+        vanished: of a takeover that holder; else None.
         crashes: holders that vanished so far.
         progress_json: what the last holder stored, as JSON text; None if nothing.
         began_as: the former id under which the work began; None: under this one.
@@ -309,6 +310,7 @@ class Claimed:
     attempt: int = 1
     waited: bool = False
     takeover: bool = False
+    vanished: Owner | None = None
     crashes: int = 0
     progress_json: str | None = None
     began_as: str | None = None

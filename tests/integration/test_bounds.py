@@ -143,7 +143,7 @@ class TestLimit:
         """What `busy=` says; a duplicate of what is at work is put off in any case."""
         with rig.at_work(2, limit=2):
             assert rig.deliver(limit=2, busy="skip") == Dropped("skipped")
-            with pytest.raises(KeyBusyError, match=f"{KEY} is held by another delivery"):
+            with pytest.raises(KeyBusyError, match=f"{KEY} is held by 2 deliveries"):
                 rig.deliver(limit=2, busy="raise")
             assert isinstance(rig.deliver(limit=2, busy="wait", wait_s=0.3), Deferred)
             assert isinstance(rig.deliver("m0", limit=2, busy="skip"), Deferred)

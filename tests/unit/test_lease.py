@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from support.clock import FakeClock
+from taskguard import lease
 from taskguard.errors import LeaseLostError
 from taskguard.lease import Lease, Owner, new_owner, trusted_until_s
+from taskguard.locks.base import CALLED, NOBODY
 
 
 def make_lease(clock: FakeClock, *, ttl_s: float = 10.0) -> Lease:
@@ -77,3 +85,99 @@ def test_owners_differ_and_read_back() -> None:
     one, two = new_owner("a/b c"), new_owner("a/b c")
     assert one != two
     assert Owner.parse(str(one)) == one
+
+
+def nonces(count: int) -> list[str]:
+    return [new_owner("m").nonce for _ in range(count)]
+
+
+def worker_of(nonce: str) -> str:
+    return nonce[:8]
+
+
+def pid_of(nonce: str) -> int:
+    return int(nonce[8:14], 16)
+
+
+def in_a_fork(make: Callable[[], list[str]]) -> list[str]:
+    """Run `make` in a forked child, and return its result."""
+    receiver, sender = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.write(sender, " ".join(make()).encode())
+        os._exit(0)
+    os.close(sender)
+    with os.fdopen(receiver) as found:
+        texts = found.read().split()
+    os.waitpid(pid, 0)
+    return texts
+
+
+class TestNonces:
+    """A nonce is the worker's number, the process's id and a counter."""
+
+    @settings(max_examples=20, deadline=None)
+    @given(st.lists(st.integers(1, 40), min_size=1, max_size=4))
+    def test_a_worker_and_its_forks_share_a_number_and_no_nonce(self, counts: list[int]) -> None:
+        """Each process says its own pid; the nonces of a family are all different."""
+        found = [(os.getpid(), nonces(3))]
+        for count in counts:
+            first, *rest = in_a_fork(lambda count=count: [str(os.getpid()), *nonces(count)])  # type: ignore[misc]
+            found.append((int(first), rest))
+        found.append((os.getpid(), nonces(3)))
+        everything = [nonce for _, texts in found for nonce in texts]
+        assert len(set(everything)) == len(everything)
+        assert {worker_of(nonce) for nonce in everything} == {worker_of(everything[0])}
+        assert all(pid_of(nonce) == pid for pid, texts in found for nonce in texts)
+
+    def test_a_grandchild_and_a_fork_among_threads_have_nonces_of_their_own(self) -> None:
+        """Also where other threads draw nonces at the moment of the fork."""
+        with ThreadPoolExecutor(4) as pool:
+            drawn = [pool.submit(nonces, 2_000) for _ in range(4)]
+            child = in_a_fork(lambda: nonces(50) + in_a_fork(lambda: nonces(50)))
+            everything = [nonce for each in drawn for nonce in each.result()] + child
+        assert len(set(everything)) == len(everything) == 4 * 2_000 + 100
+        assert len({pid_of(nonce) for nonce in everything}) == 3
+
+    def test_a_pid_that_is_used_again_brings_no_nonce_back(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The counter of each forked process starts at random."""
+        monkeypatch.setattr(lease, "_nonces", lease._Nonces())
+        monkeypatch.setattr(os, "getpid", lambda: 4711)
+        everything: list[str] = []
+        for _ in range(500):
+            lease._nonces.begin()  # as after a fork
+            everything += nonces(20)
+        assert len(set(everything)) == len(everything)
+        assert {nonce[:14] for nonce in everything} == {f"{worker_of(everything[0])}{4711:06x}"}
+
+    def test_processes_that_were_not_forked_are_workers_of_their_own(self) -> None:
+        """A spawned process and a new interpreter draw numbers of their own."""
+        code = (
+            "import multiprocessing\n"
+            "from taskguard.lease import new_owner\n"
+            "with multiprocessing.get_context('spawn').Pool(1) as pool:\n"
+            "    print(new_owner().nonce, pool.apply(new_owner).nonce)"
+        )
+        started = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.split()
+        assert len({worker_of(nonce) for nonce in (*nonces(1), *started)}) == 3
+
+    def test_the_counter_begins_anew_at_its_end(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A nonce keeps its length."""
+        monkeypatch.setattr(lease, "_nonces", lease._Nonces())
+        lease._nonces.begin(at=2**40 - 1)
+        assert [nonce[14:] for nonce in nonces(2)] == ["ffffffffff", "0000000000"]
+        assert all(Owner(nonce, "").is_ours for nonce in nonces(2))
+
+
+def test_an_owner_names_its_process_and_its_message() -> None:
+    """Only for what is a nonce of taskguard's, and no placeholder."""
+    owner = Owner(f"1f2e3d4c{4711:06x}0123456789", "m-1")
+    assert owner.process == "worker 1f2e3d4c, pid 4711"
+    assert owner.described == "worker 1f2e3d4c, pid 4711, message m-1"
+    assert Owner(owner.nonce, "").described == "worker 1f2e3d4c, pid 4711"
+    for unknown in (NOBODY, CALLED, Owner("some other application's", ""), Owner("ABC", "m")):
+        assert (unknown.process, unknown.described) == ("", "an unknown holder")

@@ -121,6 +121,7 @@ def _expect_grant(
     again = decision is Decision.SAME
     takeover = decision is Decision.TAKEOVER
     assert answer.takeover is takeover
+    assert answer.vanished == (Owner.parse(before.owner) if takeover else None)
     assert after.attempts == before.attempts + (not again) == answer.attempt
     assert after.crashes == before.crashes + takeover == answer.crashes
     assert after.crashed_owner == (before.owner if takeover else before.crashed_owner)

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 
 from taskguard.bounds import Bounds
 from taskguard.errors import TransactionRetryError
+from taskguard.lease import Owner
 from taskguard.ledger.connections.database import Database, LockTimeoutError
 from taskguard.ledger.connections.dialects.postgresql import bounding, milliseconds
 from taskguard.ledger.connections.libpq import Commit
@@ -423,11 +424,13 @@ def _answered(
     if decision is Decision.AGAIN:
         return None  # the statement knows of the record alone
     if fence is not None and attempt is not None:
+        takeover = decision is Decision.TAKEOVER
         return Claimed(
             Claim(request, fence),
             attempt=attempt,
             waited=found.parked is not None,
-            takeover=decision is Decision.TAKEOVER,
+            takeover=takeover,
+            vanished=Owner.parse(found.owner) if takeover else None,
             crashes=found.claimed_crashes,
             progress_json=found.claimed_progress,
         )
