@@ -15,6 +15,7 @@ from taskguard.ledger.protocol import Claim, MessageRef, RowRef
 from taskguard.policy import Policy
 
 __all__ = [
+    "DROPPED",
     "NOT_BEFORE",
     "Answered",
     "Codec",
@@ -200,16 +201,32 @@ class Answered:
     value: Any
 
 
+DROPPED: Mapping[str, str | None] = {
+    "superseded": None,
+    "outdated": "superseded: a newer message of {key} took its place",
+    "revoked": "revoked: the work of {key} was revoked",
+    "skipped": 'skipped: {key} was not free (busy="skip")',
+    "missing": 'missing: there is no row for {key} (on_missing="skip")',
+    "ineligible": 'ineligible: the row of {key} is in another state (on_ineligible="skip")',
+}
+"""Why a message is dropped, and what its caller reads. None: a live copy of the message answers."""
+
+
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """Acknowledge without a result.
+    """Acknowledge without a result, once the caller can read that the message never runs.
 
-    `reason` is "superseded" (by a copy of the same message), "outdated" (by a newer message of its
-    task and key, which its caller is to hear), "revoked" or "skipped", or, of the user's own row,
-    "missing" or "ineligible".
+    `reason` is a key of `DROPPED`: "superseded" (by a copy of the same message), "outdated" (by a
+    newer message of its task and key), "revoked" or "skipped", or, of the user's own row, "missing"
+    or "ineligible".
     """
 
     reason: str
+
+    def told(self, key: str) -> str | None:
+        """What the caller reads: the reason, then a sentence. None: a live copy answers it."""
+        text = DROPPED[self.reason]
+        return None if text is None else text.format(key=key)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from kombu.serialization import dumps, loads, prepare_accept_content
 
 from taskguard import NOT_BEFORE, MessageRef, Standing, errors
 from taskguard_celery.hand_off import to_hand_off
-from taskguard_celery.message import DEFERRALS_HEADER, EXPIRES_HEADER
+from taskguard_celery.message import DEFERRALS_HEADER, EXPIRES_HEADER, stores_errors
 
 __all__ = [
     "NAME",
@@ -117,10 +117,10 @@ class CelerySender:
         request = Context({**signature, **options}, delivery_info={})
         request.id, request.group = options["task_id"], options.get("group_id")
         request.errbacks = maybe_list(options.get("link_error"))
-        ignored = options.get("ignore_result") or (task is not None and task.ignore_result)
+        stored = stores_errors(task, options.get("ignore_result"))
         backend = self._app.backend if task is None else task.backend
         error = errors.StoredCallError(f"{signature.task}: {reason}")
-        backend.mark_as_failure(request.id, error, request=request, store_result=not ignored)
+        backend.mark_as_failure(request.id, error, request=request, store_result=stored)
 
     def task_id_of(self, call: dict[str, Any]) -> str:
         """The id of the task that a stored call sends. Raises StoredCallError."""

@@ -48,7 +48,7 @@ from taskguard_celery.message import (
     put_off_unread,
     rank_of,
 )
-from taskguard_celery.parking import CeleryParking, gave_up, mark_superseded
+from taskguard_celery.parking import CeleryParking, gave_up, revoke_unrun
 from taskguard_celery.recognition import (
     guarded_function_of,
     in_hand,
@@ -271,8 +271,9 @@ def _deliver_once(
         raise Ignore(f"{task.name} has ended by an Ignore before")
     if isinstance(outcome, Completed | Answered):
         return _as_seen(outcome.value)
-    if outcome == Dropped("outdated"):
-        mark_superseded(task, key=delivery.key)
+    told = outcome.told(delivery.key) if isinstance(outcome, Dropped) else None
+    if told is not None:
+        revoke_unrun(task, told)
     # Acknowledged without a result: the message is published again, or its answer is another's.
     raise Ignore(str(outcome))
 

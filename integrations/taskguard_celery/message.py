@@ -56,6 +56,7 @@ __all__ = [
     "put_off_unread",
     "rank_of",
     "sending_of",
+    "stores_errors",
 ]
 
 DEFERRALS_HEADER = "taskguard_deferrals"
@@ -122,6 +123,15 @@ def expires_at_s(app: Any, request: Any) -> float | None:
         return None
     moment = datetime.fromisoformat(expires) if isinstance(expires, str) else expires
     return float(maybe_make_aware(moment, app.timezone).timestamp())
+
+
+def stores_errors(task: Task | None, said: bool | None) -> bool:
+    """Return whether the caller of a message can read an error.
+
+    `said` is the message's own `ignore_result`; None: the task's applies.
+    """
+    ignores = said if said is not None else task is not None and task.ignore_result
+    return not ignores or (task is not None and bool(task.store_errors_even_if_ignored))
 
 
 def is_redelivered(request: Any) -> bool:

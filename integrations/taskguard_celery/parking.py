@@ -36,13 +36,13 @@ from kombu.asynchronous import set_event_loop
 
 from taskguard import MessageRef, Relay, RelayProcess
 from taskguard_celery.calls import NAME, CelerySender, call_in_hand, call_of
-from taskguard_celery.message import NotPublishedError
+from taskguard_celery.message import NotPublishedError, stores_errors
 from taskguard_celery.runtime import runtime_of
 
 if TYPE_CHECKING:
     from taskguard import Claim
 
-__all__ = ["CeleryParking", "CeleryRelay", "gave_up", "mark_superseded"]
+__all__ = ["CeleryParking", "CeleryRelay", "gave_up", "revoke_unrun"]
 
 logger = logging.getLogger("taskguard")
 
@@ -113,20 +113,21 @@ def _seconds_until(when: Any) -> float:
     return max(0.0, float(when or 0.0))
 
 
-def mark_superseded(task: Task, *, key: str) -> None:
-    """Tell the caller of the message in hand that it never runs: REVOKED, also to chord and chain.
+def revoke_unrun(task: Task, told: str) -> None:
+    """Tell the caller of the message in hand that it never runs: REVOKED, for `told`.
 
-    Raises NotPublishedError where the result backend does not take that: the message stays alive.
+    Chord and chain hear of it; as after any revoke, errbacks are not called. Eager calls raise
+    TaskRevokedError. Raises NotPublishedError if the result backend fails: the message stays alive.
     """
-    request = task.request
-    error = TaskRevokedError(f"superseded: a newer message of {key} took its place")
-    ignores = task.ignore_result or getattr(request, "ignore_result", False)
+    request, error = task.request, TaskRevokedError(told)
+    if request.is_eager:
+        raise error
     try:
         task.backend.mark_as_failure(
             request.id,
             error,
             request=request,
-            store_result=not ignores,
+            store_result=stores_errors(task, vars(request).get("ignore_result")),
             call_errbacks=False,
             state=REVOKED,
         )

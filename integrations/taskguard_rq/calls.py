@@ -37,7 +37,6 @@ __all__ = [
     "LINE_META",
     "NAME",
     "PARKED_KEY",
-    "SUPERSEDED",
     "WAITS",
     "RQSender",
     "call_of",
@@ -50,7 +49,7 @@ NAME = "rq"
 
 LINE_META = "taskguard_line"
 """In `job.meta`: the job waits in the line of its key, was called from there, or never runs."""
-WAITS, CALLED, SUPERSEDED, EXPIRED = "waits", "called", "superseded", "expired"
+WAITS, CALLED, EXPIRED = "waits", "called", "expired"
 PARKED_KEY = "taskguard:parked"
 """The set of the ids of jobs that wait for their key, in the queues' Redis."""
 

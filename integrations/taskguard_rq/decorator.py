@@ -4,8 +4,8 @@ Guarantees: module, name and signature (less `guard`) stay, so that `queue.enque
 finds the function. An `async def` is run as RQ would run it, and to be awaited where anybody else
 calls it (`coroutines.py`). A job that is put off is in the schedule before its execution ends. A
 body that returns `Retry` has asked RQ for another execution: that is no result, so its work is not
-DONE. A job that a newer one has superseded, or whose `ttl` was over while it waited for its key, is
-CANCELED in the workers of this package, and FAILED in others.
+DONE. A job that never runs is CANCELED in the workers of this package: its work was revoked, it was
+skipped, a newer job superseded it, or its `ttl` was over while it waited for its key.
 
 Does not guarantee that RQ tries again: a work horse that is killed is retried by RQ only with
 `retry=Retry(max=…)`; without it the job is FAILED, and seen in the failed registry.
@@ -27,11 +27,11 @@ from rq.timeouts import BaseTimeoutException
 from taskguard import (
     Answered,
     Completed,
+    Deferred,
     Dropped,
     Former,
     GuardedFunction,
     MessageRef,
-    Outcome,
     Parked,
 )
 from taskguard.errors import LedgerUnavailableError
@@ -43,11 +43,11 @@ from taskguard_rq.parking import (
     RQParking,
     expired,
     is_called,
+    never_runs,
     rank_of,
     refuse_rate_limit,
     refuse_unkept,
     refuse_used_again,
-    superseded,
     take_out,
 )
 from taskguard_rq.queue import DEFERRALS, RQQueue
@@ -273,14 +273,12 @@ def _deliver(
         call=call_of(job) if stored else None,
     )
     outcome = here.runner.deliver(delivery, lambda guard: compiled.call(args, kwargs, guard))
-    if outcome == Dropped("outdated"):
-        return superseded(job, delivery.key)
+    if isinstance(outcome, Dropped):
+        return never_runs(job, outcome, delivery.key)
     return _told(queue, outcome)
 
 
-def _told(queue: RQQueue, outcome: Outcome) -> Any:
+def _told(queue: RQQueue, outcome: Completed | Answered | Deferred | Parked) -> Any:
     if isinstance(outcome, Completed | Answered):
         return outcome.value
-    if isinstance(outcome, Parked):
-        return ParkedJob()
-    return None if isinstance(outcome, Dropped) else queue.deferred()
+    return ParkedJob() if isinstance(outcome, Parked) else queue.deferred()

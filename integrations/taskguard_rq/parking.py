@@ -7,10 +7,11 @@ or is to be tried again, and no more. There it overtakes nobody who waits. With 
 that is refused, and so is a job with a `ttl`. A strict job that has failed keeps its place until RQ
 has said whether it comes again.
 
-A job that never runs, since a newer one took its place (`busy="latest"`, `"supersede"`) or its
-`ttl` was over while it waited (`expiry.py`), ends as CANCELED, and its record says why for as long
-as that of a finished one. RQ's registry of cancelled jobs, which it never cleans, does not list it.
-A worker that is none of this package's says FAILED.
+A job that never runs ends as CANCELED: a newer job took its place (`busy="latest"`, `"supersede"`),
+its work was revoked, it was skipped, or its `ttl` was over while it waited (`expiry.py`). Its
+record says why for as long as that of a finished job. RQ's registry of cancelled jobs, which
+it never cleans, does not list it. A worker of another package says FAILED, or FINISHED where the
+user chose to skip the job.
 
 Who is called comes to the front of its queue: at the end it would stand behind all that have to be
 parked before.
@@ -33,14 +34,13 @@ from rq.job import Job, JobStatus
 from rq.registry import DeferredJobRegistry
 
 import taskguard
-from taskguard import Claim, Delivery, GuardedFunction, MessageRef, errors
+from taskguard import Claim, Delivery, Dropped, GuardedFunction, MessageRef, errors
 from taskguard_rq.calls import (
     CALLED,
     EXPIRED,
     LINE_META,
     NAME,
     PARKED_KEY,
-    SUPERSEDED,
     WAITS,
     RQSender,
     call_of,
@@ -58,11 +58,11 @@ __all__ = [
     "defer_in_registry",
     "expired",
     "is_called",
+    "never_runs",
     "rank_of",
     "refuse_rate_limit",
     "refuse_unkept",
     "refuse_used_again",
-    "superseded",
     "take_out",
     "tell_line",
 ]
@@ -73,6 +73,8 @@ _ALLOWED = "_taskguard_may_park"
 _RANK = "_taskguard_rank"
 # An attribute of a job whose work has failed, and keeps its place in its key's line.
 _FAILED = "_taskguard_failed"
+# Errors for workers of other packages, for jobs that the user did not choose to skip.
+_UNRUN_ERRORS = {"outdated": errors.SupersededError, "revoked": errors.WorkRevokedError}
 # RQ has put the job into its queue, or into its schedule, once more.
 _COMES_AGAIN = (JobStatus.QUEUED, JobStatus.SCHEDULED)
 
@@ -124,7 +126,8 @@ class CanceledJob(_NotRun):
     """What a job that never runs returns to a worker of this package.
 
     Attributes:
-        why: "superseded" or "expired", for `job.meta["taskguard_line"]`.
+        why: "superseded", "revoked", "skipped", "missing", "ineligible" or "expired", for
+            `job.meta["taskguard_line"]`.
     """
 
     def __init__(self, why: str) -> None:
@@ -169,14 +172,22 @@ def rank_of(job: Job) -> int:
     return int(getattr(job, _RANK, 0))
 
 
-def superseded(job: Job, key: str) -> CanceledJob:
-    """What a job returns whose place a newer one took. Raises SupersededError to other workers."""
+def never_runs(job: Job, dropped: Dropped, key: str) -> CanceledJob | None:
+    """Return what a job returns that its delivery has dropped: the job becomes CANCELED.
+
+    Return None, which is a result, if a live copy answers. Do the same if RQ uses the job for
+    further messages: RQ schedules them only after a result. In a worker of another package, raise
+    SupersededError or WorkRevokedError, and return None for a job that the user chose to skip.
+    """
+    told = dropped.told(key)
+    if told is None or is_used_again(job):
+        return None
     if getattr(job, _ALLOWED, False):
-        return CanceledJob(SUPERSEDED)
-    raise errors.SupersededError(
-        f"{job.func_name}: a newer job of {key} took the place of job {job.id}. It never runs.",
-        key=key,
-    )
+        return CanceledJob(told.partition(":")[0])
+    error = _UNRUN_ERRORS.get(dropped.reason)
+    if error is not None:
+        raise error(f"{job.func_name}: job {job.id} never runs: {told}.", key=key)
+    return None
 
 
 def expired(job: Job, delivery: Delivery) -> CanceledJob | None:

@@ -5,8 +5,9 @@ entry. The stock workers do the same by a retry, whose result record stays; it i
 `GuardedWorkerMixin` does it for any worker class, in whatever order the two are named. The
 scheduler is on unless `with_scheduler=False` is said in Python. A job that waits for its key
 (`busy="park"`) is DEFERRED, in that registry, and beside a worker that knows of such jobs runs a
-relay (`relay.py`). One that a newer job has superseded, or that has expired in its line, is
-CANCELED. Of jobs in line those of a queue that the worker looks into first have priority.
+relay (`relay.py`). A job that never runs is CANCELED: it was revoked, skipped, superseded by a
+newer job, or it expired in its line. Of jobs in line those of a queue
+that the worker looks into first have priority.
 
 Work horses find the drivers of the lock server and the ledger loaded: each of them is a fork that
 would load them anew, for a quarter of a second of every job.

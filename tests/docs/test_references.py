@@ -15,6 +15,7 @@ import pytest
 from support.pages import PAGES, ROOT
 from taskguard import errors, events
 from taskguard.combinations import DELIVERIES, DIMENSIONS, ENQUEUES, REFUSALS
+from taskguard.delivery import DROPPED
 from taskguard.policy import Policy
 from taskguard.states import BY_ROW, TRANSITIONS, State
 
@@ -65,6 +66,17 @@ def test_the_table_of_states_has_each_transition() -> None:
     rows = re.findall(r"^\| (\S+) \| (\S+) \| .+ \|$", page("reference/states.md"), re.MULTILINE)
     told = {(old, new) for old, new in rows if {old, new} <= known}
     assert told == {(str(old), str(new)) for old, new in {**TRANSITIONS, **BY_ROW}}
+
+
+def test_the_table_of_final_states_has_each_reason_to_drop_a_message() -> None:
+    """With what RQ's record says of it; nothing is told where a live copy answers."""
+    pattern = re.compile(r"^\| `(\w+)`: .*? \| (.*?) \| (.*?) \|$", re.MULTILINE)
+    rows = pattern.findall(page("reference/states.md"))
+    assert {reason for reason, _, _ in rows} == DROPPED.keys()
+    for reason, celery, rq in rows:
+        told = DROPPED[reason]
+        word = None if told is None else told.partition(":")[0]
+        assert (celery == "REVOKED", rq == f"CANCELED, `{word}`") == (told is not None,) * 2
 
 
 def test_the_table_of_options_has_each_option_with_its_default() -> None:

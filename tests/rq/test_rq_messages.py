@@ -10,7 +10,8 @@ import pytest
 import sqlalchemy as sa
 from rq import Repeat
 
-from support.invoices import book, charge, outlast, report, strange
+from support.invoices import book, book_unless_busy, charge, outlast, report, strange
+from taskguard_rq import enqueue
 from taskguard_rq.decorator import message_of
 
 
@@ -28,6 +29,40 @@ def test_each_repeat_is_a_message_of_its_own(office: Any) -> None:
     office.worker()
     office.wait_for(lambda: office.effects()["1"] >= 3, "three effects")
     assert office.effects() == Counter({"1": 3})
+
+
+def test_a_job_that_never_runs_is_canceled(office: Any, producer: None) -> None:
+    """Skipped, or of revoked work: its result is None, and its meta says why. A job that RQ repeats
+    goes on with its next message."""
+    first = enqueue(office.queue, charge, (3,)).job
+    record = office.ledger.view("support.invoices.charge invoice:3")
+    assert office.ledger.revoke(record.id, message=record.message)
+    later = office.queue.enqueue(charge, 3)
+    with office.holding("account:4"):
+        office.worker()
+        skipped = office.queue.enqueue(book_unless_busy, 4, result_ttl=600)
+        repeated = office.queue.enqueue(book_unless_busy, 4, repeat=Repeat(times=1, interval=1))
+        for job, why in ((first, "revoked"), (later, "revoked"), (skipped, "skipped")):
+            office.wait_for(lambda job=job: job.get_status(refresh=True) == "canceled", "canceled")
+            assert job.return_value() is None
+            assert job.get_meta()["taskguard_line"] == why
+        assert 0 < office.connection.ttl(skipped.key) <= 600
+        office.wait_for(lambda: repeated.get_status(refresh=True) == "scheduled", "repeated")
+    office.wait_for(lambda: office.effects()["4"] == 1, "the repetition")
+    assert office.effects() == Counter({"4": 1})
+
+
+def test_a_stock_worker_fails_a_job_of_revoked_work(office: Any, producer: None) -> None:
+    """It cannot say CANCELED, and None would be a result; what the user chose to skip ends so."""
+    first = enqueue(office.queue, charge, (3,)).job
+    record = office.ledger.view("support.invoices.charge invoice:3")
+    assert office.ledger.revoke(record.id, message=record.message)
+    with office.holding("account:4"):
+        office.worker("rq.SimpleWorker")
+        skipped = office.queue.enqueue(book_unless_busy, 4)
+        office.wait_for(lambda: failed(first) and finished(skipped), "both ended")
+    assert "WorkRevokedError" in str(first.latest_result().exc_string)
+    assert office.effects() == Counter()
 
 
 @pytest.mark.parametrize("options", [{"repeat": Repeat(times=1)}, {"meta": {"interval": 60}}, {}])

@@ -225,7 +225,7 @@ def test_a_stock_worker(office: Any) -> None:
     office.wait_for(lambda: older.get_status(refresh=True) == "failed", "the older one")
     said = older.latest_result().exc_string
     assert "SupersededError" in said
-    assert "a newer job of queue:a took the place of job" in said
+    assert "a newer message of queue:a took its place" in said
     expect(office, first, newer)
 
 

@@ -189,6 +189,14 @@ def book(account: int, guard: Guard) -> None:
         effect(db, account, guard)
 
 
+@guarded_job(key="account:<account>", once_per="message", busy="skip", ttl_s=TTL_S)
+def book_unless_busy(account: int, guard: Guard) -> int:
+    """Does nothing if its key is taken."""
+    with guard.transaction() as db:
+        effect(db, account, guard)
+    return account
+
+
 @guarded_job(key="queue:<name>", once_per="message", busy="park", ttl_s=TTL_S)
 def queue_up(name: str, number: int, waits: bool = False, *, guard: Guard) -> int:
     """Stands in line for its key; the first attempt may wait for a step "go"."""

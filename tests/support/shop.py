@@ -321,6 +321,15 @@ def ship_and_bill(order: int, guard: Guard) -> str:
     return ""
 
 
+@task(name="shop.unless_busy", ignore_result=True)
+@guarded_task(key="order:<order>", once_per="message", busy="skip", ttl_s=TTL_S)
+def unless_busy(order: int, *, guard: Guard) -> int:
+    """Does nothing if its key is taken."""
+    with guard.transaction() as db:
+        effect(db, order, guard)
+    return order
+
+
 @task(name="shop.leave")
 @guarded_task(key="order:<order>", ttl_s=TTL_S, max_crashes=3)
 def leave(order: int, how: str, *, guard: Guard) -> None:

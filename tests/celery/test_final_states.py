@@ -1,0 +1,138 @@
+"""A message that is acknowledged and never runs reads REVOKED, with the reason."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from celery import Celery, Task, chain, chord, group
+from celery.app.trace import build_tracer
+from celery.exceptions import ChordError, TaskRevokedError
+
+import taskguard_celery
+from taskguard import Delivery, Dropped
+from taskguard.delivery import DROPPED
+from taskguard_celery import enqueue, guarded_task, runtime_of
+
+
+def revoked(result: Any, reason: str) -> None:
+    with pytest.raises(TaskRevokedError, match=reason):
+        result.get(timeout=60)
+    assert result.state == "REVOKED"
+
+
+def test_each_later_message_of_revoked_work_reads_revoked(shop: Any) -> None:
+    """So do a message of `enqueue()`, a chord with such a member, and what follows in a chain."""
+    tasks = shop.tasks
+    first = enqueue(tasks.ship, (5,)).result
+    record = shop.work("shop.ship", 5)
+    assert shop.ledger.revoke(record.id, message=record.message)
+    later = tasks.ship.delay(5)
+    enqueued = enqueue(tasks.ship, (5,)).result
+    ignored = tasks.ship.apply_async((5,), ignore_result=True)
+    chained = chain(tasks.ship.si(5), tasks.add.si(1, 2)).delay()
+    told = chord(group([tasks.ship.s(5), tasks.ship.s(6)]))(tasks.total.s())
+    with shop.worker(concurrency=2):
+        for result in (first, later, enqueued, chained.parent, chained):
+            revoked(result, "the work of order:5 was revoked")
+        with pytest.raises((ChordError, TaskRevokedError)):
+            told.get(timeout=60)
+        shop.wait_for_quiet()
+    assert ignored.state == "PENDING"
+    assert dict(shop.effects()) == {"6": 1}
+
+
+def test_a_message_that_is_skipped_reads_revoked(shop: Any) -> None:
+    """So does a caller that wants the result of a task that ignores results, and a chord."""
+    task = shop.tasks.unless_busy
+    with shop.worker(concurrency=2), runtime_of(shop.tasks.app).lock("order:7"):
+        revoked(
+            task.apply_async((7,), ignore_result=False), r"order:7 was not free \(busy=\"skip\"\)"
+        )
+        told = chord(group([task.s(7), task.s(8)]))(shop.tasks.total.s())
+        with pytest.raises((ChordError, TaskRevokedError)):
+            told.get(timeout=60)
+    assert dict(shop.effects()) == {"8": 1}
+
+
+def test_a_message_that_is_revoked_after_its_work_was_done_still_reads_done(shop: Any) -> None:
+    """Its second delivery is not run, and the result stays; so does that of later messages."""
+    task, task_id = shop.tasks.ship, str(uuid.uuid4())
+    with shop.worker():
+        result = task.apply_async((9,), task_id=task_id)
+        assert result.get(timeout=60) == {"order": 9}
+        shop.revoke(result)
+        shop.publish_raw(task, [9], times=1, task_id=task_id)
+        shop.wait_for_quiet()
+        assert (result.state, result.get()) == ("SUCCESS", {"order": 9})
+        assert task.delay(9).get(timeout=60) == {"order": 9}
+    assert dict(shop.effects()) == {"9": 1}
+
+
+class TestEachReason:
+    """Celery's own tracer delivers the message, without a worker."""
+
+    @pytest.fixture
+    def app(self) -> Iterator[Celery]:
+        app = Celery("app", broker="memory://", backend="cache+memory://", set_as_current=False)
+        taskguard_celery.configure(app, locks="memory://", ledger="sqlite://")
+        yield app
+        runtime_of(app).close()
+        app.close()
+
+    @pytest.mark.parametrize("reason", DROPPED)
+    @pytest.mark.parametrize(
+        ("options", "said", "reads"),
+        [
+            ({}, None, True),
+            ({"ignore_result": True}, None, False),
+            ({"ignore_result": True}, False, True),
+            ({"ignore_result": True, "store_errors_even_if_ignored": True}, None, True),
+            ({}, True, False),
+        ],
+    )
+    def test_each_reason_is_told(
+        self, app: Celery, reason: str, options: dict[str, bool], said: bool | None, reads: bool
+    ) -> None:
+        """Unless a live copy of the message answers, or its result is ignored."""
+
+        @app.task(name="t", shared=False, **options)
+        @guarded_task(key="k:<number>")
+        def task(number: int) -> None: ...
+
+        state = trace(app, task, Dropped(reason), said)
+        told = reads and reason != "superseded"
+        assert state == ("REVOKED" if told else "PENDING")
+
+    def test_an_eager_call_raises(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It raises the error that `get()` raises with a worker."""
+
+        @app.task(name="t", shared=False)
+        @guarded_task(key="k:<number>", busy="skip")
+        def task(number: int) -> None: ...
+
+        answer_with(app, Dropped("skipped"), monkeypatch)
+        with pytest.raises(TaskRevokedError, match="k:1 was not free"):
+            task.apply((1,)).get()
+
+
+def answer_with(app: Celery, outcome: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def deliver(delivery: Delivery, body: Any) -> Any:
+        del delivery, body
+        return outcome
+
+    monkeypatch.setattr(runtime_of(app).runner, "deliver", deliver)
+
+
+def trace(app: Celery, task: Task, outcome: Any, ignore_result: bool | None) -> str:
+    """The state after one delivery of `task` which comes to `outcome`."""
+    task_id = str(uuid.uuid4())
+    request = {"id": task_id, "delivery_info": {}, "headers": {}}
+    if ignore_result is not None:
+        request["ignore_result"] = ignore_result
+    with pytest.MonkeyPatch.context() as patch:
+        answer_with(app, outcome, patch)
+        build_tracer(task.name, task, app=app)(task_id, (1,), {}, request)
+    return str(app.AsyncResult(task_id).state)
