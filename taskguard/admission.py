@@ -36,7 +36,7 @@ from taskguard.events import (
 from taskguard.events import Claimed as ClaimedEvent
 from taskguard.lease import Lease, Owner, asked, new_owner, trusted_until_s
 from taskguard.ledger.protocol import Answer, Busy, Claim, Claimed, ClaimRequest, Ledger
-from taskguard.locks.base import NOBODY, Granted, Held, HintingLocks, LockProvider
+from taskguard.locks.base import CALLED, NOBODY, Granted, Held, HintingLocks, LockProvider
 from taskguard.states import Decision
 from taskguard.watchdog import TrackedLease, Watchdog
 
@@ -194,10 +194,11 @@ class Admission:
         asked_at_s = self.clock.monotonic_s()
         try:
             if delivery.called and self.locks.traits.hints and delivery.limit == 1:
-                (key,) = delivery.keys
-                return cast("HintingLocks", self.locks).acquire_called(
-                    key, owner, ttl_s=delivery.policy.ttl_s, wait_s=wait_s
-                )
+                if len(delivery.keys) == 1:
+                    return cast("HintingLocks", self.locks).acquire_called(
+                        delivery.keys[0], owner, ttl_s=delivery.policy.ttl_s, wait_s=wait_s
+                    )
+                self.locks.release(delivery.keys, CALLED)  # one of them may be kept for it
             return self.locks.acquire(
                 delivery.keys,
                 owner,
@@ -397,10 +398,11 @@ class Admission:
         tracked.at_lock_server = False
         lease = tracked.lease
         try:
-            if delivery.parking is not None and self.locks.traits.hints and len(lease.keys) == 1:
+            if delivery.parking is not None and self.locks.traits.hints:
                 # One that was left for him may be forgotten, too; before he is known again, for he
                 # may end at any moment. Of a task that has no line nobody would take it.
-                cast("HintingLocks", self.locks).leave_hint(lease.keys[0])
+                for key in lease.keys:
+                    cast("HintingLocks", self.locks).leave_hint(key)
             self.locks.hand_over(lease.keys, lease.owner, to=to, ttl_s=ttl_s)
             if not ledger.holds(lease.keys, to):
                 self.locks.release(lease.keys, to)
@@ -449,6 +451,7 @@ class Admission:
             rank=delivery.rank,
             expires_us=None if delivery.expires_at_s is None else int(delivery.expires_at_s * 1e6),
             strict=delivery.strict,
+            line_key=delivery.line_key,
             max_waiting=policy.max_waiting,
         )
 

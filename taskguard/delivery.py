@@ -121,6 +121,8 @@ class Delivery:
 
     Attributes:
         keys: the keys to hold, sorted; the former ones, too.
+        line_key: of several keys the one in whose line it stands, which is not a former one; None:
+            there is one key, or no line.
         work: the id of the work; None for the plain lock.
         formerly: the ids that the work had before its guard was changed.
         task: the task's name.
@@ -163,6 +165,7 @@ class Delivery:
     rank: int = 0
     expires_at_s: float | None = None
     strict: bool = False
+    line_key: str | None = None
     app: str = ""
     by_message: bool = False
     fingerprint: str | None = None
@@ -179,6 +182,20 @@ class Delivery:
     def key(self) -> str:
         """The keys as one text, for messages."""
         return ", ".join(self.keys) if self.bounds is None else self.bounds.key
+
+    @property
+    def line(self) -> str:
+        """The key in whose line it stands, if it can be parked."""
+        if self.bounds is not None:
+            return self.bounds.key
+        return self.keys[0] if self.line_key is None else self.line_key
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The keys whose lines wait for it: its own, then those of former guards."""
+        if self.bounds is not None:
+            return (self.line,)
+        return (self.line, *(key for key in self.keys if key != self.line))
 
     @property
     def is_first(self) -> bool:

@@ -146,6 +146,9 @@ class GuardedFunction:
             )
             for former in formers_in(formerly, task=self.name)
         ]
+        # Workers with the former guard know a line, and what waits there, by former names alone.
+        same = [former.once_per is None for former in formers_in(formerly, task=self.name)][:1]
+        self._lined = self._formers[:1] if self.policy.parks and True in same else []
         self.by_message = self._shape.by_message or self._shape.by_tick
         self._fingerprint: KeyFunction | None = None
         if fingerprint is not None:
@@ -164,7 +167,10 @@ class GuardedFunction:
             self.policy,
             task=self.name,
             row=row is not None,
-            moved=any(former.key is not None for former in formers_in(formerly, task=self.name)),
+            moved=any(
+                former.key is not None or former.namespace is not None
+                for former in formers_in(formerly, task=self.name)
+            ),
         )
 
     def _refuse_combination(self, key: Any, once_per: str) -> None:
@@ -229,18 +235,24 @@ class GuardedFunction:
         """
         name = task or self.name
         values: dict[str, Any] = {"task": name, "message": message, "namespace": namespace}
-        keys, work = self._shape.ids(args, kwargs, **values)
+        own, work = self._shape.ids(args, kwargs, **values)
+        keys, line = own, own
         formerly: tuple[str, ...] = ()
         if self._formers:
-            formers = self._former_ids(args, kwargs, **values)
-            keys = tuple(sorted({*keys, *(key for held, _ in formers for key in held)}))
-            formerly = tuple(dict.fromkeys(each for _, each in formers if each != work))
-        if self.policy.newest is not None and len(keys) > 1:  # a callable has made several
+            formers = self._former_ids(self._formers, args, kwargs, **values)
+            keys = tuple(sorted({*own, *(key for held, _ in formers for key in held)}))
+            ids = [work, *(each for _, each in formers)]
+            lined = self._former_ids(self._lined, args, kwargs, **values)
+            if lined and len(lined[0][0]) == 1:
+                line, work = lined[0]
+            formerly = tuple(dict.fromkeys(each for each in ids if each != work))
+        if self.policy.parks and len(own) > 1:  # a callable has made several
             reason = refusal(keys="several", busy=self.policy.busy)
-            raise ConfigurationError(f"{self.name}: {reason}")
+            raise ConfigurationError(f"{self.name}: its key= made {', '.join(own)}: {reason}")
         return Delivery(
             bounds=self._bounds(keys) if self._is_bounded else None,
             keys=keys,
+            line_key=line[0] if len(line) == 1 else None,
             work=work,
             formerly=formerly,
             redelivered=redelivered,
@@ -250,13 +262,12 @@ class GuardedFunction:
             policy=self.policy,
             published_at_s=published_at_s,
             queue=queue,
-            # Its policy, and one key: a callable may have made several.
-            parking=parking if self.policy.parks and len(keys) == 1 else None,
+            parking=parking if self.policy.parks else None,
             called=called,
             rank=rank,
             expires_at_s=expires_at_s,
-            # By its call, for it is to be sent again whoever dies; one key, as for parking.
-            strict=self.policy.order == "strict" and call is not None and len(keys) == 1,
+            # By its call, which is sent again if a process dies.
+            strict=self.policy.order == "strict" and call is not None,
             app=namespace,
             by_message=self.by_message,
             fingerprint=None if self._fingerprint is None else self._digest(args, kwargs),
@@ -273,11 +284,15 @@ class GuardedFunction:
         return Bounds(keys[0], self.policy.limit, self.policy.starts)
 
     def _former_ids(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], **values: Any
+        self,
+        shapes: Sequence[_Shape],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        **values: Any,
     ) -> list[tuple[tuple[str, ...], str]]:
-        """Keys and work of a call in each former shape that has any for it."""
+        """Keys and work of a call in each of these former shapes that has any for it."""
         found = []
-        for shape in self._formers:
+        for shape in shapes:
             # No key then, so there is no former work.
             with contextlib.suppress(KeyArgumentError):
                 found.append(shape.ids(args, kwargs, **values))

@@ -91,9 +91,11 @@ class Line:
     def takes_hint(self, delivery: Delivery) -> bool:
         """Whether who releases its key is told by the lock server that somebody waits.
 
-        Not where one who lost the key would take the hint from who has it: he asks the ledger.
+        Not where one who lost the key would take the hint from who has it: he asks the ledger. Nor
+        where it holds the keys of former guards, whose lines are in the ledger as well.
         """
-        return self._leaves_hint(delivery) and delivery.policy.newest != "supersede"
+        alone = len(delivery.keys) == 1 and delivery.policy.newest != "supersede"
+        return alone and self._leaves_hint(delivery)
 
     def _leaves_hint(self, delivery: Delivery) -> bool:
         """Whether who waits tells the lock server so.
@@ -164,15 +166,20 @@ class Line:
         """Whether the lock server would give the key now; True if it gives no answer.
 
         Also where the ledger refused it: the lock is its holder's again then, who may have released
-        before he got it.
+        before he got it. But not where it asked for the keys of former guards, too: the ledger
+        calls by one key, so that it would be called, and refused, without end. A relay calls it.
         """
         by_ledger = refused.key is None
         if self._leaves_hint(delivery):
             try:
-                is_free = cast("HintingLocks", self._locks).leave_hint(request.keys[0])
-                return is_free or by_ledger
+                leave = cast("HintingLocks", self._locks).leave_hint
+                left = [leave(key) for key in request.keys]  # one at each
+                is_free = all(left)
             except LockServerUnavailableError:
-                return True
+                is_free = True
+            return is_free or (by_ledger and len(request.keys) == 1)
+        if by_ledger and len(request.keys) > 1:
+            return False
         if self._locks is None or by_ledger or delivery.bounds is not None:
             return True
         keys, owner, is_free = request.keys, new_owner(request.message.id), True
@@ -205,7 +212,7 @@ class Line:
         Who comes while another was called already leaves hints again and again: not for ever.
         Where it is not known to be kept any more, a hint may have been forgotten with it.
         """
-        locks, key = cast("HintingLocks", self._locks), delivery.keys[0]
+        locks, key = cast("HintingLocks", self._locks), delivery.line
         for _ in range(_LOOKS):
             known, hint = False, True  # so that no answer counts as a hint
             with contextlib.suppress(LockServerUnavailableError):
@@ -224,7 +231,7 @@ class Line:
         """
         known = hint = False
         if self._leaves_hint(delivery):
-            locks, key = cast("HintingLocks", self._locks), delivery.keys[0]
+            locks, key = cast("HintingLocks", self._locks), delivery.line
             if delivery.called:
                 with contextlib.suppress(LockServerUnavailableError):
                     known, hint = locks.release_and_take_hint(key, CALLED)
@@ -237,10 +244,13 @@ class Line:
     def call_next(self, delivery: Delivery) -> bool:
         """Call the first in line if its key is free. False if nobody was; never raises.
 
-        Of a bounded key all for whom there is room.
+        Of a bounded key all for whom there is room. Of a guard that was changed also the first in
+        the line of each former key, where workers with the former guard have parked.
         """
         assert delivery.parking is not None  # noqa: S101
-        return self._call_next(delivery.keys[0], delivery.app, delivery.parking, delivery.bounds)
+        app, parking, bounds = delivery.app, delivery.parking, delivery.bounds
+        called = [self._call_next(key, app, parking, bounds) for key in delivery.lines]
+        return any(called)
 
     def retried(
         self,
@@ -274,7 +284,8 @@ class Line:
         except TaskguardError as error:
             logger.warning("%s: that it has failed for good is not noted: %s", claim.work, error)
             return
-        self._call_next(claim.keys[0], app, parking, None)
+        for key in claim.request.lines:
+            self._call_next(key, app, parking, None)
 
     def _call_next(self, key: str, app: str, parking: Parking, bounds: Bounds | None) -> bool:
         senders = {parking.queue: parking.send}

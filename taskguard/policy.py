@@ -210,7 +210,7 @@ def refuse_unbounded(policy: Policy, *, task: str, row: bool, moved: bool) -> No
         policy: its options.
         task: its name, for the message.
         row: whether it moves a row of the user's own.
-        moved: whether it had another key before (`formerly=`).
+        moved: whether it had another key or namespace before (`formerly=`).
     """
     if not policy.bounded:
         return

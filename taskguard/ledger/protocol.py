@@ -180,6 +180,8 @@ class ClaimRequest:
         max_waiting: so many may wait for its key; None: any number.
         strict: its work has a place in the line of its key from now on, and keeps it until it has
             ended: `order="strict"`. Wants one key, and a call.
+        line_key: of several keys the one in whose line it stands; the others are former ones, whose
+            lines it looks at, too. None: there is one key, or no line.
     """
 
     keys: tuple[str, ...]
@@ -204,11 +206,21 @@ class ClaimRequest:
     expires_us: int | None = None
     max_waiting: int | None = None
     strict: bool = False
+    line_key: str | None = None
 
     @property
     def line(self) -> str:
         """The key that the work stands by on record, in whose line it waits."""
-        return ",".join(self.keys) if self.bounds is None else self.bounds.key
+        if self.bounds is not None:
+            return self.bounds.key
+        return ",".join(self.keys) if self.line_key is None else self.line_key
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The keys whose lines it stands behind: its own, then those of former guards."""
+        if self.line_key is None:
+            return (self.line,)
+        return (self.line, *(key for key in self.keys if key != self.line))
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,14 @@ from collections import Counter
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from support.waiting import wait_until
+from taskguard.ledger.tables import WORK
 
 pytestmark = pytest.mark.once
 
+LEASES = {"SHOP_TTL_S": "1", "SHOP_VISIBILITY_S": "3"}
 DONE_ELSEWHERE = "has done shop.deployed order:1 before, and now does shop.deployed shop:order:1"
 
 
@@ -75,3 +78,29 @@ def test_workers_before_and_after_a_deploy_exclude_each_other(shop: Any) -> None
     assert shop.effects() == Counter(map(str, orders))
     assert len(shop.steps("began")) == len(orders)
     assert all(len(each) == 1 for each in told.values()), told
+
+
+@pytest.mark.parametrize("ends", ["killed", "beside"])
+def test_a_line_goes_on_over_a_deploy(make_shop: Any, ends: str) -> None:
+    """In the order in which they were sent, whichever worker parks them and whichever runs them;
+    also where the former worker holds the key when it is killed."""
+    shop = make_shop(**LEASES)
+    task = shop.tasks.deployed_in_line
+    with shop.worker({"SHOP_GUARD": "former"}, concurrency=2) as former:
+        results = [task.delay("a", 0)]
+        shop.wait_for_steps("began")
+        results += [task.delay("a", number) for number in (1, 2, 3)]
+        wait_until(lambda: len(shop.ledger.waiting("queue:a")) == 3, message="three wait")
+        if ends == "killed":
+            former.kill()
+        with shop.worker({"SHOP_GUARD": "new"}, concurrency=2):
+            results += [task.delay("a", number) for number in (4, 5, 6)]
+            wait_until(lambda: len(shop.ledger.waiting()) >= 6, message="six wait")
+            shop.let_go()
+            assert [each.get(timeout=90) for each in results] == list(range(7))
+            shop.wait_for_quiet()
+    assert shop.effects() == Counter(f"a {number}" for number in range(7))
+    began = list(dict.fromkeys(int(step.item.split()[1]) for step in shop.steps("began")))
+    assert began == list(range(7))
+    with shop.engine.connect() as db:
+        assert db.execute(sa.select(WORK.c.id).where(WORK.c.parked.is_not(None))).all() == []

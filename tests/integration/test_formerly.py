@@ -229,6 +229,44 @@ def test_a_former_shape_that_is_the_present_one_costs_nothing(shop: GuardedShop)
     assert delivery == replace(delivery, formerly=(), keys=("order:1",))
 
 
+PARKS: dict[str, Any] = {"once_per": "message", "options": {"busy": "park"}}
+
+
+@pytest.mark.parametrize(
+    ("now", "formerly", "line", "work"),
+    [
+        ("o:<order_id>", Former(**WAS), "order:1", "ship message:m order:1"),
+        ("o:<order_id>", [Former(**WAS), Former(key="x")], "order:1", "ship message:m order:1"),
+        ("order:<order_id>", Former(task="x"), "order:1", "x message:m order:1"),
+        ("order:<order_id>", Former(namespace="n"), "n:order:1", "ship n:message:m n:order:1"),
+        ("o:<order_id>", Former(key="order:<order_id>", once_per="key"), "o:1", None),
+        ("o:<order_id>", Former(key=["order:<order_id>", "b"]), "o:1", None),
+    ],
+)
+def test_a_line_is_known_by_its_former_names(
+    now: str, formerly: Any, line: str, work: str | None
+) -> None:
+    """As long as they are declared, for a worker with the former guard knows no others; unless it
+    had no such line."""
+    function = GuardedFunction(ship, key=now, formerly=formerly, **PARKS)
+    parking: Any = object()
+    delivery = function.delivery(
+        (1,), {}, namespace="", task="ship", message=MessageRef("m"), parking=parking
+    )
+    own = function.delivery((1,), {}, namespace="", task="ship", message=MessageRef("m"))
+    assert (delivery.line, delivery.parking) == (line, parking)
+    assert delivery.work == (work or f"ship message:m {own.line}")
+    assert delivery.work not in delivery.formerly
+    assert delivery.lines == (line, *(key for key in delivery.keys if key != line))
+
+
+@pytest.mark.parametrize("former", [Former(key="o"), Former(namespace="n")])
+def test_a_former_key_is_not_bounded(former: Former) -> None:
+    """Refused where the function is decorated, and not at each of its messages."""
+    with pytest.raises(ConfigurationError, match="its former key"):
+        GuardedFunction(ship, **WAS, once_per="message", formerly=former, options={"limit": 2})
+
+
 @pytest.mark.parametrize(
     ("formerly", "error"),
     [

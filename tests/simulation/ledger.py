@@ -470,8 +470,10 @@ class MemoryLedger(NewestMessages, StoredCalls):
                 fresh = replace(fresh, task=known.task, key=known.key, created=known.created)
             if request.strict and work == request.work:
                 place = place_of(request, records.now_us)
+                placed = [each.parked for each in records.rows if each and each.parked is not None]
                 if known is not None and known.parked is not None:
-                    place["parked"] = known.parked
+                    placed = [known.parked]
+                place["parked"] = min(placed, default=place["parked"])
                 fresh = replace(fresh, **place)
             self.work_items[fresh.id] = fresh
 

@@ -171,22 +171,29 @@ class StoredCalls:
     def park(self: _Rows, request: ClaimRequest, *, only_new: bool = False) -> bool:
         by, now_us = object(), self.now_us()
         try:
-            with self.locking(by, [("work", request.work)]):
+            with self.locking(by, [("work", work) for work in (request.work, *request.formerly)]):
                 row = self.work_items.get(str(request.work))
+                former = _records(self, request.formerly)
                 numbered = (request.message.name, request.work) in self.numbers
                 if only_new and (row is not None or numbered):
                     return False
-                if _is_full(self, row, request):
+                if _is_full(self, (row, *former), request):
                     if row is not None and row.message == request.message.name:
                         refused = {"state": State.FAILED, "due": None, "finished": now_us}
                         self.work_items[row.id] = replace(row, **refused)
                     raise LineFullError(f"{request.max_waiting} messages wait", key=request.keys[0])
-                if row is not None and not may_park(row, request):
+                if not all(may_park(each, request) for each in (row, *former) if each):
                     return False
+                kept = [each.parked for each in former if each.parked is not None]
+                for each in former:
+                    left = replace(each, call=None, due=None, parked=None, expires=None)
+                    self.work_items[each.id] = left
                 before = self.new_work(request) if row is None else row
                 place = place_of(request, now_us)
                 if before.parked is not None:
                     place["parked"] = before.parked
+                elif kept:
+                    place["parked"] = min(kept)
                 elif before.state is State.FAILED and not request.strict:
                     place["parked"] = now_us
                 waits = waits_again(before, request, due=None)
@@ -295,19 +302,22 @@ class StoredCalls:
 
         Or as many as there is room for, if they were called.
         """
-        now_us, mine = self.now_us(), self.work_items.get(str(request.work))
-        place = request.rank, _LAST
-        if mine is not None and mine.state is State.PROCESSING:
+        now_us, ids = self.now_us(), (str(request.work), *request.formerly)
+        places = []
+        records = _records(self, ids)
+        if any(mine.state is State.PROCESSING for mine in records):
             return False
-        placed = mine is not None and mine.parked is not None
-        if mine is not None and placed and mine.message == request.message.name:
-            place = _place(mine)
-        elif mine is not None and stands(mine) and not _was_sent_again(mine):
-            return True  # nothing else would answer that message
+        for mine in records:
+            if mine.parked is not None and mine.message == request.message.name:
+                places.append(_place(mine))
+            elif stands(mine) and not _was_sent_again(mine):
+                return True  # nothing else would answer that message
+        place = min(places, default=(request.rank, _LAST))
         before = [
             None if keeps(row) else row.due
             for row in self.work_items.values()
-            if row.key == request.line
+            if row.key in request.lines
+            and row.id not in ids
             and _place(row) < place
             and (keeps(row) or _is_awaited(row, now_us))
             and not (request.newest is not None and row.task == request.task)
@@ -370,10 +380,15 @@ def _place(row: Work) -> tuple[int, int]:
     return row.rank or 0, row.parked or 0
 
 
-def _is_full(ledger: _Rows, row: Work | None, request: ClaimRequest) -> bool:
-    if request.max_waiting is None or (row is not None and (row.parked or row.attempts)):
+def _records(ledger: _Rows, ids: Sequence[str]) -> list[Work]:
+    return [ledger.work_items[each] for each in ids if each in ledger.work_items]
+
+
+def _is_full(ledger: _Rows, records: Sequence[Work | None], request: ClaimRequest) -> bool:
+    known = any(row is not None and (row.parked or row.attempts) for row in records)
+    if request.max_waiting is None or known:
         return False
-    of_key = [each for each in ledger.work_items.values() if each.key == request.line]
+    of_key = [each for each in ledger.work_items.values() if each.key in request.lines]
     return sum(map(stands, of_key)) >= request.max_waiting
 
 

@@ -310,6 +310,20 @@ def deployed(order: int, seconds: float = 0.0, lingers: str = "", *, guard: Guar
     return deploys.work(step, effect, order, seconds, lingers, guard)
 
 
+@task(name="shop.deployed_in_line")
+@guarded_task(
+    **deploys.guard_of("queue:<name>"),
+    once_per="message",
+    busy="park",
+    order="strict",
+    ttl_s=TTL_S,
+)
+def deployed_in_line(name: str, number: int, *, guard: Guard) -> int:
+    """Guarded as its deploy says, in a line; the first attempt of number 0 waits until it may go
+    on."""
+    return _take_turn(name, number, UNTIL_GO if number == guard.attempt - 1 == 0 else 0.0, guard)
+
+
 @task(name="shop.ship_and_bill")
 @guarded_task(key="order:<order>", ttl_s=TTL_S)
 def ship_and_bill(order: int, guard: Guard) -> str:

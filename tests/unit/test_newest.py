@@ -45,13 +45,16 @@ def test_what_is_refused(busy: str, options: dict[str, Any], says: str) -> None:
         GuardedFunction(body, **given, options={"busy": busy})
 
 
-def test_a_callable_that_makes_several_keys() -> None:
+@pytest.mark.parametrize(
+    "options", [{"busy": "latest"}, {"busy": "park"}, {"busy": "park", "order": "strict"}]
+)
+def test_a_callable_that_makes_several_keys(options: dict[str, Any]) -> None:
     """It is found out where it makes them."""
     made = GuardedFunction(
         body,
         key=lambda user: [f"a:{user}", f"b:{user}"],
         once_per="message",
-        options={"busy": "latest"},
+        options=options,
     )
     with pytest.raises(ConfigurationError, match="is for one key"):
         made.delivery((1,), {}, namespace="", message=MessageRef("m"))

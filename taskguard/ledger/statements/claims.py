@@ -347,6 +347,8 @@ class LockedClaim:
     def _kept_place(self, known: WorkRecord | None) -> dict[str, object]:
         """The place that it has, or gets, and keeps until it has ended."""
         place: dict[str, Any] = place_of(self.request, self.now_us)
+        kept = [row.parked for row in self.records.rows if row and row.parked is not None]
+        place["parked"] = min(kept, default=place["parked"])
         if known is not None:
             place["parked"] = sa.func.coalesce(WORK.c.parked, place["parked"])
         return place

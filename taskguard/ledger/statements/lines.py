@@ -51,6 +51,7 @@ __all__ = [
     "is_on_record",
     "keep",
     "leave",
+    "may_wait",
     "open_keys",
     "park",
     "place_of",
@@ -152,17 +153,24 @@ def is_behind(
     """
     columns = WORK.c.state, WORK.c.message, WORK.c.rank, WORK.c.parked
     sent_again = sa.and_(WORK.c.due.is_not(None), ~_called_once(WORK)).label("sent_again")
-    mine = db.execute(sa.select(*columns, sent_again).where(WORK.c.id == request.work)).first()
-    rank, place = request.rank, _LAST
-    if mine is not None and mine.state == State.PROCESSING.value:
+    ids = (str(request.work), *request.formerly)
+    records = db.execute(sa.select(*columns, sent_again).where(WORK.c.id.in_(ids))).all()
+    if any(mine.state == State.PROCESSING.value for mine in records):
         return False
-    if mine is not None and mine.parked is not None:
+    places = []
+    for mine in records:
+        if mine.parked is None:
+            continue
         if mine.message == request.message.name:
-            rank, place = mine.rank, mine.parked
+            places.append((mine.rank, mine.parked))
         elif mine.state == State.NEW.value and not mine.sent_again:
             return True  # nothing else would answer that message
+    rank, place = min(places, default=(request.rank, _LAST))
     waits = sa.and_(stands(WORK), sa.or_(WORK.c.due.is_(None), expected(WORK, now_us)))
-    before = [WORK.c.key == request.line, _before(rank, place), sa.or_(waits, keeps(WORK))]
+    line = WORK.c.key.in_(request.lines) if request.formerly else WORK.c.key == request.line
+    before = [line, _before(rank, place), sa.or_(waits, keeps(WORK))]
+    if request.formerly:
+        before.append(WORK.c.id.not_in(ids))
     if but is not None:
         before.append(WORK.c.task != but)
     # In order, for the first is mostly one who waits.
@@ -199,10 +207,12 @@ def park(database: Database, request: ClaimRequest, *, only_new: bool = False) -
 def _is_full(db: sa.Connection, request: ClaimRequest) -> bool:
     """Whether this is one too many. Who has a place, or has begun, is in no case."""
     known = sa.or_(WORK.c.parked.is_not(None), WORK.c.attempts > 0)
-    is_known = sa.select(WORK.c.id).where(WORK.c.id == request.work, known)
+    ids = (str(request.work), *request.formerly)
+    is_known = sa.select(WORK.c.id).where(WORK.c.id.in_(ids), known)
     if db.execute(is_known).first() is not None:
         return False
-    standing = sa.select(sa.literal(1).label("one")).where(WORK.c.key == request.line, stands(WORK))
+    of_lines = WORK.c.key.in_(request.lines), stands(WORK)
+    standing = sa.select(sa.literal(1).label("one")).where(*of_lines)
     first = standing.limit(request.max_waiting).subquery()
     count: int = db.execute(sa.select(sa.func.count()).select_from(first)).scalar_one()
     return count >= (request.max_waiting or 0)
@@ -231,7 +241,14 @@ def _refuse(database: Database, db: sa.Connection, request: ClaimRequest) -> Non
 
 def _park(database: Database, db: sa.Connection, request: ClaimRequest) -> bool:
     now_us = database.now_us(db)
-    place = place_of(request, now_us)
+    place, kept = place_of(request, now_us), None
+    if request.formerly:
+        former = _former_records(db, request)
+        if not all(may_wait(row, request) for row in former):
+            return False
+        kept = min((row.parked for row in former if row.parked is not None), default=None)
+        place["parked"] = place["parked"] if kept is None else kept
+        _leave_former(db, former)
     values = {**waiting_values(request, due=None), **place}
     new = new_record(request, created_us=now_us, **values)
     db.execute(database.dialect.insert_missing(WORK, new))
@@ -244,7 +261,8 @@ def _park(database: Database, db: sa.Connection, request: ClaimRequest) -> bool:
         WORK.c.message == request.message.name, WORK.c.retries > request.message.retries
     )
     # A retry stands at the end, unless its work has kept its place.
-    anew = sa.case((sa.or_(waits, sa.literal(request.strict)), place["parked"]), else_=now_us)
+    keeps_place = sa.or_(waits, sa.literal(request.strict or kept is not None))
+    anew = sa.case((keeps_place, place["parked"]), else_=now_us)
     parked = sa.func.coalesce(WORK.c.parked, anew)
     # In its place a message keeps the first that was said; see `expiry_of()`.
     first = sa.and_(waits, WORK.c.parked.is_not(None), WORK.c.message == request.message.name)
@@ -259,6 +277,34 @@ def _park(database: Database, db: sa.Connection, request: ClaimRequest) -> bool:
         .ordered_values(*ordered.items(), *((n, v) for n, v in values.items() if n not in ordered))
     )
     return changed.rowcount == 1
+
+
+def _former_records(db: sa.Connection, request: ClaimRequest) -> list[Any]:
+    """The work's records under its former ids; they are locked in order, with the work's own."""
+    ids = (str(request.work), *request.formerly)
+    rows = db.execute(
+        sa.select(WORK).where(WORK.c.id.in_(ids)).order_by(WORK.c.id).with_for_update()
+    ).all()
+    return [row for row in rows if row.id != request.work]
+
+
+def may_wait(row: Any, request: ClaimRequest) -> bool:
+    """Whether the work waits, or has failed and may be tried again, and no later retry of its
+    message, nor another message, stands for it."""
+    mine = row.message == request.message.name
+    if mine and row.retries > request.message.retries:
+        return False
+    if row.state == State.FAILED.value:
+        return not row.final and (row.parked is None or mine)
+    return row.state == State.NEW.value and (row.call is None or mine)
+
+
+def _leave_former(db: sa.Connection, former: list[Any]) -> None:
+    """The message waits under its new id: it leaves its former line, and is not sent from there."""
+    for row in former:
+        same = WORK.c.state == row.state, WORK.c.fence == row.fence, WORK.c.owner == row.owner
+        left = sa.update(WORK).where(WORK.c.id == row.id, *same)
+        db.execute(left.values(call=None, due=None, **NO_PLACE))
 
 
 def place_of(request: ClaimRequest, now_us: int) -> dict[str, Any]:

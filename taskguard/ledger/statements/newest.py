@@ -46,6 +46,7 @@ from taskguard.ledger.statements.lines import (
     called,
     is_behind,
     is_on_record,
+    may_wait,
     place_of,
     stands,
 )
@@ -263,7 +264,7 @@ def park(
         mark = _Mark(database, db, request)
         row = db.execute(sa.select(WORK).where(WORK.c.id == request.work).with_for_update()).first()
         now_us = database.now_us(db)
-        if row is not None and not _may_wait(row, request):
+        if row is not None and not may_wait(row, request):
             return None
         created_us = now_us if row is None else row.created
         sent_us = sent_at_us(request.sent_us, created_us=created_us)
@@ -281,14 +282,3 @@ def park(
             values["expires"] = expiry_of(row, request)
             db.execute(sa.update(WORK).where(WORK.c.id == row.id, *same).values(**values))
         return ParkedNewest(line.replace(by=str(request.work)))
-
-
-def _may_wait(row: Any, request: ClaimRequest) -> bool:
-    """Whether the work waits, or has failed and may be tried again, and no later retry of its
-    message, nor another message, stands for it."""
-    message = request.message
-    if row.message == message.name and row.retries > message.retries:
-        return False
-    if row.state == State.FAILED.value:
-        return not row.final
-    return row.state == State.NEW.value and (row.call is None or row.message == message.name)

@@ -6,13 +6,14 @@ The former guard names the work `ship order:1` and holds `order:1`; the new one 
 
 from __future__ import annotations
 
+import json
 import threading
 from typing import Any
 
 import pytest
 from contract.ledger.conftest import Book
 
-from taskguard.errors import StaleTokenError
+from taskguard.errors import LineFullError, StaleTokenError
 from taskguard.ledger.protocol import Answer, Busy, Claimed, ClaimRequest
 from taskguard.locks.base import Renewal
 from taskguard.states import Decision, State
@@ -306,3 +307,94 @@ def test_workers_with_either_guard_have_one_effect(book: Book) -> None:
         for thread in threads:
             thread.join()
     assert book.effects() == {str(number): 1 for number in range(rounds)}
+
+
+class TestLines:
+    """Messages that wait for `order:1` or `shop:1`, each of which is work of its own."""
+
+    @staticmethod
+    def old(book: Book, message: str, **values: Any) -> ClaimRequest:
+        call = json.dumps({"queue": "test", "message": message})
+        work = f"ship message:{message} order:1"
+        return old(book, message=message, work=work, call=call, in_line=True, **values)
+
+    @staticmethod
+    def new(book: Book, message: str, **values: Any) -> ClaimRequest:
+        call = json.dumps({"queue": "test", "message": message})
+        ids = {
+            "work": f"ship message:{message} shop:1",
+            "formerly": (f"ship message:{message} order:1",),
+        }
+        values = {"call": call, "in_line": True, "line_key": "shop:1", **ids, **values}
+        return new(book, message=message, **values)
+
+    @staticmethod
+    def waiting(book: Book) -> list[tuple[str, str]]:
+        return [(each.key, each.message) for each in book.ledger.waiting()]
+
+    def test_a_message_is_not_behind_itself(self, book: Book) -> None:
+        """A worker with the former guard has parked and called it."""
+        holder = claim(book, old(book, message="holder"))
+        assert book.ledger.park(self.old(book, "a"))
+        assert book.ledger.park(self.old(book, "b"))
+        book.ledger.complete(holder.claim, None)
+        assert book.ledger.call_next("order:1", expected_s=30.0).message.id == "a"
+        taken = claim(book, self.new(book, "a"))
+        assert taken.claim.keys == ("order:1", "shop:1")
+        assert self.waiting(book) == [("order:1", "b")]
+        book.ledger.complete(taken.claim, None)
+        assert book.ledger.call_next("order:1", expected_s=30.0).message.id == "b"
+
+    def test_it_takes_its_place_along(self, book: Book) -> None:
+        """It waits once, in the line of its new key, and is sent from there alone."""
+        now_us = book.ledger.now_us()
+        assert book.ledger.park(self.old(book, "a", sent_us=now_us - 9))
+        assert book.ledger.park(self.new(book, "b", sent_us=now_us - 5))
+        assert book.ledger.call_next("order:1", expected_s=30.0).message.id == "a"
+        assert book.ledger.park(self.new(book, "a", sent_us=now_us - 9))
+        assert self.waiting(book) == [("shop:1", "a"), ("shop:1", "b")]
+        book.make_due()
+        assert book.ledger.overdue() == []
+        assert book.ledger.call_next("order:1", expected_s=30.0) is None
+        assert book.ledger.call_next("shop:1", expected_s=30.0).message.id == "a"
+
+    def test_nobody_goes_before_those_of_the_former_line(self, book: Book) -> None:
+        """Neither a message that was sent later, nor one that comes for the first time."""
+        now_us = book.ledger.now_us()
+        assert book.ledger.park(self.old(book, "a", sent_us=now_us - 9))
+        assert book.ledger.park(self.new(book, "c", sent_us=now_us - 5))
+        for message in ("c", "d"):
+            assert isinstance(book.ledger.claim(self.new(book, message)), Busy)
+        book.ledger.complete(claim(book, self.new(book, "a")).claim, None)
+        claim(book, self.new(book, "c"))
+
+    def test_a_retry_of_the_former_guard_keeps_its_place(self, book: Book) -> None:
+        """Strict: the new guard's deliveries wait for it, and it keeps that place when parked."""
+        strict = {"strict": True, "sent_us": book.ledger.now_us() - 9}
+        failed = claim(book, self.old(book, "a", **strict))
+        assert book.ledger.fail(failed.claim, "boom")
+        assert book.ledger.keep(failed.claim, retries=1, call=None, due_in_s=30.0)
+        assert isinstance(book.ledger.claim(self.new(book, "b", strict=True)), Busy)
+        holder = claim(book, book.request(1, work="x", message="x", keys=("shop:1",)))
+        assert book.ledger.park(self.new(book, "b", strict=True))
+        assert book.ledger.park(self.new(book, "a", retries=1, strict=True))
+        assert self.waiting(book) == [("shop:1", "a"), ("shop:1", "b")]
+        book.ledger.complete(holder.claim, None)
+        claim(book, self.new(book, "a", retries=1, strict=True))
+
+    @pytest.mark.parametrize("state", ["in progress", "done", "revoked"])
+    def test_what_the_former_guard_has_begun_does_not_wait(self, book: Book, state: str) -> None:
+        """Its record under the former id says so."""
+        begun = claim(book, self.old(book, "a"))
+        if state == "done":
+            book.ledger.complete(begun.claim, None)
+        elif state == "revoked":
+            book.ledger.revoke("ship message:a order:1", message="a")
+        assert not book.ledger.park(self.new(book, "a"))
+
+    def test_both_lines_count_for_max_waiting(self, book: Book) -> None:
+        """What has a place in the former line is not one too many."""
+        assert book.ledger.park(self.old(book, "a"))
+        with pytest.raises(LineFullError):
+            book.ledger.park(self.new(book, "b", max_waiting=1))
+        assert book.ledger.park(self.new(book, "a", max_waiting=1))

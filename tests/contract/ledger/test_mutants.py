@@ -264,6 +264,36 @@ def without_former_records(made: Mutation) -> None:
     made.replace(portable_claims, "_read", own)
 
 
+def without_former_lines(made: Mutation) -> None:
+    """A claim looks at the line of its own key alone."""
+    is_behind = portable_claims.is_behind
+
+    def own(db: Any, request: Any, now_us: int, **how: Any) -> bool:
+        return is_behind(db, replace(request, line_key=None, keys=(request.line,)), now_us, **how)
+
+    made.replace(portable_claims, "is_behind", own)
+
+
+def behind_itself(made: Mutation) -> None:
+    """A claim takes its message's record under a former id for another message."""
+    is_behind = portable_claims.is_behind
+
+    def own(db: Any, request: Any, now_us: int, **how: Any) -> bool:
+        return is_behind(db, replace(request, formerly=("none",)), now_us, **how)
+
+    made.replace(portable_claims, "is_behind", own)
+
+
+def in_both_lines(made: Mutation) -> None:
+    """What is parked under its new id stays in its former line."""
+    made.replace(lines, "_leave_former", lambda *_: None)
+
+
+def with_any_former_state(made: Mutation) -> None:
+    """What runs, or has ended, under its former id is parked."""
+    made.replace(lines, "may_wait", lambda *_: True)
+
+
 def without_copies_of_the_end(made: Mutation) -> None:
     """DONE is not written under the former id."""
     complete = portable.Statements.complete
@@ -586,6 +616,13 @@ def complete_late(book: Any) -> None:
         book.ledger.complete(claimed.claim, None)
 
 
+OfFormerLines = formerly.TestLines
+
+
+def park_what_the_former_guard_has_done(book: Any) -> None:
+    OfFormerLines().test_what_the_former_guard_has_begun_does_not_wait(book, "done")
+
+
 MUTANTS: list[tuple[Callable[[Mutation], None], Callable[[Any], None]]] = [
     (without_fence_checks, commit_late),
     (without_fence_checks, complete_late),
@@ -603,6 +640,10 @@ MUTANTS: list[tuple[Callable[[Mutation], None], Callable[[Any], None]]] = [
     (replace_what_is_begun, replace_what_has_progress),
     (without_former_records, claim_after_the_former_guard),
     (without_copies_of_the_end, claim_before_the_former_guard),
+    (without_former_lines, OfFormerLines().test_nobody_goes_before_those_of_the_former_line),
+    (behind_itself, OfFormerLines().test_a_message_is_not_behind_itself),
+    (in_both_lines, OfFormerLines().test_it_takes_its_place_along),
+    (with_any_former_state, park_what_the_former_guard_has_done),
     (without_those_before, in_line.TestClaim().test_behind_those_who_wait),
     (without_those_called, in_line.TestCall().test_in_the_order_in_which_they_came),
     (with_those_called_for_ever, in_line.TestCall().test_lost),

@@ -323,7 +323,7 @@ class PostgreSQLStatements(Statements):
     # -- lines --------------------------------------------------------------------------------
 
     def park(self, request: ClaimRequest, *, only_new: bool = False) -> bool:
-        if request.max_waiting is not None:
+        if request.max_waiting is not None or request.formerly:
             return super().park(request, only_new=only_new)
         asked = self._asked(request) | {"key": request.line, "only_new": only_new}
         return bool(self.database.ask(_PARK, asked))
