@@ -24,9 +24,10 @@ from celery.result import AsyncResult
 from celery.utils.time import maybe_make_aware
 
 from taskguard import NOT_BEFORE, MessageRef, Sweeper, check_delay, enqueue_in, errors
+from taskguard_celery.arguments import body_arguments, sent_arguments
 from taskguard_celery.calls import NAME, CelerySender, call_of, id_in
 from taskguard_celery.message import PUBLISHED_HEADER, sending_of
-from taskguard_celery.recognition import guarded_function_of, takes_itself
+from taskguard_celery.recognition import guarded_function_of
 from taskguard_celery.runtime import runtime_of
 
 if TYPE_CHECKING:
@@ -164,6 +165,12 @@ def enqueue(
         )
     _refuse_lost_links(signature, duplicate)
     _delay(signature, delay_s)
+    signature["args"], signature["kwargs"] = sent_arguments(
+        task,
+        signature.args,
+        signature.kwargs,
+        serializer=signature.options.get("serializer") or task.serializer,
+    )
     runtime, sender = runtime_of(task.app), CelerySender(task.app)
     message = _Message(runtime, compiled, signature, time.time(), _fix_time(task.app, signature))
 
@@ -213,10 +220,10 @@ class _Message:
         call = call_of(task.app, signature, task.serializer)
         if self._not_before_s is not None:
             call[NOT_BEFORE] = self._not_before_s
-        args = tuple(signature.args)
+        args, kwargs = body_arguments(task, signature.args, signature.kwargs)
         return self._compiled.delivery(
-            (task, *args) if takes_itself(task) else args,
-            dict(signature.kwargs),
+            args,
+            kwargs,
             namespace=self._runtime.namespace,
             task=task.name,
             message=MessageRef(self.id, sending=self._sending),

@@ -26,6 +26,7 @@ __all__ = [
     "guarded_tasks",
     "hidden_guard_of",
     "in_hand",
+    "layers",
     "mark",
     "take_in_hand",
     "takes_itself",
@@ -51,7 +52,7 @@ def mark(wrapper: Any, compiled: GuardedFunction) -> None:
 
 def guarded_function_of(task: Task) -> GuardedFunction | None:
     """What `@guarded_task` made of the task's function; None for a task that is not guarded."""
-    for function in _layers(task):
+    for function in layers(task):
         compiled = _marked(function)
         if compiled is not None:
             return compiled
@@ -71,7 +72,7 @@ def _marked(function: Any) -> GuardedFunction | None:
     return compiled if isinstance(compiled, GuardedFunction) else None
 
 
-def _layers(task: Task) -> Iterator[Any]:
+def layers(task: Task) -> Iterator[Any]:
     """The task's function, outermost first: other decorators and pydantic may stand around it.
 
     What `@app.task` was given, then the method `run`, which a class may have inherited.

@@ -16,11 +16,11 @@ from celery import Task
 from celery.signals import before_task_publish
 
 from taskguard import Delivery, MessageRef, TaskGuard, errors
+from taskguard_celery.arguments import body_arguments
 from taskguard_celery.recognition import (
     Call,
     guarded_function_of,
     in_hand,
-    takes_itself,
     task_at_work,
 )
 
@@ -46,9 +46,8 @@ def _is_same_work(
     # With once_per="message" what takes its place is other work.
     if compiled is None or compiled.by_message:
         return False
-    if takes_itself(task):
-        args = (task, *args)
     try:
+        args, kwargs = body_arguments(task, args, kwargs)
         there = compiled.delivery(
             args, kwargs, namespace=runtime.namespace, task=name, message=MessageRef("")
         )

@@ -18,6 +18,7 @@ from celery._state import get_current_app
 from celery.signals import celeryd_after_setup, task_revoked, worker_process_init, worker_ready
 
 from taskguard import GuardedFunction, errors, examine, log_findings
+from taskguard_celery.arguments import body_arguments
 from taskguard_celery.broker import broker_kind, visibility_timeout_s
 from taskguard_celery.doctor import configuration_of
 from taskguard_celery.findings import LOSING, findings_of_task, settings_of, time_limit_s
@@ -28,7 +29,6 @@ from taskguard_celery.recognition import (
     guarded_function_of,
     guarded_tasks,
     hidden_guard_of,
-    takes_itself,
     unrecognised,
 )
 from taskguard_celery.runtime import build, runtime_of
@@ -247,12 +247,9 @@ def _end(task: Task, compiled: GuardedFunction, request: Any, *, expired: bool) 
     Where that fails, a relay calls it, or sends this message again.
     """
     context = getattr(request, "_context", None) or request
-    args = tuple(request.args or ())
-    if takes_itself(task):
-        args = (task, *args)
+    args, kwargs = body_arguments(task, request.args or (), request.kwargs or {})
     message = message_of(context, published_at_s(context))
     runtime = runtime_of(task.app)
-    kwargs = request.kwargs or {}
     delivery = compiled.delivery(
         args, kwargs, namespace=runtime.namespace, task=task.name, message=message
     )

@@ -6,7 +6,6 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import celery
 import pytest
 
 from taskguard.errors import KeyBusyError, LedgerUnavailableError
@@ -73,15 +72,3 @@ def test_arguments_are_checked_before_anything_is_sent(shop: Any) -> None:
         shop.tasks.ship.delay()
     with pytest.raises(TypeError):
         shop.tasks.ship.delay(1, guard=None)
-
-
-def test_models_go_in_and_come_out(shop: Any) -> None:
-    """pydantic=True: the body gets a model; the key comes from its attribute."""
-    if celery.VERSION < (5, 5):
-        pytest.skip("Celery has models since 5.5")
-    pytest.importorskip("pydantic")
-    order = {"number": 7, "lines": ["a book"]}
-    with shop.worker():
-        results = [shop.tasks.model.delay(order) for _ in range(2)]
-        assert [result.get(timeout=60) for result in results] == [order, order]
-    assert shop.effects() == Counter({"7": 1})

@@ -578,3 +578,9 @@ else:
         with guard.transaction() as db:
             effect(db, order.number, guard)
         return order
+
+    @task(name="shop.queue_up_models", pydantic=True)
+    @guarded_task(key="queue:<order.number>", once_per="message", busy="park", ttl_s=TTL_S)
+    def queue_up_models(order: Order, seconds: float = 0.0, *, guard: Guard) -> int:
+        """Stands in line for the key that a model names."""
+        return _take_turn("model", order.number, seconds, guard)
