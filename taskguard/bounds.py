@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass
 
 from taskguard.errors import ConfigurationError
+from taskguard.values import value
 
 __all__ = ["MOST_SLOTS", "Bounds", "Rate", "is_slot", "rate_of", "slots_of"]
 
@@ -31,7 +31,7 @@ _is_rate = re.compile(r"([1-9][0-9]{0,8})/([smhd])").fullmatch
 _LEAST_INTERVAL_US = 100
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Rate:
     """At most one start in `interval_us`, or `burst` of them at once after a pause as long."""
 
@@ -51,7 +51,7 @@ class Rate:
         return max(opens_us, now_us - (self.burst - 1) * self.interval_us) + self.interval_us
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Bounds:
     """What bounds the holders of a key.
 

@@ -12,7 +12,9 @@ A new rule is one entry, and a new option one entry of `DIMENSIONS`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from taskguard.values import value
 
 __all__ = ["DELIVERIES", "DIMENSIONS", "ENQUEUES", "REFUSALS", "Rule", "refusal", "rule_for"]
 
@@ -29,7 +31,7 @@ DIMENSIONS: dict[str, tuple[str, ...]] = {
 """The values that each option may have, as far as they differ here."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Rule:
     """What holds for the combinations that it fits.
 

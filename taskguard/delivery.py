@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from taskguard.bounds import Bounds
 from taskguard.ledger.protocol import Claim, MessageRef, RowRef
 from taskguard.policy import Policy
+from taskguard.values import value
 
 __all__ = [
     "DROPPED",
@@ -102,7 +102,7 @@ class Parking(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Codec:
     """How results and progress become JSON text, by the queue's own rules where it has some.
 
@@ -115,7 +115,7 @@ class Codec:
     loads: Callable[[str], Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class Delivery:
     """What a queue handed over.
 
@@ -204,14 +204,14 @@ class Delivery:
         return not (self.called or self.redelivered or message.retries or message.deferrals)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Completed:
     """The body ran and DONE is committed; `value` is its result. Acknowledge."""
 
     value: Any
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Answered:
     """The work was done before; `value` is the stored result, or None. Acknowledge."""
 
@@ -229,7 +229,7 @@ DROPPED: Mapping[str, str | None] = {
 """Why a message is dropped, and what its caller reads. None: a live copy of the message answers."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Dropped:
     """Acknowledge without a result, once the caller can read that the message never runs.
 
@@ -246,7 +246,7 @@ class Dropped:
         return None if text is None else text.format(key=key)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Deferred:
     """The message is published again, to come in `delay_s` seconds. Acknowledge without a result.
 
@@ -257,7 +257,7 @@ class Deferred:
     deferrals: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Parked:
     """The message waits in the ledger until its key is free. Acknowledge without a result."""
 

@@ -31,10 +31,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import ClassVar
 
 from taskguard.lease import UNKNOWN_HOLDER
+from taskguard.values import value
 
 __all__ = [
     "Acquired",
@@ -67,7 +68,7 @@ __all__ = [
 logger = logging.getLogger("taskguard")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class Event:
     """What every event carries.
 
@@ -86,7 +87,7 @@ class Event:
     message: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class Acquired(Event):
     """The lock server granted the lease, `waited_s` after the delivery asked first."""
 
@@ -94,7 +95,7 @@ class Acquired(Event):
     waited_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class Contended(Event):
     """The key was found taken, at the lock server or in the ledger.
 
@@ -109,7 +110,7 @@ class Contended(Event):
     retry_after_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class Renewed(Event):
     """A batch of `count` leases was renewed, in `took_s`. `key` names the first."""
 
@@ -118,7 +119,7 @@ class Renewed(Event):
     took_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class RenewalFailed(Event):
     """A renewal of `count` leases got no answer. Their old deadlines stand."""
 
@@ -130,7 +131,7 @@ class RenewalFailed(Event):
     took_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class Lost(Event):
     """The lease can no longer be trusted; the body is told."""
 
@@ -142,7 +143,7 @@ class Lost(Event):
     held_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class Released(Event):
     """The lease ended with the body, `held_s` after it was taken."""
 
@@ -151,7 +152,7 @@ class Released(Event):
     held_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class Claimed(Event):
     """The ledger granted the work, in `took_s`."""
 
@@ -161,7 +162,7 @@ class Claimed(Event):
     took_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class Takeover(Event):
     """The lease of the work's last holder had run out; this is attempt `attempt`.
 
@@ -181,7 +182,7 @@ class Takeover(Event):
     held_by: str = UNKNOWN_HOLDER
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class Duplicate(Event):
     """The delivery needed no body.
 
@@ -199,7 +200,7 @@ class Duplicate(Event):
     age_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class StillDead(Duplicate):
     """The delivery's work has been DEAD before, for `crashes` holders that vanished."""
 
@@ -212,7 +213,7 @@ class StillDead(Duplicate):
     crashes: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class Deferred(Event):
     """The message was published again, to come in `delay_s`; then this delivery was acknowledged.
 
@@ -229,7 +230,7 @@ class Deferred(Event):
     deferrals: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class Parked(Event):
     """The message stands in the line of its key, in the ledger; then it was acknowledged."""
 
@@ -237,7 +238,7 @@ class Parked(Event):
     text: ClassVar[str] = "%(task)s %(key)s parked (message %(message)s)"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class Called(Event):
     """The first in line was sent again, for its key is free."""
 
@@ -245,7 +246,7 @@ class Called(Event):
     text: ClassVar[str] = "%(task)s %(key)s called (message %(message)s)"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class Completed(Event):
     """DONE is committed, `held_s` after the claim."""
 
@@ -255,7 +256,7 @@ class Completed(Event):
     held_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class StaleRefused(Event):
     """The database refused a commit of this holder; nothing of it was written."""
 
@@ -268,7 +269,7 @@ class StaleRefused(Event):
     held_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class Failed(Event):
     """The body raised `error` (its type's name), `held_s` after the claim."""
 
@@ -278,7 +279,7 @@ class Failed(Event):
     held_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class Dead(Event):
     """The work is DEAD: its holders vanished `crashes` times."""
 
@@ -290,7 +291,7 @@ class Dead(Event):
     crashes: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class LockUnavailable(Event):
     """The lock server gave no answer; it was waited for `took_s` seconds."""
 
@@ -303,14 +304,14 @@ class LockUnavailable(Event):
     took_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class LockUndecided(LockUnavailable):
     """The same for a lock on which no ledger decides: it was not taken."""
 
     text: ClassVar[str] = "lock server gave no answer (%(error)s); %(key)s was not taken"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class LockOverruled(Event):
     """The lock server has a value that is no lease, or outlives every lease; the value stays.
 
@@ -328,7 +329,7 @@ class LockOverruled(Event):
     remaining_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class DoneElsewhere(Event):
     """A message that was delivered before has done `other`, another work of the same task.
 

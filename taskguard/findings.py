@@ -7,7 +7,8 @@ Every name stands in `docs/reference/findings.md`.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+
+from taskguard.values import value
 
 __all__ = ["Finding", "Level"]
 
@@ -20,7 +21,7 @@ class Level(enum.StrEnum):
     NOTE = "note"  # good to know
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Finding:
     """One thing that is wrong.
 

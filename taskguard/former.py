@@ -16,18 +16,18 @@ Read next: `states.speaking_record()` for which of several records counts, and
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from taskguard.errors import ConfigurationError
 from taskguard.policy import check_namespace
+from taskguard.values import value
 
 __all__ = ["Former", "formers_in"]
 
 _MOST = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class Former:
     """How a guard was declared before. An argument that is left out was as it is now.
 

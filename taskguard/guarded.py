@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import inspect
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
 from types import AsyncGeneratorType, GeneratorType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -23,6 +22,7 @@ from taskguard.former import Former, formers_in
 from taskguard.guard import Guard
 from taskguard.keys import SHORT_CHARS, KeyFunction, compile_key, shorten
 from taskguard.policy import Policy, make_policy, refuse_newest, refuse_unbounded
+from taskguard.values import value
 
 if TYPE_CHECKING:
     from taskguard.ledger.own_rows.guarded_row import RowId
@@ -50,7 +50,7 @@ def prefix_of(namespace: str) -> str:
     return f"{namespace}:" if namespace else ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _Shape:
     """What makes a call's keys and its work's id.
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import _thread
 import contextlib
-import ctypes
 import sys
 import threading
 import time
@@ -81,6 +80,8 @@ def raise_in_thread(number: int, error: type[BaseException] | None) -> None:
 
     None: one that has not arrived yet does not arrive any more.
     """
+    import ctypes  # few processes interrupt a body, and it takes time to load
+
     thread, given = ctypes.c_ulong(number), error and ctypes.py_object(error)
     looks = _MOST_LOOKS if _BEGINS_AS_ITS_STARTER and error is not None else 0
     while looks and _is_starting_another(number):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import Any, Literal, get_args
 
 from taskguard.bounds import MOST_SLOTS, Rate, rate_of
 from taskguard.errors import ConfigurationError
+from taskguard.values import value
 
 __all__ = [
     "DAY_S",
@@ -39,7 +39,7 @@ MOST_ROWS = 2**31 - 1
 _MAX_NAMESPACE_BYTES = 100
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class Policy:
     """How a guarded task behaves.
 
@@ -190,6 +190,8 @@ def make_policy(options: Mapping[str, Any], *, task: str, **defaults: Any) -> Po
     known = [option.name for option in fields(Policy) if option.init]
     for name in options:
         if name not in known:
+            import difflib  # for this error alone
+
             near = difflib.get_close_matches(
                 name, ["key", "once_per", "work", "fingerprint", "row", "formerly", *known], n=1
             )

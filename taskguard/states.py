@@ -8,8 +8,9 @@ snapshot of the work and never from two readings of a clock.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+
+from taskguard.values import value
 
 __all__ = [
     "BY_ROW",
@@ -115,7 +116,7 @@ class Place(StrEnum):
     MISSING = "missing"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class WorkRow:
     """The columns of a work that a claim is decided by. Times are µs of the database's clock."""
 

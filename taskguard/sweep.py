@@ -28,13 +28,13 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from taskguard.api import TaskGuard
 from taskguard.errors import ConfigurationError, StoredCallError
 from taskguard.outbox import AGAIN_AFTER_S, Send, outbox_of, waits_s
 from taskguard.policy import MOST_ROWS, check_number
+from taskguard.values import value
 
 if TYPE_CHECKING:
     from taskguard.ledger.protocol import LineLedger, Overdue
@@ -56,7 +56,7 @@ _LONGEST_PAUSE_S = 86_400.0
 _MOST_DOUBLINGS = 60
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Swept:
     """What a sweep did.
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from taskguard.doctor.clocks import HasClock, check_clocks
 from taskguard.doctor.configuration import Configuration, GuardedTask, named
@@ -31,11 +30,12 @@ from taskguard.doctor.namespaces import check_namespace
 from taskguard.doctor.queues import QueueServer
 from taskguard.errors import ConfigurationError
 from taskguard.findings import Finding, Level
+from taskguard.values import value
 
 __all__ = ["Configuration", "GuardedTask", "Report", "examine", "log_findings"]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Report:
     """What was found in one part.
 

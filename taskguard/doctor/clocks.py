@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from taskguard.errors import TaskguardError
 from taskguard.findings import Finding, Level
+from taskguard.values import value
 
 __all__ = ["HasClock", "Reading", "check_clocks", "judge_clocks"]
 
@@ -29,7 +29,7 @@ class HasClock(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Reading:
     """By how much a clock differs from this machine's, give or take."""
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from taskguard.api import TaskGuard
 from taskguard.findings import Finding
 from taskguard.policy import Policy
+from taskguard.values import value
 
 __all__ = ["Configuration", "GuardedTask", "named"]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class GuardedTask:
     """A task, as far as it says what servers have to bear.
 
@@ -31,7 +31,7 @@ class GuardedTask:
     limit_s: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Configuration:
     """One application. An integration makes it, or `taskguard doctor` of two URLs.
 

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from taskguard.keys.formats import explain_format, format_value
@@ -42,6 +41,7 @@ from taskguard.keys.values import (
     structure_digest,
     text_of,
 )
+from taskguard.values import value
 
 __all__ = ["MAX_TEMPLATE_CHARS", "Placeholder", "Template", "TemplateProblemError", "parse"]
 
@@ -69,7 +69,7 @@ class TemplateProblemError(Exception):
     """What is wrong with a template. It stays in this package, where task and names are added."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Placeholder:
     """One `<…>` of a template. `argument` is its source less the filters, which hide nothing of
     what tells values apart."""
@@ -123,7 +123,7 @@ class Placeholder:
         return text_of(value, by_str=self.by_str)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Template:
     """A parsed template: literal text, and placeholders each with the literal text after it."""
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from taskguard.bounds import Bounds
@@ -28,6 +27,7 @@ from taskguard.keys import SHORT_CHARS, shorten
 from taskguard.lease import Owner
 from taskguard.policy import DAY_S, Newest
 from taskguard.states import Decision, State
+from taskguard.values import value
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -67,7 +67,7 @@ SENDS = re.compile(r'\{"sent": \[(\d+), (\d+)\], ')
 A claim begins the count anew."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class MessageRef:
     """A delivery's message: its identity, how often it was retried and put off.
 
@@ -134,7 +134,7 @@ class DeclaredRow(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RowRef:
     """One row of the user's own: where it is declared, and its id's values."""
 
@@ -142,7 +142,7 @@ class RowRef:
     id: tuple[object, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ClaimRequest:
     """What a delivery asks for.
 
@@ -223,7 +223,7 @@ class ClaimRequest:
         return (self.line, *(key for key in self.keys if key != self.line))
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Claim:
     """A granted request: what later statements of its holder name, above all fence and owner."""
 
@@ -272,7 +272,7 @@ def sends_of(call: str, *, attempts: int) -> int:
     return int(count[1]) if count and int(count[2]) == attempts else 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Overdue:
     """Work that is overdue: NEW and unclaimed for too long, or its holder's lease has run out.
 
@@ -301,7 +301,7 @@ class Overdue:
         return sends_of(self.call, attempts=self.attempts)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Claimed:
     """The claim was granted.
 
@@ -330,14 +330,14 @@ class Claimed:
     replaced: tuple[Overdue, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ParkedNewest:
     """The message waits for its key, as the newest of its task; `replaced` is as of `Claimed`."""
 
     replaced: tuple[Overdue, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Busy:
     """A live lease stands in the way; nothing was changed.
 
@@ -361,7 +361,7 @@ class Busy:
     too_early: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Answer:
     """The delivery needs no body.
 
@@ -394,7 +394,7 @@ class Answer:
 ClaimAnswer = Claimed | Busy | Answer
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class WorkView:
     """The record of work as a person or an operator's tool sees it. Times in seconds since 1970."""
 
@@ -419,7 +419,7 @@ class WorkView:
     finished_s: float | None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Waiting:
     """Work in the line of its key, as a person sees it. Times in seconds since 1970.
 
@@ -438,7 +438,7 @@ class Waiting:
     sent_again: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Standing:
     """Work that somebody has enqueued or claimed before, and that has not ended.
 
@@ -457,7 +457,7 @@ class Standing:
     begun: bool
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Once:
     """What an enqueue does where the same work is waiting or in progress.
 

@@ -15,7 +15,6 @@ than their `retention_s`, so a cut-off has to be at least that long ago.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import sqlalchemy as sa
 
@@ -24,6 +23,7 @@ from taskguard.ledger.connections.database import Database
 from taskguard.ledger.tables import KEYS, MESSAGES, WORK
 from taskguard.policy import LEAST_PURGE_AGE_S, MOST_ROWS, check_number
 from taskguard.states import State
+from taskguard.values import value
 
 __all__ = ["Purged", "purge"]
 
@@ -31,7 +31,7 @@ _LOCK_TIMEOUT_S = 5.0
 _ENDED = (State.DONE.value, State.FAILED.value)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Purged:
     """How many rows `purge()` deleted."""
 

@@ -13,11 +13,11 @@ lease that ends within its ttl, or that the provider frees by itself: nobody els
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from taskguard.findings import Finding
 from taskguard.lease import Owner
+from taskguard.values import value
 
 __all__ = [
     "CALLED",
@@ -45,7 +45,7 @@ KEPT_S = 0.5
 NO_LIMIT = 1_000_000_000
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Traits:
     """What kind of locks a provider has.
 
@@ -76,7 +76,7 @@ class Traits:
     hints: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Granted:
     """The caller holds the keys.
 
@@ -90,7 +90,7 @@ class Granted:
     ttl_s: float
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Held:
     """Another owner holds at least one of the keys; none was taken.
 
@@ -108,7 +108,7 @@ class Held:
     shared: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Hold:
     """One lease to renew; `limit`: as it was acquired."""
 

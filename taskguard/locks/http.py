@@ -27,12 +27,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from urllib.parse import parse_qsl, unquote
 
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
+from taskguard.values import value
 
 __all__ = ["Endpoint", "HttpLink", "Reply", "ServerUrl", "parse_url"]
 
@@ -41,7 +41,7 @@ _FILES = ("ca", "cert", "key")
 _HOST = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[^:\[\]\s/]+)(?::(?P<port>\d{1,5}))?")
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Endpoint:
     """One server's host and port."""
 
@@ -53,7 +53,7 @@ class Endpoint:
         return f"{host}:{self.port}"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ServerUrl:
     """What a lock server's URL says."""
 
@@ -63,7 +63,7 @@ class ServerUrl:
     tls: ssl.SSLContext | None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Reply:
     """One answer: its status, its text, and the server's clock in whole seconds, if it says so.
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
+
+from taskguard.values import value
 
 __all__ = ["Limit", "Limited", "ServerFacts", "Size", "TableFacts"]
 
@@ -17,7 +19,7 @@ class Limited(Enum):
     IDLENESS = "a transaction between two statements"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Limit:
     """One time-out that is on."""
 
@@ -26,7 +28,7 @@ class Limit:
     of: Limited
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ServerFacts:
     """The server and its settings, as the ledger's connections have them.
 
@@ -45,7 +47,7 @@ class ServerFacts:
     limits: tuple[Limit, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Size:
     """A table's size as the server estimates it."""
 
@@ -53,7 +55,7 @@ class Size:
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TableFacts:
     """The ledger's tables.
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from taskguard.errors import LedgerSchemaError
 from taskguard.findings import Finding, Level
 from taskguard.ledger.connections.database import CannotWriteError
 from taskguard.ledger.health.facts import Limit, Limited, ServerFacts, TableFacts
 from taskguard.policy import DAY_S
+from taskguard.values import value
 
 __all__ = [
     "Bodies",
@@ -30,7 +30,7 @@ _MANY_ROWS = 10_000_000
 _MANY_BYTES = 10 * 2**30
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Bodies:
     """What the database has to bear.
 

@@ -10,7 +10,6 @@ Read next: `guarded_row.py` for how it is declared, `states.decide_by_row()` for
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import sqlalchemy as sa
@@ -19,6 +18,7 @@ from taskguard.errors import LedgerSchemaError, RowChangedError
 from taskguard.ledger.own_rows.guarded_row import GuardedRow, fits_fence, fits_state
 from taskguard.ledger.protocol import Claim, RowRef
 from taskguard.states import Place
+from taskguard.values import value
 
 __all__ = [
     "Found",
@@ -44,7 +44,7 @@ class RowMovedError(Exception):
         self.found = found
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Found:
     """A row as it was read."""
 

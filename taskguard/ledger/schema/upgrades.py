@@ -15,7 +15,6 @@ run.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -23,6 +22,7 @@ import sqlalchemy as sa
 from taskguard.errors import LedgerSchemaError
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.tables import SCHEMA, SCHEMA_VERSION
+from taskguard.values import value
 
 __all__ = [
     "STEPS",
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Step:
     """How tables become those of version `to`, from those of the version before it.
 

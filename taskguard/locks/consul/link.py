@@ -9,12 +9,12 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 from taskguard.errors import LockServerUnavailableError
 from taskguard.locks.http import Endpoint, HttpLink, Reply, ServerUrl
+from taskguard.values import value
 
 __all__ = ["MOST_OPERATIONS", "ConsulLink", "Entry", "Failed", "RefusedError", "encoded"]
 
@@ -25,7 +25,7 @@ class RefusedError(LockServerUnavailableError):
     """Consul answered, and what it said was no."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Entry:
     """What stands under a key."""
 
@@ -35,7 +35,7 @@ class Entry:
     changed: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Failed:
     """Which operations of a transaction failed, and how: nothing of it was done."""
 

@@ -9,7 +9,6 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
@@ -36,6 +35,7 @@ from taskguard.locks.etcd.messages import (
 )
 from taskguard.locks.http import parse_url
 from taskguard.policy import DAY_S, check_number
+from taskguard.values import value
 
 __all__ = ["EtcdLocks"]
 
@@ -438,7 +438,7 @@ class EtcdLocks:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _Lease:
     """A lease of etcd's, and what its answer said of the server: revision, and clock if known."""
 

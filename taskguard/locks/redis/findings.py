@@ -7,17 +7,17 @@ Does not know whether there is a ledger, which makes good what a server can lose
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from taskguard.findings import Finding, Level
 from taskguard.locks.redis.link import Refusal
+from taskguard.values import value
 
 __all__ = ["RedisFacts", "facts_of", "findings_of", "refused"]
 
 _NEARLY_FULL = 0.9
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class RedisFacts:
     """What INFO says.
 

@@ -23,7 +23,6 @@ servers +role beside what locks need.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from taskguard.clock import SYSTEM_CLOCK
@@ -32,6 +31,7 @@ from taskguard.findings import Finding
 from taskguard.locks.redis.link import Connections, RedisLink, driver
 from taskguard.locks.redis.protocol import pack
 from taskguard.locks.redis.sentinel_url import SentinelUrl
+from taskguard.values import value
 
 __all__ = ["SentinelLink", "Sentinels", "View"]
 
@@ -44,7 +44,7 @@ _RECOUNT_EVERY_S = 30.0
 _ROLE = pack(b"ROLE")
 
 
-@dataclass(frozen=True)
+@value
 class View:
     """What one Sentinel says.
 

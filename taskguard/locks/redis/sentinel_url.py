@@ -14,12 +14,12 @@ a password.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from taskguard.locks.redis.address import apart, from_url, take_options, unreadable
 from taskguard.policy import DAY_S
+from taskguard.values import value
 
 __all__ = ["SCHEMES", "SentinelUrl", "is_sentinel_url"]
 
@@ -35,7 +35,7 @@ def is_sentinel_url(server: object) -> bool:
     return isinstance(server, str) and server.partition("://")[0].lower() in SCHEMES
 
 
-@dataclass(frozen=True)
+@value
 class SentinelUrl:
     """What a URL says.
 

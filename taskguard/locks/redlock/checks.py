@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from taskguard.clock import SYSTEM_CLOCK
@@ -11,6 +10,7 @@ from taskguard.errors import LockServerUnavailableError
 from taskguard.findings import Finding, Level
 from taskguard.locks.redis.link import RedisLink
 from taskguard.locks.redis.protocol import pack
+from taskguard.values import value
 
 __all__ = ["look_at"]
 
@@ -19,7 +19,7 @@ _ASKED = (pack(b"INFO"), pack(b"CONFIG", b"GET", b"appendfsync"), pack(b"TIME"))
 _MOST_APART_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _Report:
     """What one server says of itself; empty where this user may not ask."""
 

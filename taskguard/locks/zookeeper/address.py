@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 import ssl
-from dataclasses import dataclass, field
+from dataclasses import field
 from urllib.parse import parse_qsl, unquote, urlencode
 
 from taskguard.errors import ConfigurationError
 from taskguard.locks.http import Endpoint, parse_url
 from taskguard.policy import DAY_S, check_number
+from taskguard.values import value
 
 __all__ = ["Address", "parse_address"]
 
@@ -22,7 +23,7 @@ _SESSION_S = 10.0
 _CHROOT = re.compile(r"(/(?!\.{1,2}(/|$))[^/\x00-\x1f\x7f-\x9f]+)*")
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Address:
     """The servers, and how to speak to them.
 

@@ -8,7 +8,7 @@ Does not guarantee that all nodes are of one mind: one is asked, the first that 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from taskguard.errors import LockServerUnavailableError
@@ -18,6 +18,7 @@ from taskguard.locks.redis.findings import facts_of
 from taskguard.locks.redis.findings import findings_of as findings_of_one
 from taskguard.locks.redis.link import RedisLink
 from taskguard.locks.redis.protocol import pack
+from taskguard.values import value
 
 __all__ = ["findings_of"]
 
@@ -27,7 +28,7 @@ _ELECTION_S = 3.0
 _FAILED = {"fail", "fail?", "noaddr", "handshake"}
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class _Node:
     """A line of CLUSTER NODES."""
 

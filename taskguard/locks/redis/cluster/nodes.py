@@ -21,7 +21,6 @@ import binascii
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import repeat
 from typing import Any
 
@@ -30,6 +29,7 @@ from taskguard.locks.redis.address import cluster_from_url
 from taskguard.locks.redis.link import RedisLink, Sent, driver
 from taskguard.locks.redis.protocol import Script, pack
 from taskguard.native import allocate_lock
+from taskguard.values import value
 
 __all__ = ["SLOTS", "Call", "ClusterLink", "Place", "slot_of"]
 
@@ -60,7 +60,7 @@ def slot_of(name: bytes) -> int:
     return binascii.crc_hqx(name, 0) % SLOTS
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Call:
     """One script on the entries of one slot."""
 
@@ -74,7 +74,7 @@ class Call:
         return pack(*start, b"%d" % len(self.keys), *self.keys, *self.arguments)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Place:
     """A node as the cluster announces it."""
 
