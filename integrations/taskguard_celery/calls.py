@@ -13,7 +13,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from celery import Celery, Task
@@ -101,10 +101,14 @@ class CelerySender:
         Of a call that is to be sent for later, with that delay.
         """
         signature = self._read(call)
-        after_s = float(call.get(NOT_BEFORE, 0.0)) - time.time()
-        later: dict[str, Any] = {"countdown": after_s} if after_s > 0.0 else {}
         options, headers = to_hand_off(self._app, signature.options)
-        self._send(signature, message, headers, **options, **later)
+        not_before_s = float(call.get(NOT_BEFORE, 0.0))
+        signature.options.pop("eta", None)
+        if not_before_s > time.time():
+            # A worker reads it. As an option of `apply_async()` RabbitMQ would delay the message,
+            # if there are quorum queues, and bring it by another exchange.
+            headers["eta"] = datetime.fromtimestamp(not_before_s, UTC).isoformat()
+        self._send(signature, message, headers, **options)
 
     def fail(self, call: dict[str, Any], message: MessageRef, reason: str) -> None:
         """Say that the task of a stored call is FAILURE: to its caller, chord, chain and errbacks.

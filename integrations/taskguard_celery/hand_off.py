@@ -1,13 +1,17 @@
-"""How who is called from a line comes to a worker: by the queue beside that of his message.
+"""How a message that is called from a line comes to a worker: by the queue beside its own.
 
-At the end of the message's own queue he would stand behind all that have to be parked before. So
-workers consume from `<queue>.taskguard` as well. There he is a message of his own queue, or of his
-own exchange, for retries and whatever else is sent with his route.
+At the end of its own queue it would stand behind all that have to be parked before. So workers
+consume from `<queue>.taskguard` as well. There it is a message of its own queue, or of its own
+exchange, for retries and whatever else is sent with its route.
 
-Guarantees: whoever is called says so, however his message was sent. Does not guarantee that the
-queue of a message is found that came by an exchange: not where several queues of this app have it,
-nor by a headers exchange. Then he comes by that exchange, behind all others. If nobody consumes
-from the queue beside, a relay sends him again, to his own one.
+Guarantees: a called message says so, however it was sent. On RabbitMQ the queue beside is the same
+kind of queue, and the message keeps its routing key, so that a message that is rejected is
+dead-lettered as from its own queue. A queue beside that is down, missing, forbidden, or has other
+arguments stops no worker: without it a message is sent to its own queue (`rabbitmq_queues.py`).
+
+Does not guarantee that the queue of a message is found that came by an exchange: not if several
+queues of this app have it, nor by a headers exchange. Then it comes by that exchange, behind all
+others. Nor does it know the policies of RabbitMQ.
 """
 
 from __future__ import annotations
@@ -19,6 +23,9 @@ from typing import Any
 from celery import Celery
 from kombu.common import Broadcast
 
+from taskguard_celery.broker import broker_kind
+from taskguard_celery.rabbitmq_queues import beside_of, consume_beside
+
 __all__ = ["CALLED_HEADER", "consume_hand_offs", "hand_off_of", "take_called", "to_hand_off"]
 
 CALLED_HEADER = "taskguard_called"
@@ -28,7 +35,7 @@ _ROUTE_HEADER = "taskguard_route"  # that exchange, and the routing key
 
 
 def hand_off_of(queue: str) -> str:
-    """The queue beside a queue, through which those come who were called."""
+    """The queue beside a queue, through which called messages come."""
     return f"{queue}.taskguard"
 
 
@@ -37,9 +44,18 @@ def consume_hand_offs(app: Celery) -> None:
     queues = app.amqp.queues
     if not queues.create_missing:
         return
-    for name, queue in list(queues.consume_from.items()):
-        if not isinstance(queue, Broadcast):
-            queues.select_add(queues.new_missing(hand_off_of(name)))
+    own = {
+        hand_off_of(name): queue
+        for name, queue in queues.consume_from.items()
+        # One of those beside may be among them, as an application's own declaration.
+        if not (isinstance(queue, Broadcast) or name.endswith(hand_off_of("")))
+        and hand_off_of(name) not in queues.consume_from
+    }
+    if broker_kind(app) == "amqp":
+        consume_beside(app, own)
+        return
+    for name in own:
+        queues.select_add(queues.new_missing(name))
 
 
 def to_hand_off(app: Celery, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -53,10 +69,14 @@ def to_hand_off(app: Celery, options: Mapping[str, Any]) -> tuple[dict[str, Any]
     if queue is None:
         headers[_ROUTE_HEADER] = route
         queue = _queue_of(app, *route)
-    beside = hand_off_of(queue) if isinstance(queue, str) else ""
-    if beside not in app.amqp.queues:
+    name = hand_off_of(queue) if isinstance(queue, str) else ""
+    beside = beside_of(app).get(name)
+    if beside is not None:
+        key = str(options.get("routing_key") or queue)
+        return (beside.options(key) if beside.serves(app) else {}), headers
+    if name not in app.amqp.queues:
         return {}, headers
-    return {"queue": beside, "exchange": None, "routing_key": None}, headers
+    return {"queue": name, "exchange": None, "routing_key": None}, headers
 
 
 def take_called(request: Any) -> bool:

@@ -15,7 +15,13 @@ from typing import Any
 
 from celery import Task
 from celery._state import get_current_app
-from celery.signals import celeryd_after_setup, task_revoked, worker_process_init, worker_ready
+from celery.signals import (
+    celeryd_after_setup,
+    task_revoked,
+    worker_init,
+    worker_process_init,
+    worker_ready,
+)
 
 from taskguard import GuardedFunction, errors, examine, log_findings
 from taskguard_celery.arguments import body_arguments
@@ -25,6 +31,7 @@ from taskguard_celery.findings import LOSING, findings_of_task, settings_of, tim
 from taskguard_celery.hand_off import CALLED_HEADER, consume_hand_offs
 from taskguard_celery.message import message_of, published_at_s
 from taskguard_celery.parking import CeleryParking, CeleryRelay
+from taskguard_celery.rabbitmq_queues import ConsumeBeside
 from taskguard_celery.recognition import (
     guarded_function_of,
     guarded_tasks,
@@ -131,6 +138,11 @@ def _check_servers(app: Any, rows: list[Any]) -> None:
     finally:
         runtime.close()
     log_findings(found, but=LOSING | _SAID_BY_CELERY)
+
+
+def _on_worker_init(sender: Any = None, **_: Any) -> None:
+    """Steps of a worker are made before it is set up."""
+    sender.app.steps["consumer"].add(ConsumeBeside)
 
 
 def _on_worker_setup(instance: Any = None, **_: Any) -> None:
@@ -268,6 +280,7 @@ def _end(task: Task, compiled: GuardedFunction, request: Any, *, expired: bool) 
         runtime.runner.line.left(delivery)
 
 
+worker_init.connect(_on_worker_init, weak=False)
 celeryd_after_setup.connect(_on_worker_setup, weak=False)
 worker_ready.connect(_on_worker_ready, weak=False)
 worker_process_init.connect(_on_child_ready, weak=False)

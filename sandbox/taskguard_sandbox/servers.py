@@ -23,16 +23,22 @@ import importlib.util
 import json
 import os
 import platform
+import secrets
 import shutil
 import signal
 import socket
 import subprocess
 from abc import abstractmethod
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from taskguard_sandbox.process import Server, ServerError, environment, free_port, nobody
+
+if TYPE_CHECKING:
+    from typing import Self
 
 __all__ = [
     "Consul",
@@ -45,6 +51,7 @@ __all__ = [
     "NewestRabbitMQ",
     "Postgres",
     "RabbitMQ",
+    "RabbitMQCluster",
     "Redis62",
     "RedisServer",
     "SentinelOf",
@@ -550,10 +557,18 @@ class RabbitMQ(Server):
         super().__init__(port=port)
         self.options: Mapping[str, str | int] = options
         self._epmd_port = self._distribution_port = 0
+        self._cluster: RabbitMQCluster | None = None
 
     def _choose_ports(self) -> None:
         super()._choose_ports()
         self._epmd_port, self._distribution_port = free_port(), free_port()
+        if self._cluster is not None:
+            self._epmd_port = self._cluster.epmd_port
+
+    @property
+    def node(self) -> str:
+        """The name of its Erlang node."""
+        return f"taskguard-{self.port}@localhost"
 
     @classmethod
     def available(cls) -> str | None:
@@ -569,13 +584,17 @@ class RabbitMQ(Server):
     def _prepare(self) -> None:
         lines = [f"listeners.tcp.1 = 127.0.0.1:{self.port}", "disk_free_limit.absolute = 1MB"]
         lines += [f"{name} = {value}" for name, value in self.options.items()]
+        if self._cluster is not None:
+            lines += self._cluster.lines()
+            self._cluster.share_cookie(self.folder)
         (self.folder / "rabbitmq.conf").write_text("\n".join([*lines, ""]), encoding="utf-8")
         (self.folder / "enabled_plugins").write_text("[].\n", encoding="utf-8")
         # Started here, in the foreground: the one that Erlang starts by itself is a daemon.
         epmd = shutil.which("epmd") or "/usr/bin/epmd"
         options = ["-address", "127.0.0.1", "-port", str(self._epmd_port)]
-        self._spawn_helper([*self._within, epmd, *options])
-        self._await(lambda: _listens(self._epmd_port), "epmd")
+        if not _listens(self._epmd_port):
+            self._spawn_helper([*self._within, epmd, *options])
+            self._await(lambda: _listens(self._epmd_port), "epmd")
 
     def _command(self) -> list[str]:
         return [*self._within, str(self.SCRIPT)]
@@ -589,7 +608,7 @@ class RabbitMQ(Server):
             "ERL_CRASH_DUMP": str(folder / "erl_crash.dump"),
             # The script becomes the broker, instead of watching it from between.
             "RUNNING_UNDER_SYSTEMD": "true",
-            "RABBITMQ_NODENAME": f"taskguard-{self.port}@localhost",
+            "RABBITMQ_NODENAME": self.node,
             "RABBITMQ_NODE_IP_ADDRESS": "127.0.0.1",
             "RABBITMQ_NODE_PORT": str(self.port),
             "RABBITMQ_DIST_PORT": str(self._distribution_port),
@@ -608,6 +627,50 @@ class RabbitMQ(Server):
     def _answers(self) -> bool:
         # The first frame of AMQP is a method of channel 0; the listener opens last at boot.
         return self._ask(b"AMQP\x00\x00\x09\x01").startswith(b"\x01\x00\x00")
+
+
+class RabbitMQCluster:
+    """Several nodes of RabbitMQ as one cluster, on one port mapper. `with` starts and stops it.
+
+    A node is halted and started on its own: `cluster.nodes[1].halt()`. The first node runs the port
+    mapper, so it must be running when another node starts.
+    """
+
+    def __init__(self, size: int = 3, **options: str | int) -> None:
+        self.nodes = [RabbitMQ(port=free_port(), **options) for _ in range(size)]
+        self.epmd_port = free_port()
+        self._cookie = secrets.token_hex(16)
+        for node in self.nodes:
+            node._cluster = self  # noqa: SLF001  # one class in two parts
+
+    def __enter__(self) -> Self:
+        with ExitStack() as started, ThreadPoolExecutor(len(self.nodes)) as threads:
+            for node in self.nodes:
+                started.callback(node.stop)
+            first, *others = self.nodes
+            first.start()
+            for each in [threads.submit(node.start) for node in others]:
+                each.result()
+            self._started = started.pop_all()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._started.close()
+
+    def lines(self) -> list[str]:
+        """Lines of rabbitmq.conf by which the nodes find each other."""
+        peers = [f"classic_config.nodes.{n} = {node.node}" for n, node in enumerate(self.nodes, 1)]
+        return [
+            "cluster_formation.peer_discovery_backend = classic_config",
+            *(f"cluster_formation.{peer}" for peer in peers),
+        ]
+
+    def share_cookie(self, folder: Path) -> None:
+        """Nodes know each other by a common secret."""
+        cookie = folder / ".erlang.cookie"
+        if not cookie.exists():
+            cookie.write_text(self._cookie, encoding="ascii")
+            cookie.chmod(0o400)
 
 
 class NewestRabbitMQ(RabbitMQ):

@@ -11,6 +11,7 @@ from celery.app.task import Context
 from kombu import Exchange, Queue, binding
 
 from taskguard_celery.hand_off import consume_hand_offs, hand_off_of, take_called, to_hand_off
+from taskguard_celery.rabbitmq_queues import beside_of
 
 ORDERS = Exchange("orders", type="topic")
 BILLS = Exchange("bills", type="direct")
@@ -97,3 +98,83 @@ def test_a_message_that_was_not_called() -> None:
     request = request_of({})
     assert not take_called(request)
     assert request.delivery_info["routing_key"] == "x.taskguard"
+
+
+def arguments_beside(queue: Queue, **settings: Any) -> dict[str, Any] | None:
+    """The arguments of the queue beside a queue of RabbitMQ; None if it has none."""
+    with Celery("rabbit", broker="amqp://", set_as_current=False) as app:
+        app.conf.update(settings)
+        app.conf.task_queues = [queue]
+        consume_hand_offs(app)
+        beside = beside_of(app)
+        assert set(beside) <= {hand_off_of(queue.name)}
+        return beside[hand_off_of(queue.name)].queue.queue_arguments if beside else None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("x-queue-type", "quorum"),
+        ("x-quorum-initial-group-size", 5),
+        ("x-delivery-limit", 3),
+        ("x-dead-letter-exchange", "dead"),
+        ("x-dead-letter-routing-key", "orders"),
+        ("x-dead-letter-strategy", "at-least-once"),
+        ("x-overflow", "reject-publish"),
+        ("x-max-priority", 9),
+    ],
+)
+def test_a_queue_beside_on_rabbitmq_is_of_its_queues_kind(name: str, value: Any) -> None:
+    """Where it is kept, who may overtake whom, and what becomes of what is rejected."""
+    assert arguments_beside(Queue("orders", queue_arguments={name: value})) == {name: value}
+
+
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        {"queue_arguments": {"x-max-length": 5}},
+        {"queue_arguments": {"x-max-length-bytes": 5}},
+        {"queue_arguments": {"x-message-ttl": 5}},
+        {"queue_arguments": {"x-message-deduplication": True}},
+        {"max_length": 5},
+        {"message_ttl": 5},
+        {"durable": False},
+    ],
+    ids=str,
+)
+def test_a_bound_of_a_queue_drops_no_called_message(bounds: dict[str, Any]) -> None:
+    """It is for a backlog, and the queue beside has none."""
+    assert arguments_beside(Queue("orders", **bounds)) == {}
+
+
+def test_priorities_of_a_queue_hold_among_called_messages() -> None:
+    """However they are given."""
+    nine = {"x-max-priority": 9}
+    assert arguments_beside(Queue("orders", max_priority=9)) == nine
+    assert arguments_beside(Queue("orders"), task_queue_max_priority=9) == nine
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {"exclusive": True},
+        {"auto_delete": True},
+        {"expires": 60},
+        {"queue_arguments": {"x-expires": 60_000}},
+        {"queue_arguments": {"x-single-active-consumer": True}},
+        {"queue_arguments": {"x-queue-type": "stream"}},
+    ],
+    ids=str,
+)
+def test_some_queues_have_none_beside_them(kind: dict[str, Any]) -> None:
+    """It would outlive its queue, or have another active consumer."""
+    assert arguments_beside(Queue("orders", **kind)) is None
+
+
+def test_an_own_declaration_of_the_queue_beside_stays() -> None:
+    """Given with -Q, or in task_queues."""
+    with Celery("own", broker="amqp://", set_as_current=False) as app:
+        app.amqp.queues.select(["orders", hand_off_of("orders")])
+        consume_hand_offs(app)
+        assert set(app.amqp.queues.consume_from) == {"orders", hand_off_of("orders")}
+        assert not beside_of(app)

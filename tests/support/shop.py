@@ -20,6 +20,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from celery import Celery, Task
+from celery.exceptions import Reject
 from kombu import Exchange, Queue
 from kombu.exceptions import OperationalError
 
@@ -144,6 +145,14 @@ def recover(order: int, seconds: float = 0.0, *, guard: Guard) -> int:
 def queue_up(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> int:
     """Stands in line for its key, and takes `seconds`; later attempts take no time."""
     return _take_turn(name, number, seconds, guard)
+
+
+@task(name="shop.reject", acks_late=True)
+@guarded_task(key="queue:<name>", once_per="message", busy="park", ttl_s=TTL_S)
+def reject(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> int:
+    """As `queue_up`, and the broker is to take the message out of its queue."""
+    _take_turn(name, number, seconds, guard)
+    raise Reject("not wanted", requeue=False)
 
 
 @task(name="shop.by_two")
