@@ -209,6 +209,7 @@ class _Term:
     @classmethod
     def begin(cls, of: Leadership, kind: Any, app: Any, options: dict[str, Any]) -> _Term:
         """A scheduler that knows when earlier leaders sent its entries."""
+        began = datetime.now(UTC)
         inner = kind(app=app, **options)
         made = cls(of, inner)
         # What is written late would overwrite what a later leader has written.
@@ -216,9 +217,10 @@ class _Term:
         name_ticks(inner)
         recorded: dict[str, str] = of.memory or {}
         for name, entry in inner.schedule.items():
-            if name in recorded:
-                _set_last_run(entry, datetime.fromisoformat(recorded[name]))
-            made._sent[name] = _last_run_of(entry)
+            moment = datetime.fromisoformat(recorded[name]) if name in recorded else None
+            if moment is not None and not _row_is_newer(entry, moment, began):
+                _set_last_run(entry, moment)
+            made._sent[name] = _last_run_of(entry).isoformat()
         made._watch(inner)
         # For whoever leads next, also if nothing is sent in this term.
         made._unrecorded = True
@@ -231,7 +233,7 @@ class _Term:
 
         def noted_reserve(entry: Any) -> Any:
             following = reserve(entry)
-            reserved[entry.name] = _last_run_of(following)
+            reserved[entry.name] = _last_run_of(following).isoformat()
             return following
 
         def watched_apply_async(entry: Any, *args: Any, **kwargs: Any) -> Any:
@@ -257,8 +259,15 @@ class _Term:
         rest_s = float(self._inner.tick(*args, **kwargs) or 0.0)
         if self._failed is not None:
             raise self._failed
+        self._forget_removed()
         self._record()
         return rest_s
+
+    def _forget_removed(self) -> None:
+        """An entry that is made anew under its name later is another one."""
+        for name in self._sent.keys() - self._inner.schedule.keys():
+            del self._sent[name]
+            self._unrecorded = True
 
     def _record(self) -> None:
         """Where this fails, the next message's record says it, too."""
@@ -300,14 +309,40 @@ def _kind_of(app: Any) -> Any:
     return kind
 
 
-def _last_run_of(entry: Any) -> str:
+def _last_run_of(entry: Any) -> datetime:
+    """When the entry was sent last, in UTC."""
     moment: datetime = entry.schedule.maybe_make_aware(entry.last_run_at)
-    return moment.astimezone(UTC).isoformat()
+    return moment.astimezone(UTC)
+
+
+def _row_is_newer(entry: Any, moment: datetime, began: datetime) -> bool:
+    """Whether a row of django-celery-beat's says more than a record of `moment`.
+
+    Beats share the row, and people change it: an entry that was disabled, or made anew under its
+    name, must not be sent for a time before that. The scheduler itself fills in a missing
+    `last_run_at` and saves the entries of `beat_schedule`. So times since `began` say nothing.
+    """
+    model = getattr(entry, "model", None)
+    if model is None:
+        return False  # the record is right, whatever this beat's own file says
+    # Without USE_TZ Django keeps `date_changed` in the process's timezone.
+    changed: datetime = model.date_changed.astimezone(UTC)
+    times = [_last_run_of(entry), changed]
+    known = [each for each in times if each < began]
+    if not known:  # never sent, or `last_run_at` was reset since
+        return bool(model.total_run_count)
+    return max(known) >= moment
 
 
 def _set_last_run(entry: Any, moment: datetime) -> None:
-    """The record is right, whatever this beat's own file or table says."""
-    entry.last_run_at = moment
+    """Set `moment`, which is in UTC, in the entry's own timezone.
+
+    Celery compares the hours of a crontab with the hour that it finds there, and rounds relative
+    intervals in that timezone.
+    """
+    zone = entry.last_run_at.tzinfo
+    local = moment.replace(tzinfo=None) if zone is None else moment.astimezone(zone)
+    entry.last_run_at = local
     model = getattr(entry, "model", None)  # django-celery-beat's
     if model is not None:
-        model.last_run_at = moment
+        model.last_run_at = local

@@ -6,8 +6,8 @@ schedulers that send by them: Celery's, django-celery-beat's, RedBeat's.
 
 Guarantees: for a crontab and a clocked time the due time is that of the schedule, whatever the
 beats' clocks and `last_run_at` are: the last one that had come when the entry was sent. For an
-interval it is the last multiple of the interval since 1970; of one beat, two sends never get
-the same one. A beat whose ticks cannot be named sends all the same.
+interval it is the last multiple of the interval since 1970 (of a relative one in its timezone); of
+one beat, two sends never get the same one. A beat whose ticks cannot be named sends all the same.
 
 Does not guarantee a name for schedules of other classes, as Celery's `solar`: their messages have
 none, so that each is work of its own.
@@ -33,6 +33,8 @@ TICK_HEADER = "taskguard_tick"
 _NAMED = "_taskguard_names_ticks"
 # The 29th of February comes again after eight years at the latest; with a day of the week, 40.
 _MOST_DAYS = 366 * 41
+# What Celery rounds the times of a relative interval to.
+_UNITS = (timedelta(days=1), timedelta(hours=1), timedelta(minutes=1))
 
 # The entry that is being sent, and when beat reserved each entry last.
 _Sending = tuple[Any, dict[str, datetime]]
@@ -86,22 +88,38 @@ def due_at(plan: Any, moment: datetime) -> datetime | None:
     if isinstance(plan, crontab):
         return _crontab_due_at(plan, moment)
     if isinstance(plan, schedule):
-        return interval_due_at(moment, plan.run_every) if plan.run_every else None
+        return _interval_due_at(plan, moment) if plan.run_every else None
     clocked: datetime | None = getattr(plan, "clocked_time", None)
     return clocked
 
 
+def _interval_due_at(plan: schedule, moment: datetime) -> datetime:
+    """The last multiple of the interval; of a relative one it begins with a local day, hour, …
+
+    Celery rounds each time of a relative interval down to such a beginning, so two of them may be
+    closer together than the interval.
+    """
+    every: timedelta = plan.run_every
+    unit = next((each for each in _UNITS if each <= every), None) if plan.relative else None
+    if unit is None:
+        return interval_due_at(moment, every)
+    offset = (moment.utcoffset() or timedelta()) % unit
+    return interval_due_at(moment.astimezone(UTC) + offset, every // unit * unit) - offset
+
+
 def _crontab_due_at(plan: crontab, moment: datetime) -> datetime | None:
     """The last time that the crontab names, at `moment`: its own day, or the next one before it."""
-    today = moment.astimezone(plan.tz).date()
+    # The timezone in which Celery itself reads the crontab's hours: `nowfun` may have its own.
+    zone = plan.remaining_delta(plan.now())[0].tzinfo
+    today = moment.astimezone(zone).date()
     for days in range(_MOST_DAYS):
-        due = _last_of_day(plan, today - timedelta(days=days), moment)
+        due = _last_of_day(plan, today - timedelta(days=days), moment, zone)
         if due is not None:
             return due
     return None
 
 
-def _last_of_day(plan: crontab, day: date, moment: datetime) -> datetime | None:
+def _last_of_day(plan: crontab, day: date, moment: datetime, zone: Any) -> datetime | None:
     named = (
         day.month in plan.month_of_year
         and day.day in plan.day_of_month
@@ -111,7 +129,7 @@ def _last_of_day(plan: crontab, day: date, moment: datetime) -> datetime | None:
         return None
     # An hour that comes twice has two times of each name; in UTC they are two.
     times = (
-        datetime.combine(day, time(hour, minute, fold=fold), plan.tz).astimezone(UTC)
+        datetime.combine(day, time(hour, minute, fold=fold), zone).astimezone(UTC)
         for hour in plan.hour
         for minute in plan.minute
         for fold in (0, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import sqlalchemy as sa
@@ -31,6 +32,7 @@ def set_up() -> None:
             "django.contrib.sessions",
             "taskguard_django",
             "support.django_orders",
+            *(["django_celery_beat"] if find_spec("django_celery_beat") else []),
         ],
         MIDDLEWARE=[
             "django.contrib.sessions.middleware.SessionMiddleware",
@@ -51,7 +53,9 @@ def set_up() -> None:
             }
         ],
         # Django's own tables as they are now, not step by step.
-        MIGRATION_MODULES=dict.fromkeys(("admin", "auth", "contenttypes", "sessions")),
+        MIGRATION_MODULES=dict.fromkeys(
+            ("admin", "auth", "contenttypes", "sessions", "django_celery_beat")
+        ),
         TASKGUARD={"LOCKS": None},
         LOGGING_CONFIG=None,
     )

@@ -18,7 +18,9 @@ BERLIN = ZoneInfo("Europe/Berlin")
 
 def app_in(zone: Any) -> Any:
     """As much of an app as a schedule asks for."""
-    return SimpleNamespace(timezone=zone, conf=SimpleNamespace(enable_utc=True))
+    return SimpleNamespace(
+        timezone=zone, conf=SimpleNamespace(enable_utc=True), now=lambda: datetime.now(zone)
+    )
 
 
 def at(text: str) -> datetime:
@@ -73,6 +75,32 @@ def test_a_crontab_goes_by_the_time_zone_of_its_app() -> None:
     assert due_at(half_past_two, at("2026-10-25T00:31")) == at("2026-10-25T00:30")
     assert due_at(half_past_two, at("2026-10-25T01:31")) == at("2026-10-25T01:30")
     assert due_at(half_past_two, at("2026-07-01T12:00")) == at("2026-07-01T00:30")
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "Asia/Kolkata", "America/St_Johns"])
+@pytest.mark.parametrize(
+    "every",
+    [{"days": 1}, {"days": 3}, {"hours": 1}, {"hours": 5}, {"minutes": 90}, {"seconds": 90}],
+    ids=str,
+)
+def test_each_time_of_a_relative_interval_is_a_tick(zone: str, every: dict[str, int]) -> None:
+    """Celery rounds each time down to the day, hour or minute of its timezone, also after a gap."""
+    plan = schedule(timedelta(**every), relative=True, app=app_in(ZoneInfo(zone)))
+    for minutes in range(0, 60 * 24 * 3, 321):
+        moment = (at("2026-07-01T00:00:07") + timedelta(minutes=minutes)).astimezone(ZoneInfo(zone))
+        dues = []
+        for _ in range(5):
+            dues.append(due_at(plan, moment))
+            plan.nowfun = lambda moment=moment: moment
+            moment += plan.remaining_estimate(moment)
+        assert len(set(dues)) == 5
+
+
+def test_a_relative_interval_of_one_day_is_due_at_midnight() -> None:
+    """Whichever beat sends it, however late."""
+    plan = schedule(timedelta(days=1), relative=True, app=app_in(BERLIN))
+    for late in ("2026-06-30T22:00", "2026-07-01T05:00", "2026-07-01T21:59"):
+        assert due_at(plan, at(late).astimezone(BERLIN)) == at("2026-06-30T22:00")
 
 
 def test_other_schedules() -> None:
