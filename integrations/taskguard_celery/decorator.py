@@ -38,6 +38,7 @@ from taskguard import (
 from taskguard_celery.calls import call_in_hand
 from taskguard_celery.errbacks import call_errback, failed_request
 from taskguard_celery.hand_off import CALLED_HEADER, take_called
+from taskguard_celery.maps import call_item, map_at_work
 from taskguard_celery.message import (
     CeleryQueue,
     NotPublishedError,
@@ -184,11 +185,13 @@ def _refuse_hidden(compiled: GuardedFunction) -> None:
 def _call(
     task: Task, compiled: GuardedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Run a plain call of the function, which has no message."""
+    """Run a plain call of the function, which has no message of its own."""
     runtime = runtime_of(task.app)
     failed = failed_request(args)
     if failed is not None:
         return call_errback(runtime, compiled, args, kwargs, task=task, failed=failed)
+    if in_hand(task.request) is None and (map_task := map_at_work(task)) is not None:
+        return _as_seen(call_item(runtime, compiled, args, kwargs, task=task, map_task=map_task))
     return _as_seen(runtime.run(compiled, args, kwargs, task=task.name))
 
 

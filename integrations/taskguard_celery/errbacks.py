@@ -31,12 +31,12 @@ from taskguard import (
 )
 from taskguard_celery.message import longest_wait_s
 
-__all__ = ["call_errback", "failed_request"]
+__all__ = ["InPlace", "call_errback", "call_in_place", "failed_request"]
 
 logger = logging.getLogger("taskguard")
 
 
-class _InPlace:
+class InPlace:
     """Puts a call off by letting it wait: it has no message that could be published again."""
 
     max_delay_s = 2.0
@@ -47,7 +47,7 @@ class _InPlace:
 
     @property
     def longest_wait_s(self) -> float:
-        """As long as the delivery that failed may take, in seconds."""
+        """As long as the delivery that makes the call may take, in seconds."""
         return longest_wait_s(self._at_work)
 
     def publish_again(self, deferrals: int, delay_s: float) -> None:
@@ -74,7 +74,7 @@ def call_errback(
     """Call the errback `task`, once its key is free. Raises what its body does, or KeyBusyError."""
 
     at_work = task.app.current_worker_task
-    queue = _InPlace(at_work)
+    queue = InPlace(at_work)
 
     def delivery(message: MessageRef) -> Delivery:
         return compiled.delivery(
@@ -90,37 +90,44 @@ def call_errback(
         if at_work is None:
             # In the worker's own process, for a killed child, waiting would stop the whole worker.
             return runtime.run(compiled, args, kwargs, task=task.name)
-        return _call(
+        return call_in_place(
             runtime,
             delivery,
             lambda guard: compiled.call(args, kwargs, guard),
+            message=MessageRef(f"errback:{uuid.uuid4()}"),
             wait_s=queue.longest_wait_s,
+            because="an errback that Celery calls has no message to be put off. One that takes the "
+            "task's id alone has",
         )
     except (errors.KeyBusyError, errors.LedgerUnavailableError, errors.LedgerSchemaError) as error:
         logger.error("the errback %s of %s was not run: %s", task.name, failed.id, error)  # noqa: TRY400  # Celery logs the traceback
         raise
 
 
-def _call(
+def call_in_place(
     runtime: TaskGuard,
     delivery_of: Callable[[MessageRef], Delivery],
     body: Callable[[Guard], Any],
     *,
+    message: MessageRef,
     wait_s: float,
+    because: str,
 ) -> Any:
+    """Run a call that cannot be put off once its key is free; a call that is dropped returns None.
+
+    Raises what its body does, or KeyBusyError after `wait_s`, with the reason `because`.
+    """
     until_s = time.monotonic() + wait_s
-    message = MessageRef(f"errback:{uuid.uuid4()}")
     while True:
         delivery = delivery_of(message)
         outcome = runtime.runner.deliver(delivery, body)
         if isinstance(outcome, Completed | Answered):
             return outcome.value
         if not isinstance(outcome, Deferred):
-            return None  # `busy="skip"`
+            return None  # dropped
         if time.monotonic() + outcome.delay_s > until_s:
             raise errors.KeyBusyError(
-                f"{delivery.key} was not free within {wait_s:.0f} s, and an errback that Celery "
-                "calls has no message to be put off. One that takes the task's id alone has.",
+                f"{delivery.key} was not free within {wait_s:.0f} s, and {because}.",
                 key=delivery.key,
             )
         time.sleep(outcome.delay_s)

@@ -1,0 +1,131 @@
+"""Items of `task.map()`, `starmap()` and `chunks()`: Celery calls the task for each in one message.
+
+Guarantees: an item is named by the message of its map and its number, so that a map that is
+delivered twice does each item once and gets the stored results of the others. If the key of an item
+is taken, the map's message is put off: it comes again, and goes on with that item. Without a ledger
+nothing tells which items were done, so the map waits for the key where it is.
+
+Does not guarantee that a map goes on after an item that fails, or whose key is taken with
+`busy="raise"`: Celery ends the map then. Nor that `chunks()` in a chain or a chord sends its maps
+once: that is a message of an unguarded task of Celery's.
+
+Read next: `message.py` for how a message is put off.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from celery import Task
+from celery._state import _task_stack
+from celery.exceptions import Ignore
+
+from taskguard import (
+    Answered,
+    Completed,
+    Delivery,
+    Dropped,
+    Guard,
+    GuardedFunction,
+    MessageRef,
+    Outcome,
+    TaskGuard,
+)
+from taskguard_celery.errbacks import InPlace, call_in_place
+from taskguard_celery.message import (
+    CeleryQueue,
+    NotPublishedError,
+    is_redelivered,
+    message_of,
+    published_at_s,
+)
+from taskguard_celery.recognition import take_in_hand
+
+__all__ = ["call_item", "map_at_work"]
+
+_MAPS = frozenset({"celery.map", "celery.starmap"})
+# An attribute of a map's request: how many items have begun.
+_ITEMS = "taskguard_items"
+
+
+def map_at_work(task: Task) -> Task | None:
+    """Return the map whose message is in hand, if this call of `task` is one of its items."""
+    stack = _task_stack.stack
+    if len(stack) < 2 or stack[-1] is not task or stack[-2].name not in _MAPS:
+        return None
+    found: Task = stack[-2]
+    if found.request.called_directly:
+        return None
+    item = (found.request.kwargs or {}).get("task") or {}
+    return found if item.get("task") == task.name else None
+
+
+def call_item(
+    runtime: TaskGuard,
+    compiled: GuardedFunction,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    task: Task,
+    map_task: Task,
+) -> Any:
+    """Run the next item of `map_task`. Raises what its body does, or Ignore: the map comes again.
+
+    An item that is dropped (its work was revoked, or `busy="skip"`) has the result None.
+    """
+    take_in_hand(task.request)
+    request = map_task.request
+    number = vars(request).get(_ITEMS, 0)
+    setattr(request, _ITEMS, number + 1)
+    published_s = published_at_s(request)
+    message = message_of(request, published_s)
+    message = dataclasses.replace(message, id=f"{message.id}#{number}")
+
+    def delivery(message: MessageRef, queue: Any = None) -> Delivery:
+        return compiled.delivery(
+            args,
+            kwargs,
+            namespace=runtime.namespace,
+            task=task.name,
+            message=message,
+            published_at_s=published_s,
+            redelivered=is_redelivered(request),
+            queue=queue,
+        )
+
+    def body(guard: Guard) -> Any:
+        return compiled.call(args, kwargs, guard)
+
+    if request.is_eager:
+        outcome = runtime.runner.deliver(delivery(message), body)
+    elif runtime.ledger is None:
+        queue = InPlace(map_task)
+        return call_in_place(
+            runtime,
+            functools.partial(delivery, queue=queue),
+            body,
+            message=message,
+            wait_s=queue.longest_wait_s,
+            because=f"without a ledger {map_task.name} cannot be put off: it would do its first "
+            "items again. Configure a ledger (taskguard_ledger_url), or send a group",
+        )
+    else:
+        outcome = _deliver(runtime, delivery(message, CeleryQueue(map_task)), body)
+    if isinstance(outcome, Completed | Answered):
+        return outcome.value
+    if isinstance(outcome, Dropped) and outcome.reason != "superseded":
+        return None
+    # The map's message was published again, or a copy of it goes on with this item.
+    raise Ignore(f"{map_task.name}[{request.id}] item {number}: {outcome}")
+
+
+def _deliver(runtime: TaskGuard, delivery: Delivery, body: Callable[[Guard], Any]) -> Outcome:
+    while True:
+        try:
+            return runtime.runner.deliver(delivery, body)
+        except NotPublishedError as error:
+            assert isinstance(delivery.queue, CeleryQueue)  # noqa: S101
+            delivery.queue.keep(error)
