@@ -1,32 +1,39 @@
-"""Calls of parked messages that nobody has made: one process of all looks for them each second.
+"""Call parked messages that no worker has called: of all workers one looks for them each second.
 
     Relay(runtime, {"celery": send}).run()
 
-Whoever is done with a key calls the first in its line. Where that did not happen (a holder died,
-the key was freed by a plain lock or by a task that does not park, a call got lost on its way) the
-relay does it: within a second of when the key is free, or 5 s after a call that nobody followed,
-then after twice as long. Who has expired in a line is sent within a second of that, so that a
-worker announces it, and is out of the way of those behind it.
+A worker that is done with a key calls the first message in its line. The relay does so where that
+did not happen: a holder died, a plain lock freed the key, or a call got lost. It calls within a
+second of when the key is free. If a call gets no answer it calls again after 5 s, then after twice
+as long. A message that expires in a line is sent within a second, so that a worker announces it.
 
 Guarantees: of all relays of a namespace that send to the same queues one works, elected by a lease;
-two at a time do no harm. A database or a broker that is away ends nothing. Does not guarantee the
-order of what it calls again.
+two at a time do no harm. A database or a broker that is down ends nothing, and a broker that is
+down delays no message of another one. Does not guarantee the order of what it calls again.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from taskguard.api import TaskGuard
 from taskguard.bounds import MOST_SLOTS
-from taskguard.errors import KeyBusyError, LeaseLostError, TaskguardError
+from taskguard.clock import Clock
+from taskguard.delivery import MessageRef
+from taskguard.errors import (
+    CallWithdrawnError,
+    KeyBusyError,
+    LeaseLostError,
+    StoredCallError,
+    TaskguardError,
+)
 from taskguard.leader import Leadership
 from taskguard.outbox import Send, outbox_of
 from taskguard.parking import AHEAD_S, EXPECTED_S, call_next, send_stored
-from taskguard.sweep import REFUSED_AGAIN_S, Sweeper
+from taskguard.sweep import REFUSED_AGAIN_S, Sweeper, Swept, away_of
 
 if TYPE_CHECKING:
     from taskguard.ledger.protocol import LineLedger, Overdue
@@ -38,7 +45,9 @@ logger = logging.getLogger("taskguard")
 _NAME = "taskguard-relay"
 _TTL_S = 5.0
 _EVERY_S = 1.0
-_MOST_KEYS = _MOST_EXPIRED = 500
+_MOST_EXPIRED = 500
+_MOST_PAGES = 10
+_LONGEST_REST_S = 30.0
 
 
 class Relay:
@@ -60,9 +69,15 @@ class Relay:
         every_s: float = _EVERY_S,
     ) -> None:
         self._runtime = runtime
-        self._callers: Mapping[str, Send] = senders if callers is None else callers
+        self._broken = _Broken(runtime.runner.clock)
+        given = senders if callers is None else callers
+        self._callers: Mapping[str, Send] = {
+            name: self._broken.watched(name, send, away_of(senders.get(name, send)))
+            for name, send in given.items()
+        }
+        self._after: str | None = None  # the last key that a look has seen
         self._every_s = every_s
-        # One that sends to RQ keeps nobody from sending to Celery.
+        # A relay that sends to RQ keeps none from sending to Celery.
         name = f"{_NAME}:{'+'.join(sorted(senders))}"
         self._leader = runtime.leader(name, ttl_s=_TTL_S, on_lost="fence")
         self._stopped = threading.Event()
@@ -99,28 +114,46 @@ class Relay:
             self._stopped.wait(self._every_s)
 
     def look(self) -> int:
-        """Once over all lines: how many were called.
+        """Look over the lines once, and return how many messages were called.
+
+        At most ten pages of 2,000 messages are read. The next look goes on behind the last of them.
 
         Raises:
-            LedgerUnavailableError: the database is away.
+            LedgerUnavailableError: the database is down.
         """
+        called = 0
+        for _ in range(_MOST_PAGES):
+            queues = self._broken.working(self._callers)
+            if not queues:
+                break
+            called += self._look_at_page(queues)
+            if self._after is None:
+                break
+        return called
+
+    def _look_at_page(self, queues: list[str]) -> int:
         ledger, called = outbox_of(self._runtime), 0
-        app = self._runtime.namespace
-        queues, events = list(self._callers), self._runtime.events
-        self._send_expired(ledger, app, queues)
-        for key in ledger.open_keys(app=app, queues=queues, limit=_MOST_KEYS, ahead_s=AHEAD_S):
+        app, events = self._runtime.namespace, self._runtime.events
+        seen = ledger.look(app=app, queues=queues, ahead_s=AHEAD_S, after=self._after)
+        self._after = seen.after
+        if seen.expired:
+            self._send_expired(ledger, app, queues)
+        for key in seen.keys:
+            callers = {name: self._callers[name] for name in self._broken.working(queues)}
+            if not callers:
+                break
             called += call_next(
-                ledger, key, self._callers, events, app=app, ahead_s=AHEAD_S, most=MOST_SLOTS
+                ledger, key, callers, events, app=app, ahead_s=AHEAD_S, most=MOST_SLOTS
             )
-        if ledger.overdue(limit=1, parked=True):
+        if seen.overdue:
             try:
-                called += self._recalls.sweep().sent
+                called += self._recalls.sweep(self._broken.working(queues)).sent
             except (KeyBusyError, LeaseLostError):
                 logger.debug("another relay calls again what was lost")
         return called
 
     def _send_expired(self, ledger: LineLedger, app: str, queues: Sequence[str]) -> None:
-        """Send who has expired while he waited: the worker that gets the message announces it."""
+        """Send messages that expired while they waited: the worker that gets one announces it."""
         for work in ledger.expired(app=app, queues=queues, limit=_MOST_EXPIRED):
             try:
                 send_stored(work, self._callers)
@@ -128,6 +161,39 @@ class Relay:
                 logger.debug("%s has expired, and is not sent yet: %s", work.work, error)
             else:
                 ledger.sent([work], again_after_s=EXPECTED_S)
+
+
+class _Broken:
+    """Queues whose broker gave no answer: for a while nothing is sent to them.
+
+    So a broker that is down costs one attempt, and delays no message of another queue.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._rests: dict[str, tuple[float, float]] = {}  # until when, and the length of the pause
+
+    def working(self, names: Iterable[str]) -> list[str]:
+        """Return the queues to which messages may be sent now."""
+        now_s = self._clock.monotonic_s()
+        return [name for name in names if self._rests.get(name, (0.0, 0.0))[0] <= now_s]
+
+    def watched(self, name: str, send: Send, is_away: Callable[[Exception], bool]) -> Send:
+        """Return a sender that notes whether its broker answers."""
+
+        def watch(call: dict[str, Any], message: MessageRef) -> None:
+            try:
+                send(call, message)
+            except (StoredCallError, CallWithdrawnError):
+                raise
+            except Exception as error:
+                if is_away(error):
+                    pause_s = min(2 * self._rests.get(name, (0.0, 0.5))[1], _LONGEST_REST_S)
+                    self._rests[name] = self._clock.monotonic_s() + pause_s, pause_s
+                raise
+            self._rests.pop(name, None)
+
+        return watch
 
 
 class _Recalls(Sweeper):
@@ -140,6 +206,12 @@ class _Recalls(Sweeper):
         super().__init__(runtime, senders, again_after_s=EXPECTED_S)
         self._key = f"{relay}:recalls"
         self._again_at_s: dict[str, float] = {}
+        self._all = senders
+
+    def sweep(self, queues: Iterable[str] | None = None) -> Swept:
+        """As of a Sweeper; only for `queues`, if given."""
+        self._senders = {name: self._all[name] for name in queues or self._all if name in self._all}
+        return super().sweep()
 
     def _overdue(self, ledger: LineLedger, after: Overdue | None) -> list[Overdue]:
         now_s = self._now_s()

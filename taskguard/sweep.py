@@ -26,7 +26,7 @@ from __future__ import annotations
 import enum
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     _Calls = list[tuple[Overdue, dict[str, Any]]]
     _IsAway = Callable[[Exception], bool]
 
-__all__ = ["Sweeper", "Swept"]
+__all__ = ["Sweeper", "Swept", "away_of"]
 
 logger = logging.getLogger("taskguard")
 
@@ -132,7 +132,7 @@ class Sweeper:
         after: Overdue | None = None
         tally = _Tally()
         with self._runtime.lock(self._key, ttl_s=_TTL_S) as lease:
-            while not tally.gave_up and (found := self._overdue(ledger, after)):
+            while not tally.gave_up(self._senders) and (found := self._overdue(ledger, after)):
                 lease.check()
                 after = found[-1]
                 sent, refused, hopeless = self._send_all(found, tally)
@@ -179,12 +179,12 @@ class Sweeper:
             in_vain = [work for work, _ in those if work.sends >= self._max_sends]
             hopeless += [(work, _sent_in_vain(work)) for work in in_vain]
             tried = [each for each in those if each[0].sends < self._max_sends]
-            for work, outcome in _send_together(tried, send, tally.in_a_row):
+            for work, outcome in _send_together(tried, send, tally.in_a_row.get(name, 0)):
                 if isinstance(outcome, str):
                     hopeless.append((work, outcome))
                     continue
                 (sent if outcome is _Outcome.SENT else refused).append(work)
-                tally.count(outcome)
+                tally.count(name, outcome)
         return sent, refused, hopeless
 
     def _leave_others(self, calls: dict[str, _Calls]) -> int:
@@ -224,19 +224,19 @@ class _Tally:
 
     def __init__(self) -> None:
         self.sent = self.refused = self.strange = self.failed = 0
-        self.in_a_row = 0  # failures of the connection
+        self.in_a_row: dict[str, int] = {}  # failures of the connection, by queue
 
-    @property
-    def gave_up(self) -> bool:
-        """Whether the broker is thought to be away."""
-        return self.in_a_row >= _REFUSALS
+    def gave_up(self, queues: Iterable[str]) -> bool:
+        """Return True if the brokers of all queues are thought to be down."""
+        return all(self.in_a_row.get(name, 0) >= _REFUSALS for name in queues)
 
-    def count(self, outcome: _Outcome) -> None:
+    def count(self, name: str, outcome: _Outcome) -> None:
         if outcome is _Outcome.SENT:
             self.sent += 1
         else:
             self.refused += 1
-        self.in_a_row = self.in_a_row + 1 if outcome is _Outcome.AWAY else 0
+        in_a_row = self.in_a_row.get(name, 0)
+        self.in_a_row[name] = in_a_row + 1 if outcome is _Outcome.AWAY else 0
 
 
 def _sent_in_vain(work: Overdue) -> str:
@@ -266,7 +266,7 @@ def _send_together(
 
     So a call that can never be sent holds up no other, and some are sent twice.
     """
-    is_away = _away_of(send)
+    is_away = away_of(send)
     try:
         with _batch_of(send) as together:
             outcomes = _send_each(calls, together, in_a_row, is_away)
@@ -277,7 +277,7 @@ def _send_together(
     return outcomes
 
 
-def _away_of(send: Any) -> _IsAway:
+def away_of(send: Any) -> _IsAway:
     """How to tell that the connection failed: by the sender, or else by the error's class."""
     told: _IsAway | None = getattr(send, "is_away", None)
     return told or (lambda error: isinstance(error, OSError))

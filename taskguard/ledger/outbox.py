@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from taskguard.ledger import unique
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.own_rows import changes as rows
-from taskguard.ledger.protocol import SENDS, ClaimRequest, Once, Overdue
+from taskguard.ledger.protocol import SENDS, ClaimRequest, Once, Overdue, Seen
 from taskguard.ledger.records import (
     UNHARMED,
     message_of,
@@ -26,11 +26,12 @@ from taskguard.ledger.records import (
     overdue_from,
     waiting_values,
 )
+from taskguard.ledger.statements import lines
 from taskguard.ledger.statements.lines import in_line, place_of, stands
 from taskguard.ledger.tables import FREE, MESSAGES, NO_PLACE, WORK
 from taskguard.states import Place, State
 
-__all__ = ["abandon", "overdue", "sent", "write"]
+__all__ = ["abandon", "look", "overdue", "sent", "write"]
 
 # FAILED work has a time to be due only where it keeps its place in the line of its key, or where
 # its caller is to hear that a newer message took that.
@@ -141,6 +142,40 @@ def overdue(
             (row.message, row.work): (row.retries, row.deferrals) for row in db.execute(numbers)
         }
     return [overdue_from(row, messages[row.id], recorded) for row in found]
+
+
+def look(
+    database: Database,
+    *,
+    app: str,
+    queues: Sequence[str] | None,
+    ahead_s: float,
+    after: str | None,
+    most: int,
+) -> Seen:
+    """What a relay has to do, in one transaction; see `protocol.py`."""
+    with database.transaction(bounded=False) as db:
+        now_us = database.now_us(db)
+        expired = lines.has_expired(db, now_us, app=app, queues=queues)
+        called = sa.case((sa.or_(in_line(WORK), _UNTOLD), 1), else_=0)
+        late = sa.select(sa.literal(1)).where(
+            WORK.c.due <= now_us,
+            WORK.c.call.is_not(None),
+            WORK.c.state.in_(_OPEN),
+            called == 1,
+            lines.of_relay(app, queues),
+        )
+        overdue = db.execute(late.limit(1)).first() is not None
+        keys, goes_on = lines.open_keys(
+            db,
+            now_us,
+            app=app,
+            queues=queues,
+            ahead_us=int(ahead_s * 1e6),
+            after=after,
+            most=most,
+        )
+    return Seen(tuple(keys), goes_on, expired=expired, overdue=overdue)
 
 
 def sent(

@@ -55,6 +55,7 @@ __all__ = [
     "Overdue",
     "ParkedNewest",
     "RowRef",
+    "Seen",
     "Standing",
     "Waiting",
     "WorkView",
@@ -417,6 +418,23 @@ class WorkView:
     created_s: float | None
     started_s: float | None
     finished_s: float | None
+
+
+@value
+class Seen:
+    """What a relay has to do.
+
+    Attributes:
+        keys: those whose first waiting message may be called.
+        after: the last key that was read; None: there are no more.
+        expired: whether a message has expired while it waited.
+        overdue: whether a message was called and has not come.
+    """
+
+    keys: tuple[str, ...] = ()
+    after: str | None = None
+    expired: bool = False
+    overdue: bool = False
 
 
 @value
@@ -814,18 +832,20 @@ class LineLedger(OutboxLedger, Protocol):
         """
         ...
 
-    def open_keys(
+    def look(
         self,
         *,
         app: str = "",
         queues: Sequence[str] | None = None,
-        limit: int = 1000,
         ahead_s: float = 0.0,
-    ) -> list[str]:
-        """Keys that somebody of a namespace waits for, and for which nobody was called.
+        after: str | None = None,
+        most: int = 2000,
+    ) -> Seen:
+        """What a relay has to do for a namespace and these queues (None: any), in one transaction.
 
-        Somebody whose call is for one of `queues`; None: for any. Keys that are free, and whose
-        rate allows a start in at most `ahead_s`.
+        At most `most` messages in lines are read, by key, those whose key comes after `after`.
+        Keys are named whose first waiting message may be called: they are free, and their rate
+        allows a start in at most `ahead_s`.
         """
         ...
 

@@ -44,6 +44,7 @@ from taskguard.ledger.protocol import (
     Overdue,
     ParkedNewest,
     RowRef,
+    Seen,
     Waiting,
     WorkView,
 )
@@ -463,18 +464,19 @@ class SqlLedger:
         statements = self._transactions.statements
         return self._database.twice(lambda: statements.leave(claim, retries=retries))
 
-    def open_keys(
+    def look(
         self,
         *,
         app: str = "",
         queues: Sequence[str] | None = None,
-        limit: int = 1000,
         ahead_s: float = 0.0,
-    ) -> list[str]:
-        """Keys that somebody waits for, and for which nobody was called; see `protocol.py`."""
+        after: str | None = None,
+        most: int = 2000,
+    ) -> Seen:
+        """What a relay has to do; see `protocol.py`."""
         return self._database.twice(
-            lambda: lines.open_keys(
-                self._database, app=app, queues=queues, limit=limit, ahead_s=ahead_s
+            lambda: outbox.look(
+                self._database, app=app, queues=queues, ahead_s=ahead_s, after=after, most=most
             )
         )
 

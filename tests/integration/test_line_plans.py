@@ -138,3 +138,22 @@ def test_who_claims(ledger: SqlLedger) -> None:
     plans = [_plan(ledger, *each) for each in asked]
     assert plans
     assert [plan for plan in plans if _reads_all(plan)] == []
+
+
+def test_what_a_relay_looks_at(ledger: SqlLedger) -> None:
+    """One page of lines, by their index: not all that ever was done, and no sort of all who wait.
+
+    MariaDB has no index of lines alone, and reads the table: once, and not once for each key.
+    """
+    with ledger.database.engine.begin() as db:
+        more = [{**_waiting(WAITING * 2 + n), "key": f"later:{n:04d}"} for n in range(1_000)]
+        db.execute(sa.insert(WORK), more)
+    asked = _asked(ledger, lambda: ledger.look(queues=["celery"], most=100))
+    if ledger.database.engine.dialect.name != "postgresql":
+        assert len(asked) <= 6
+        assert not [text for text, _ in asked if "RECURSIVE" in text]
+        return
+    plans = [_plan(ledger, *each) for each in asked]
+    # Rows that are read are counted. What is sorted is one page, after its keys were looked up.
+    read = ["\n".join(line for line in plan.splitlines() if "Sort" not in line) for plan in plans]
+    assert [plan for plan in read if _reads_all(plan)] == []

@@ -7,7 +7,10 @@ is asked.
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable, Iterator, Mapping
+import functools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -222,3 +225,57 @@ def test_a_sweep_leaves_what_was_called_to_a_relay(line: Line) -> None:
     assert sent == ["a"]
     [again] = line.ledger.overdue(work=work.work)
     assert again.due_us - line.ledger.now_us() < 60 * 10**6
+
+
+def wait_for_keys(line: Line, count: int, queues: Sequence[str], *, after: str = "") -> None:
+    """In the line of each key one message of each queue waits, in that order."""
+    for number in range(count):
+        for place, queue in enumerate(queues):
+            name = f"{after}{number:04d}"
+            message = MessageRef(f"{queue}-{name}")
+            call = json.dumps({"queue": queue, "message": message.name})
+            asked = request(keys=(f"key:{name}",), work=f"{queue} {name}", message=message)
+            assert line.ledger.park(replace(asked, call=call, sent_us=place + 1))
+
+
+def test_keys_that_cannot_be_served_starve_no_other(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither those of a queue whose broker is down, of which one attempt is made, nor those whose
+    first message another relay has to send; though there are more of them than a page has."""
+    page = functools.partial(line.ledger.look, most=50)
+    monkeypatch.setattr(line.ledger, "look", page)
+    wait_for_keys(line, 120, ["down"])
+    wait_for_keys(line, 120, ["elsewhere", "test"], after="e")
+    wait_for_keys(line, 2, ["test"], after="z")
+    tried: list[str] = []
+
+    def refuse(call: Mapping[str, Any], message: MessageRef) -> None:
+        tried.append(message.id)
+        raise ConnectionError("the broker is down")
+
+    def send(call: Mapping[str, Any], message: MessageRef) -> None:
+        line.called.append(message.id)
+
+    relay = Relay(connect(locks=None, ledger=line.ledger), {"down": refuse, "test": send})
+    for _ in range(3):
+        relay.look()
+    assert line.called == ["test-z0000", "test-z0001"]
+    assert tried == ["down-0000"]
+
+
+def test_a_sweep_of_a_queue_whose_broker_is_down_sends_to_the_others(line: Line) -> None:
+    """However many messages are overdue there."""
+    for queue, count in (("down", 30), ("test", 2)):
+        for number in range(count):
+            message = MessageRef(f"{queue}-{number}")
+            call = json.dumps({"queue": queue, "message": message.name})
+            asked = request(keys=(message.id,), work=message.id, message=message)
+            line.ledger.enqueue(None, replace(asked, call=call), due_in_s=-1.0 - number / 1000)
+
+    def refuse(call: Mapping[str, Any], message: MessageRef) -> None:
+        raise ConnectionError("the broker is down")
+
+    senders = {"down": refuse, "test": lambda _, message: line.called.append(message.id)}
+    Sweeper(connect(locks=None, ledger=line.ledger), senders, batch=5).sweep()
+    assert sorted(line.called) == ["test-0", "test-1"]

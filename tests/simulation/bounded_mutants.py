@@ -16,7 +16,7 @@ from simulation.ledger import KeyRow
 from simulation.mutants import Mutant
 from taskguard.delivery import Delivery
 from taskguard.errors import LineFullError
-from taskguard.ledger.protocol import Busy, Claim, ClaimAnswer, ClaimRequest, Overdue
+from taskguard.ledger.protocol import Busy, Claim, ClaimAnswer, ClaimRequest, Overdue, Seen
 from taskguard.parking import Line
 
 __all__ = ["BOUNDED_MUTANTS"]
@@ -179,15 +179,17 @@ def _never_called_ahead(world: BoundedWorld) -> None:
 
 def _relay_forgets_rates(world: BoundedWorld) -> None:
     """A line that had to wait for its rate is not looked at again."""
-    right = world.ledger.open_keys
+    right = world.ledger.look
 
-    def open_keys(**asked: Any) -> list[str]:
-        return [key for key in right(**asked) if key not in world.ledger.keys or _unrated(key)]
+    def look(**asked: Any) -> Seen:
+        seen = right(**asked)
+        keys = (key for key in seen.keys if key not in world.ledger.keys or _unrated(key))
+        return replace(seen, keys=tuple(keys))
 
     def _unrated(key: str) -> bool:
         return world.ledger.keys[key].next_start is None
 
-    world.ledger.open_keys = open_keys  # type: ignore[method-assign]
+    world.ledger.look = look  # type: ignore[method-assign]
 
 
 def _one_at_a_time(world: BoundedWorld) -> None:

@@ -29,6 +29,7 @@ from taskguard.ledger.protocol import (
     ClaimRequest,
     MessageRef,
     Overdue,
+    Seen,
     WorkView,
 )
 from taskguard.locks.base import Granted, Held, Hold, Traits
@@ -336,8 +337,8 @@ class PortLedger(Boundary):
     def call_next(self, key: str, **asked: Any) -> Overdue | None:
         return self._ask("call_next", lambda: self.world.call_next(key, **asked))
 
-    def open_keys(self, **asked: Any) -> list[str]:
-        return self._ask("open_keys", lambda: self.world.ledger.open_keys(**asked))
+    def look(self, **asked: Any) -> Seen:
+        return self._ask("look", lambda: self.world.ledger.look(**asked))
 
     def expired(self, **asked: Any) -> list[Overdue]:
         return self._ask("expired", lambda: self.world.ledger.expired(**asked))

@@ -20,6 +20,7 @@ from taskguard.ledger.protocol import (
     ClaimRequest,
     Once,
     Overdue,
+    Seen,
     Standing,
     Waiting,
     sends_of,
@@ -239,26 +240,35 @@ class StoredCalls:
         finally:
             self.unlock(by)
 
-    def open_keys(
+    def look(
         self: _Rows,
         *,
         app: str = "",
         queues: Sequence[str] | None = None,
-        limit: int = 1000,
         ahead_s: float = 0.0,
-    ) -> list[str]:
+        after: str | None = None,
+        most: int = 1000,
+    ) -> Seen:
         now_us = self.now_us()
 
         def has_room(row: Work) -> bool:
             wait_us = room(self, row, now_us, None)
             return wait_us is not None and wait_us <= ahead_s * 1e6
 
-        waiting = {
-            row.key
-            for row in self.work_items.values()
-            if stands(row) and row.due is None and _is_for(row, app, queues) and has_room(row)
-        }
-        return sorted(waiting)[:limit]
+        rows = [row for row in self.work_items.values() if row.parked is not None]
+        rows = [row for row in rows if after is None or row.key > after]
+        page = sorted(rows, key=lambda row: (row.key, _place(row)))[:most]
+        keys = dict.fromkeys(row.key for row in page)
+        firsts = [first for key in keys if (first := _first(rows, key)) is not None]
+        mine = [row.key for row in firsts if _is_for(row, app, queues) and has_room(row)]
+        placed = (row for row in self.work_items.values() if row.parked is not None)
+        past = [row for row in placed if row.expires is not None and row.expires <= now_us]
+        return Seen(
+            tuple(mine),
+            page[-1].key if len(page) == most else None,
+            expired=any(stands(row) and row.due is None for row in past),
+            overdue=bool(self.overdue(limit=1, parked=True)),
+        )
 
     def expired(
         self: _Rows, *, app: str = "", queues: Sequence[str] | None = None, limit: int = 1000

@@ -26,7 +26,7 @@ the contract suite compares the two.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import sqlalchemy as sa
@@ -46,12 +46,14 @@ __all__ = [
     "called",
     "called_of",
     "expired",
+    "has_expired",
     "in_line",
     "is_behind",
     "is_on_record",
     "keep",
     "leave",
     "may_wait",
+    "of_relay",
     "open_keys",
     "park",
     "place_of",
@@ -435,50 +437,105 @@ def _is_held_up(db: sa.Connection, key: str, first: Any) -> bool:
     return db.execute(sa.select(sa.literal(1)).where(*kept).limit(1)).first() is not None
 
 
-def open_keys(
-    database: Database, *, app: str, queues: Sequence[str] | None, limit: int, ahead_s: float
-) -> list[str]:
-    """Keys that somebody waits for, that nobody holds, and for which nobody is expected.
+# How much later than now a message is expected that was called with its rate's delay. What is due
+# later was enqueued. There may be a lot of that, and it is not read.
+_LONGEST_EXPECTED_US = 65_000_000
 
-    Where a key has slots: for which fewer are held and expected than these. With a rate: which
-    allows a start in at most `ahead_s`. Of one namespace, and of these queues: their relay alone
-    knows where their messages go.
+
+def open_keys(
+    db: sa.Connection,
+    now_us: int,
+    *,
+    app: str,
+    queues: Sequence[str] | None,
+    ahead_us: int,
+    after: str | None,
+    most: int,
+) -> tuple[list[str], str | None]:
+    """Return the keys whose first waiting message may be called now, and the last key looked at.
+
+    At most `most` messages in lines are read, by key, those whose key comes after `after`. The
+    second value is None if there are no more. A key is open if nobody holds it, its rate allows a
+    start in at most `ahead_us`, fewer messages hold and are expected than it has slots, and no
+    strict work before the first message has still to end. The first message must be one of this
+    namespace and of these queues: other relays know where the others go.
     """
-    with database.transaction(bounded=False) as db:
-        now_us = database.now_us(db)
-        by_us = now_us + int(ahead_s * 1e6)
-        key = _keys_with_lines().c.key
-        first = (
-            sa.select(WORK.c.id)
-            .where(WORK.c.key == key, _waits(_of_app(app), _of_queues(queues)))
-            .order_by(WORK.c.rank, WORK.c.parked)
-            .limit(1)
-            .correlate(key.table)
-        )
-        place = [
-            first.with_only_columns(column).scalar_subquery()
-            for column in (WORK.c.rank, WORK.c.parked)
-        ]
-        called, kept, several, early = WORK.alias(), WORK.alias(), KEYS.alias(), KEYS.alias()
-        of_key = called_of(called, key, now_us)
-        slots = sa.select(several.c.slots).where(several.c.key == key, several.c.slots > 1)
-        taken = sa.select(sa.func.count()).where(of_key).scalar_subquery()
-        taken += holders(key, now_us)
-        waiting = sa.select(key).where(
-            first.scalar_subquery().is_not(None),
-            ~sa.exists().where(KEYS.c.key == key, KEYS.c.lease_until > now_us),
-            sa.case(
-                (slots.exists(), taken < slots.scalar_subquery()),
-                else_=~sa.exists().where(of_key),
-            ),
-            ~sa.exists().where(
-                kept.c.key == key,
-                keeps(kept),
-                sa.tuple_(kept.c.rank, kept.c.parked) < sa.tuple_(*place),
-            ),
-            ~sa.exists().where(early.c.key == key, early.c.next_start > by_us),
-        )
-        return list(db.execute(waiting.limit(limit)).scalars())
+    begins = [WORK.c.parked.is_not(None)] + ([] if after is None else [WORK.c.key > after])
+    columns = (WORK.c[name] for name in ("key", "id", "state", "due", "strict", "rank", "parked"))
+    page = sa.select(*columns).where(*begins).order_by(WORK.c.key, *_in_order()).limit(most)
+    last = page.with_only_columns(WORK.c.key).limit(1).offset(most - 1)
+    goes_on: str | None = db.execute(last).scalar()
+    read = page.subquery()
+    may_begin = (
+        sa.func.coalesce(KEYS.c.lease_until, 0) <= now_us,
+        sa.func.coalesce(KEYS.c.next_start, 0) <= now_us + ahead_us,
+    )
+    free = (
+        sa.select(read, sa.func.coalesce(KEYS.c.slots, 1).label("slots"))
+        .select_from(read.outerjoin(KEYS, KEYS.c.key == read.c.key))
+        .where(*may_begin)
+        .order_by(read.c.key, read.c.rank, read.c.parked)
+    )
+    rows = db.execute(free).all()
+    slots = {row.key: row.slots for row in rows}
+    firsts = _firsts(rows)
+    if (
+        goes_on is not None and goes_on in slots and goes_on not in firsts
+    ):  # it has more messages than were read
+        first = sa.select(WORK.c.id).where(WORK.c.key == goes_on, _waits()).limit(1)
+        firsts[goes_on] = db.execute(first.order_by(*_in_order())).scalar()
+    ids = [first for first in firsts.values() if first is not None]
+    if not ids:
+        return [], goes_on
+    ours = sa.select(WORK.c.key).where(WORK.c.id.in_(ids), _left(), of_relay(app, queues))
+    found = sorted(db.execute(ours).scalars())
+    taken = _taken(db, now_us, [key for key in found if slots[key] > 1]) if found else {}
+    return [key for key in found if taken.get(key, 0) < slots[key]], goes_on
+
+
+def _firsts(rows: Iterable[Any]) -> dict[str, str | None]:
+    """The first waiting message of each key; None if strict work before it has still to end."""
+    kept = State.NEW.value, State.PROCESSING.value, State.FAILED.value
+    firsts: dict[str, str | None] = {}
+    for row in rows:
+        if row.due is None and row.state == State.NEW.value:
+            firsts.setdefault(row.key, row.id)
+        elif row.due is not None and row.strict == 1 and row.state in kept:
+            firsts.setdefault(row.key, None)
+    return firsts
+
+
+def _taken(db: sa.Connection, now_us: int, several: Sequence[str]) -> dict[str, int]:
+    """How many messages of each key are expected; of `several`, also how many hold a slot."""
+    window = WORK.c.due > now_us, WORK.c.due < now_us + _LONGEST_EXPECTED_US
+    has_place = sa.func.coalesce(WORK.c.parked, 0) > 0  # as in `called_of()`
+    called = sa.and_(WORK.c.state == State.NEW.value, has_place, expected(WORK, now_us))
+    taken: dict[str, int] = {}
+    for key in db.execute(sa.select(WORK.c.key).where(*window, called)).scalars():
+        taken[key] = taken.get(key, 0) + 1
+    if several:
+        held = sa.select(KEYS.c.key, holders(KEYS.c.key, now_us)).where(KEYS.c.key.in_(several))
+        for key, count in db.execute(held):
+            taken[key] = taken.get(key, 0) + count
+    return taken
+
+
+def has_expired(db: sa.Connection, now_us: int, *, app: str, queues: Sequence[str] | None) -> bool:
+    """Return True if a message of this namespace and these queues has expired while it waited."""
+    past = _expired(now_us, app, queues)
+    return db.execute(sa.select(sa.literal(1)).where(*past).limit(1)).first() is not None
+
+
+def _expired(
+    now_us: Any, app: str, queues: Sequence[str] | None
+) -> tuple[sa.ColumnElement[bool], ...]:
+    return WORK.c.expires <= now_us, _left(), of_relay(app, queues)
+
+
+def _left() -> sa.ColumnElement[bool]:
+    """Whether it waits and was not called, as a condition that no index of lines is used for."""
+    has_place = sa.func.coalesce(WORK.c.parked, 0) > 0  # as in `called_of()`
+    return sa.and_(WORK.c.state == State.NEW.value, WORK.c.due.is_(None), has_place)
 
 
 def expired(
@@ -490,13 +547,13 @@ def expired(
     same moment find each of them once. Work whose row is locked is left out.
     """
     with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
-        past = sa.and_(WORK.c.due.is_(None), WORK.c.expires <= database.now_us(db), stands(WORK))
-        these = sa.select(WORK.c.id).where(past, _of_app(app), _of_queues(queues))
+        past = _expired(database.now_us(db), app, queues)
+        these = sa.select(WORK.c.id).where(*past)
         these = these.order_by(WORK.c.expires, WORK.c.id).limit(limit)
         free = these.with_for_update(key_share=True, skip_locked=True)
         found = list(db.execute(free).scalars())
         if found:
-            due = sa.update(WORK).where(WORK.c.id.in_(found), past)
+            due = sa.update(WORK).where(WORK.c.id.in_(found), *past)
             db.execute(due.values(due=WORK.c.expires))
         return [called(db, work) for work in found]
 
@@ -509,12 +566,9 @@ def holders(key: Any, now_us: int) -> Any:
     return sa.select(sa.func.count()).select_from(held).where(*slots).scalar_subquery()
 
 
-def _keys_with_lines() -> sa.CTE:
-    """Each key that somebody waits for; one look into the index for each, however many wait."""
-    first = sa.select(sa.func.min(WORK.c.key).label("key")).where(WORK.c.parked.is_not(None))
-    keys = first.cte("lines", recursive=True)
-    following = first.where(WORK.c.key > keys.c.key).correlate(keys).scalar_subquery()
-    return keys.union_all(sa.select(following).where(keys.c.key.is_not(None)))
+def of_relay(app: str, queues: Sequence[str] | None) -> sa.ColumnElement[bool]:
+    """Return the condition that a call is of this namespace, and of one of these queues."""
+    return sa.and_(_of_app(app), _of_queues(queues))
 
 
 def _of_app(app: str) -> sa.ColumnElement[bool]:

@@ -210,12 +210,12 @@ class TestLineOfSlots:
         for number in range(10, 15):
             park(book, number, 3)
         assert call(book, 3) is None
-        assert book.ledger.open_keys() == []
+        assert book.ledger.look().keys == ()
         for holder in holders[:2]:
             book.ledger.complete(holder.claim, None)
-        assert book.ledger.open_keys() == [KEY]
+        assert book.ledger.look().keys == (KEY,)
         assert [call(book, 3) for _ in range(3)] == ["m10", "m11", None]
-        assert book.ledger.open_keys() == []
+        assert book.ledger.look().keys == ()
         claimed(book, 11, 3, in_line=True)  # he comes before the other one
         assert call(book, 3) is None
         claimed(book, 10, 3, in_line=True)
@@ -230,7 +230,7 @@ class TestLineOfSlots:
         assert found.message.id == "m10"
         assert book.ledger.call_next(KEY, expected_s=30.0, ahead_s=0.0) is None
         book.ledger.complete(holder.claim, None)
-        assert book.ledger.open_keys() == [KEY]
+        assert book.ledger.look().keys == (KEY,)
         assert book.ledger.call_next(KEY, expected_s=30.0, ahead_s=0.0).message.id == "m11"
 
     def test_behind_those_who_wait(self, book: Any) -> None:
@@ -363,9 +363,9 @@ class TestRate:
         for number in (2, 3):
             park(book, number, 1, rate)
         assert call(book, 1, rate, ahead_s=60.0) is None
-        assert book.ledger.open_keys(ahead_s=60.0) == []
+        assert book.ledger.look(ahead_s=60.0).keys == ()
         book.pass_time(HOUR_US - 50_000_000)
-        assert book.ledger.open_keys(ahead_s=60.0) == [KEY]
+        assert book.ledger.look(ahead_s=60.0).keys == (KEY,)
         bounds = Bounds(KEY, 1, rate)
         found = book.ledger.call_next(KEY, expected_s=5.0, bounds=bounds, ahead_s=60.0)
         assert found.message.id == "m2"

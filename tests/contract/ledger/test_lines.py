@@ -209,7 +209,7 @@ class TestCall:
         for number in (4, 2, 3):
             assert call(book) == f"m{number}"
             assert call(book) is None
-            assert book.ledger.open_keys() == []
+            assert book.ledger.look().keys == ()
             holder = claimed(book, number)
             assert call(book) is None  # he is at work
             book.ledger.complete(holder.claim, None)
@@ -219,9 +219,9 @@ class TestCall:
         holder = claimed(book, 1)
         park(book, 2)
         assert call(book) is None
-        assert book.ledger.open_keys() == []
+        assert book.ledger.look().keys == ()
         book.ledger.complete(holder.claim, None)
-        assert book.ledger.open_keys() == [KEY]
+        assert book.ledger.look().keys == (KEY,)
         assert call(book) == "m2"
 
     def test_what_is_sent(self, book: Any) -> None:
@@ -320,10 +320,29 @@ class TestQueues:
         assert found.message.id == "m1"
 
     def test_whose_keys_are_open(self, book: Any) -> None:
-        """Those in whose lines somebody of these queues stands."""
-        assert book.ledger.open_keys(queues=["rq"]) == [KEY]
-        assert book.ledger.open_keys(queues=["other", "celery"]) == [KEY]
-        assert book.ledger.open_keys(queues=["r%", "r_"]) == []
+        """Those whose first message is of these queues: only its own relay calls it."""
+        assert book.ledger.look(queues=["rq"]).keys == ()
+        assert book.ledger.look(queues=["other", "celery"]).keys == (KEY,)
+        assert book.ledger.look(queues=["r%", "r_"]).keys == ()
+
+    def test_key_after_key(self, book: Any) -> None:
+        """One look reads so many messages, and says which key was the last; the next goes on."""
+        for number in (3, 4):
+            message = MessageRef(f"m{number}")
+            call = json.dumps({"queue": "celery", "message": message.name})
+            asked = request(number, message=message, keys=("account:2",), call=call)
+            assert book.ledger.park(asked)
+        seen = book.ledger.look(most=2)
+        assert (seen.keys, seen.after) == ((KEY,), KEY)
+        seen = book.ledger.look(after=KEY, most=3)
+        assert (seen.keys, seen.after) == (("account:2",), None)
+        assert (seen.expired, seen.overdue) == (False, False)
+        assert book.ledger.call_next("account:2", expected_s=-60.0, queues=None)
+        seen = book.ledger.look(
+            after=KEY, most=1
+        )  # only a message that was called and did not come
+        assert (seen.keys, seen.after) == (("account:2",), "account:2")
+        assert seen.overdue
 
 
 class TestRanks:
@@ -414,7 +433,7 @@ class TestStrict:
         """Neither one who waits, nor a newcomer, nor one of a task that is not strict."""
         self.fail(book)
         assert call(book) is None
-        assert book.ledger.open_keys() == []
+        assert book.ledger.look().keys == ()
         for request_of in (strict, delivery):
             for number in (2, 4):
                 assert isinstance(book.ledger.claim(request_of(number)), Busy)
@@ -487,7 +506,7 @@ class TestStrict:
         row = book.work(1)
         assert (row.state, row.final, row.parked, row.due) == ("FAILED", 0, None, None)
         assert book.ledger.leave(head.claim, retries=1) is False
-        assert book.ledger.open_keys() == [KEY]
+        assert book.ledger.look().keys == (KEY,)
         assert call(book) == "m2"
         for again in (strict(1), delivery(1, redelivered=True)):
             answer = book.ledger.claim(again)
@@ -564,7 +583,7 @@ class TestStrict:
         book.expire_all()
         book.make_due()
         assert call(book) is None
-        assert book.ledger.open_keys() == []
+        assert book.ledger.look().keys == ()
         assert isinstance(book.ledger.claim(strict(2)), Busy)
         assert [each.message.id for each in book.ledger.overdue(parked=True)] == ["m1"]
         assert self.begin(book, redelivered=True).takeover
@@ -628,7 +647,7 @@ class TestStrict:
         with book.transaction() as db:
             book.ledger.enqueue(db, strict(3, sent_us=now_us - 5), due_in_s=600.0)
         book.ledger.complete(head.claim, None)
-        assert book.ledger.open_keys() == [KEY]
+        assert book.ledger.look().keys == (KEY,)
         assert call(book) == "m2"
 
 
@@ -691,10 +710,10 @@ class TestNamespaces:
             assert book.ledger.park(asked)
 
     def test_whose_keys_are_open(self, book: Any) -> None:
-        assert book.ledger.open_keys() == ["account"]
-        assert book.ledger.open_keys(app="eu") == ["eu:account"]
-        assert book.ledger.open_keys(app="e%") == ["e%:account"]
-        assert book.ledger.open_keys(app="us") == []
+        assert book.ledger.look().keys == ("account",)
+        assert book.ledger.look(app="eu").keys == ("eu:account",)
+        assert book.ledger.look(app="e%").keys == ("e%:account",)
+        assert book.ledger.look(app="us").keys == ()
 
     def test_who_is_called(self, book: Any) -> None:
         """Nobody by another application, which would send him to its own broker."""
