@@ -14,6 +14,7 @@ from celery import Task
 
 from taskguard import Finding, Level
 from taskguard_celery.broker import broker_kind, visibility_timeout_s
+from taskguard_celery.message import detect_quorum_queues
 
 __all__ = [
     "LOSING",
@@ -31,6 +32,7 @@ _SAFE = "taskguard_celery.safe_defaults(app) sets what is safe"
 LOSING = frozenset({"early_ack", "worker_lost_ack", "visibility_timeout"})
 _IN_MEMORY = ("memory", "filesystem")
 _TRANSIENT = (1, "1", "transient")
+_CONSUMER_TIMEOUT_S = 1_800.0  # RabbitMQ's own default; what it is set to, it does not tell
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,7 @@ class TaskSettings:
         soft_limit_s: when it is told to end.
         visible_s: when the broker delivers an unacknowledged message again; None: never.
         retry_delay_s: the delay of an automatic retry at the longest.
+        unacked_s: how long RabbitMQ may wait for an acknowledgement; 0 for another broker.
         recoverable: a sweep can send its message again.
     """
 
@@ -57,6 +60,7 @@ class TaskSettings:
     soft_limit_s: float | None = None
     visible_s: float | None = None
     retry_delay_s: float = 0.0
+    unacked_s: float = 0.0
     recoverable: bool = False
 
 
@@ -94,6 +98,12 @@ def settings_of(task: Task, *, recoverable: bool = False) -> TaskSettings:
     """What a task's settings are."""
     conf = task.app.conf
     soft_s = task.soft_time_limit or conf.task_soft_time_limit
+    limit_s, retry_delay_s = time_limit_s(task), _retry_delay_s(task)
+    unacked_s = 0.0
+    if broker_kind(task.app) == "amqp":
+        # With quorum queues RabbitMQ holds a retry, else a worker does.
+        held = not detect_quorum_queues(task.app, "amqp")[0]
+        unacked_s = max(limit_s or 0.0, retry_delay_s if held else 0.0)
     # From Celery 5.6 on a task has two settings for it, which default to the one that it had.
     acks = [
         getattr(task, name, None)
@@ -104,10 +114,11 @@ def settings_of(task: Task, *, recoverable: bool = False) -> TaskSettings:
         acks_late=bool(task.acks_late),
         requeues_lost=bool(task.reject_on_worker_lost),
         acks_failures=False not in acks,
-        limit_s=time_limit_s(task),
+        limit_s=limit_s,
         soft_limit_s=None if soft_s is None else float(soft_s),
         visible_s=visibility_timeout_s(task.app),
-        retry_delay_s=_retry_delay_s(task),
+        retry_delay_s=retry_delay_s,
+        unacked_s=unacked_s,
         recoverable=recoverable,
     )
 
@@ -191,6 +202,18 @@ def findings_of_task(task: TaskSettings) -> Iterator[Finding]:
             why="The waiting message is delivered again and again, more of them each time.",
             mend="A shorter default_retry_delay or retry_backoff_max, or a longer "
             "visibility_timeout.",
+        )
+    if task.unacked_s > _CONSUMER_TIMEOUT_S:
+        yield Finding(
+            "consumer_timeout",
+            Level.NOTE,
+            where=where,
+            what=f"A worker may have its message for {task.unacked_s:g} s, and RabbitMQ's "
+            f"consumer_timeout is {_CONSUMER_TIMEOUT_S:g} s by default.",
+            why="RabbitMQ closes the worker's channel then. The worker ends, and the message is "
+            "delivered again.",
+            mend="A longer consumer_timeout (rabbitmq.conf, a policy, or x-consumer-timeout of the "
+            "queue), and a supervisor that starts workers again.",
         )
     if task.acks_late and not task.acks_failures:
         yield Finding(

@@ -5,13 +5,13 @@ consume from `<queue>.taskguard` as well. There it is a message of its own queue
 exchange, for retries and whatever else is sent with its route.
 
 Guarantees: a called message says so, however it was sent. On RabbitMQ the queue beside is the same
-kind of queue, and the message keeps its routing key, so that a message that is rejected is
-dead-lettered as from its own queue. A queue beside that is down, missing, forbidden, or has other
+kind of queue, and the message keeps its routing key. So a rejected message is dead-lettered as from
+its own queue. A queue beside that is down, missing, forbidden, or has other
 arguments stops no worker: without it a message is sent to its own queue (`rabbitmq_queues.py`).
 
 Does not guarantee that the queue of a message is found that came by an exchange: not if several
 queues of this app have it, nor by a headers exchange. Then it comes by that exchange, behind all
-others. Nor does it know the policies of RabbitMQ.
+others. It does not know the policies of RabbitMQ either.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def consume_hand_offs(app: Celery) -> None:
 def to_hand_off(app: Celery, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Options and headers for a call that was stored with these options.
 
-    It goes through the queue beside its own, where this app has that. The headers are added in any
-    case: the key may be kept for who says that he was called.
+    It goes through the queue beside its own, where this app has that. The headers are always added:
+    the key may be kept for the message that says that it was called.
     """
     queue, route = options.get("queue"), [options.get("exchange"), options.get("routing_key")]
     headers = {CALLED_HEADER: queue}

@@ -48,6 +48,7 @@ __all__ = [
     "NotPublishedError",
     "PutBack",
     "deferrals_of",
+    "detect_quorum_queues",
     "expires_at_s",
     "is_redelivered",
     "longest_wait_s",
@@ -73,7 +74,7 @@ _SHARE_OF_VISIBILITY_TIMEOUT = 0.25
 _MAX_DELAY_S = 30.0
 _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 10.0
-# Half of RabbitMQ's consumer_timeout, after which it delivers a message again.
+# Half of RabbitMQ's consumer_timeout, after which it closes the worker's channel.
 _MAX_WAIT_S = 900.0
 _SHARE_OF_TIME_LIMIT = 0.5
 

@@ -24,9 +24,9 @@ __all__ = ["ConsumeBeside", "QueueBeside", "beside_of", "consume_beside"]
 logger = logging.getLogger("taskguard")
 
 # The arguments that the queue beside takes over from its queue, and why. It takes over no others,
-# because a called message must not be dropped: not by a bound that was meant for a backlog
-# (x-max-length, x-max-length-bytes), nor while no worker is there (x-message-ttl), nor as a
-# duplicate of its first call (x-message-deduplication, a plugin's). Unknown ones may do the same.
+# because a called message must not be dropped. Bounds are meant for a backlog (x-max-length,
+# x-max-length-bytes); x-message-ttl would drop it while no worker is there; a plugin's
+# x-message-deduplication would drop it as a duplicate. Unknown arguments may do the same.
 _ARGUMENTS = {
     "x-queue-type": "a queue on one node would go down with it, though its queue goes on",
     "x-quorum-initial-group-size": "as many nodes may be lost as of its queue",
@@ -36,6 +36,7 @@ _ARGUMENTS = {
     "x-queue-mode": "memory",
     "x-queue-version": "memory",
     "x-max-priority": "a called message keeps its rank among others that are called",
+    "x-consumer-timeout": "its bodies take as long as those of its queue",
     "x-delivery-limit": "a message that kills its workers is dead-lettered after as many tries",
     "x-dead-letter-exchange": "a rejected message gets to where it gets from its queue",
     "x-dead-letter-routing-key": "a rejected message gets to where it gets from its queue",
@@ -75,7 +76,7 @@ def consume_beside(app: Celery, own: Mapping[str, Any]) -> None:
 
 def _has_one_beside(queue: Any) -> bool:
     arguments = _arguments_of(queue)
-    # What RabbitMQ deletes by itself would leave the queue beside it behind.
+    # If RabbitMQ deletes the queue by itself, the queue beside it would be left over.
     if queue.auto_delete or queue.exclusive or any(arguments.get(name) for name in _ALONE):
         return False
     return arguments.get("x-queue-type") in _TYPES
@@ -91,8 +92,8 @@ def _arguments_of(queue: Any) -> dict[str, Any]:
 class QueueBeside:
     """The queue `name` beside the queue `own`.
 
-    Messages reach it by a fanout exchange of its own, and keep their routing key. By the default
-    exchange its name would be their key, also as dead letters.
+    Messages reach it by a fanout exchange of its own, which keeps their routing key. By the
+    default exchange the queue's name would be their key, and the key of their dead letters.
     """
 
     def __init__(self, name: str, own: Any) -> None:
@@ -205,12 +206,16 @@ class ConsumeBeside(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ha
 
     name = "taskguard-queues-beside"
     requires = ("celery.worker.consumer.tasks:Tasks",)
+    _timer: Any = None
 
     def start(self, consumer: Any) -> None:
         """Add the queues; the worker consumes from them as soon as it can handle messages."""
         self._add(consumer)
+        if self._timer is not None:  # of the connection before
+            self._timer.cancel()
         if list(self._missing(consumer)):
-            consumer.timer.call_repeatedly(_TRY_AGAIN_S, self._try_again, (consumer,))
+            again = (_TRY_AGAIN_S, self._try_again, (consumer,))
+            self._timer = consumer.timer.call_repeatedly(*again)
 
     def _try_again(self, consumer: Any) -> None:
         # In some pools a timer has a thread of its own.

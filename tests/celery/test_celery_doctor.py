@@ -98,6 +98,19 @@ def test_safe_defaults_leave_nothing_to_find(broker: str) -> None:
             },
         ),
         (
+            "consumer_timeout",
+            Level.NOTE,
+            {"broker": "amqp://localhost", "task": {"time_limit": 3_600, "soft_time_limit": 3_500}},
+        ),
+        (
+            "consumer_timeout",
+            Level.NOTE,
+            {
+                "broker": ["amqp://localhost"],
+                "task": {"autoretry_for": (OSError,), "default_retry_delay": 3_600},
+            },
+        ),
+        (
             "countdown_beyond_visibility",
             Level.WARNING,
             {

@@ -117,6 +117,7 @@ def arguments_beside(queue: Queue, **settings: Any) -> dict[str, Any] | None:
         ("x-queue-type", "quorum"),
         ("x-quorum-initial-group-size", 5),
         ("x-delivery-limit", 3),
+        ("x-consumer-timeout", 7_200_000),
         ("x-dead-letter-exchange", "dead"),
         ("x-dead-letter-routing-key", "orders"),
         ("x-dead-letter-strategy", "at-least-once"),

@@ -178,9 +178,10 @@ def test_lost_children_are_looked_for_well_within_a_lease() -> None:
     hub = SimpleNamespace(call_repeatedly=lambda delay, _: called.append(delay))
     pool = SimpleNamespace(maintain_pool=lambda: None)
     bare = Celery("bare", set_as_current=False)
-    _on_worker_ready(SimpleNamespace(app=bare, hub=hub, pool=pool, task_consumer=None))
+    worker = {"hub": hub, "pool": pool, "task_consumer": None, "controller": None}
+    _on_worker_ready(SimpleNamespace(app=bare, **worker))
     assert called == []
-    _on_worker_ready(SimpleNamespace(app=make_app(), hub=hub, pool=pool, task_consumer=None))
+    _on_worker_ready(SimpleNamespace(app=make_app(), **worker))
     assert len(called) == 1
     assert called[0] <= 1
 

@@ -5,6 +5,7 @@ Every accepted message reaches DONE, with one effect.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 
@@ -62,15 +63,22 @@ def test_a_restart_loses_nothing(make_shop: Callable[..., Shop], kind: type[Rabb
         assert shop.effects() == Counter({str(order): 1 for order in orders})
 
 
+@pytest.mark.parametrize("retries", [False, True])
 def test_a_body_longer_than_the_consumer_timeout_has_one_effect(
-    make_shop: Callable[..., Shop],
+    make_shop: Callable[..., Shop], retries: bool
 ) -> None:
-    """RabbitMQ closes the channel and delivers the message again: it is put off, or answered."""
+    """RabbitMQ closes the worker's channel, and the worker ends once its bodies have ended.
+
+    With broker_channel_error_retry it connects again. The message comes again, and is put off, or
+    answered.
+    """
     need(RabbitMQ)
     with HastyRabbitMQ() as broker:
-        shop = make_shop(SHOP_BROKER=broker.url, SHOP_SETTINGS=SETTINGS)
+        settings = {**json.loads(SETTINGS), "broker_channel_error_retry": retries}
+        shop = make_shop(SHOP_BROKER=broker.url, SHOP_SETTINGS=json.dumps(settings))
         result = shop.tasks.ship.delay(1, 15.0)
-        with shop.worker(concurrency=1), shop.worker(concurrency=1):
+        workers = shop.worker(concurrency=1), shop.worker(concurrency=1)
+        with workers[0], workers[1]:
             shop.wait_for_steps("began")
             wait_until(
                 lambda: "has timed out waiting for delivery acknowledgement" in broker.log,
@@ -82,6 +90,13 @@ def test_a_body_longer_than_the_consumer_timeout_has_one_effect(
                 lambda: "answered as a duplicate: done" in shop.logs(),
                 timeout_s=90,
                 message="the message that came again is answered",
+            )
+            ended = "Unrecoverable error: PreconditionFailed"
+            assert (ended in shop.logs()) is not retries
+            wait_until(
+                lambda: retries or any(each.process.poll() is not None for each in workers),
+                timeout_s=90,
+                message="the end of the worker that was given up",
             )
     assert shop.effects() == Counter({"1": 1})
     assert len(shop.steps("began")) == 1
