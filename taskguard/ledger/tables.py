@@ -1,6 +1,7 @@
 """taskguard's own tables. Times and leases are µs since 1970 by the database's clock.
 
-Texts compare byte by byte: `a`, `A`, `á` and `a ` are four keys in every database.
+Texts compare byte by byte: `a`, `A`, `á` and `a ` are four keys in every database. What the DDL of
+one kind of database needs besides is in `schema/creation.py`.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import mysql
 
 from taskguard.ledger.protocol import Claim
 from taskguard.states import State
@@ -38,12 +38,6 @@ NO_PLACE: dict[str, None] = {"parked": None, "expires": None}
 
 METADATA = sa.MetaData()
 
-_INNODB: dict[str, Any] = {
-    f"{name}_{option}": value
-    for name in ("mysql", "mariadb")
-    for option, value in {"engine": "InnoDB", "default_charset": "utf8mb4"}.items()
-}
-
 
 class _Exact(sa.types.TypeDecorator[str]):
     """Text that compares byte by byte, blanks at its end included.
@@ -65,6 +59,8 @@ class _Exact(sa.types.TypeDecorator[str]):
             return sa.Text(collation="C")
         if dialect.name not in ("mysql", "mariadb"):
             return sa.Text()
+        from sqlalchemy.dialects import mysql  # it loads every driver's dialect
+
         # Other binary collations of MariaDB and MySQL pad the shorter text with blanks to compare.
         collation = "utf8mb4_nopad_bin" if dialect.is_mariadb else "utf8mb4_0900_bin"
         if self.key_chars is not None:
@@ -72,17 +68,29 @@ class _Exact(sa.types.TypeDecorator[str]):
         return mysql.MEDIUMTEXT(charset="utf8mb4", collation=collation)
 
 
+class _Large(sa.types.TypeDecorator[str]):
+    """Text of more than 64 kB, at which TEXT ends on MariaDB and MySQL."""
+
+    impl = sa.Text
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Any) -> Any:
+        if dialect.name not in ("mysql", "mariadb"):
+            return sa.Text()
+        from sqlalchemy.dialects import mysql
+
+        return mysql.MEDIUMTEXT()
+
+
 _KEY = _Exact(key_chars=768)
 _TEXT = _Exact()
-# TEXT ends at 64 kB on MariaDB and MySQL.
-_JSON = sa.Text().with_variant(mysql.MEDIUMTEXT(), "mysql", "mariadb")
+_JSON = _Large()
 _LONG = sa.BigInteger()
 
 SCHEMA = sa.Table(
     "taskguard_schema",
     METADATA,
     sa.Column("version", sa.Integer, primary_key=True, autoincrement=False),
-    **_INNODB,
 )
 
 KEYS = sa.Table(
@@ -98,7 +106,6 @@ KEYS = sa.Table(
     sa.Column("next_start", _LONG),
     # When the newest message that has begun was sent; see `ledger/statements/newest.py`.
     sa.Column("stamp", _LONG),
-    **_INNODB,
 )
 
 WORK = sa.Table(
@@ -139,7 +146,6 @@ WORK = sa.Table(
     sa.Column("created", _LONG, nullable=False),
     sa.Column("started", _LONG),
     sa.Column("finished", _LONG),
-    **_INNODB,
 )
 
 # Only work whose call is stored is in it: for the rest, changes of a row stay cheap. What waits in
@@ -149,8 +155,7 @@ sa.Index(
     "taskguard_work_due",
     WORK.c.due,
     WORK.c.expires,
-    postgresql_where=_SENT_AT_A_TIME,
-    sqlite_where=_SENT_AT_A_TIME,
+    info={"where": _SENT_AT_A_TIME},
 )
 
 # Nor is what stands in no line in this one.
@@ -159,10 +164,7 @@ sa.Index(
     WORK.c.key,
     WORK.c.rank,
     WORK.c.parked,
-    postgresql_where=WORK.c.parked.is_not(None),
-    sqlite_where=WORK.c.parked.is_not(None),
-    mysql_length={"key": 255},
-    mariadb_length={"key": 255},
+    info={"where": WORK.c.parked.is_not(None), "length": {"key": 255}},
 )
 
 # The numbers of a message in a work: one id may have been used for messages of several.
@@ -174,7 +176,6 @@ MESSAGES = sa.Table(
     sa.Column("retries", sa.Integer, nullable=False),
     sa.Column("deferrals", sa.Integer, nullable=False),
     sa.Column("updated", _LONG, nullable=False),
-    **_INNODB,
 )
 
 

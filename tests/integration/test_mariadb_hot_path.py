@@ -26,7 +26,8 @@ from taskguard.ledger.connections.database import CannotWriteError
 from taskguard.ledger.connections.executed import Executed
 from taskguard.ledger.protocol import Answer, Busy, Claimed, MessageRef
 from taskguard.ledger.sql import SqlLedger
-from taskguard.ledger.statements import MariaDBStatements, Statements, claims, mariadb
+from taskguard.ledger.statements import Statements, claims, mariadb
+from taskguard.ledger.statements.mariadb import MariaDBStatements
 from taskguard.ledger.tables import KEYS, MESSAGES, WORK
 from taskguard.states import Decision
 from taskguard_sandbox.servers import MariaDB

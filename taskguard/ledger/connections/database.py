@@ -25,7 +25,6 @@ from taskguard.errors import (
 )
 from taskguard.ledger.connections.deadlines import Deadline
 from taskguard.ledger.connections.dialects import Fault, dialect_of
-from taskguard.ledger.connections.dialects.postgresql import bounds
 from taskguard.ledger.connections.engine import (
     CONNECT_TIMEOUT_S,
     LEVEL,
@@ -518,6 +517,8 @@ class Database:
 @functools.cache
 def _opening(idle_s: float) -> str:
     """BEGIN with the bounds of a body's transaction. Sent each time: a body may change settings."""
+    from taskguard.ledger.connections.dialects.postgresql import bounds  # of this database alone
+
     settings = bounds(idle_s).items()
     return "; ".join([_BEGIN, *(f"set local {name} = '{value}'" for name, value in settings)])
 

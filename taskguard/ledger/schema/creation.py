@@ -6,6 +6,7 @@ Guarantees: several processes that create them at once make them once; asked aga
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,7 +21,33 @@ from taskguard.ledger.tables import METADATA, SCHEMA, SCHEMA_VERSION
 __all__ = ["create", "ddl", "ddl_statements", "include_name"]
 
 _OF_LOCKS = "taskguard_locks"  # taskguard/lock_table makes it
+_MYSQL = ("mysql", "mariadb")
+_INNODB = {"engine": "InnoDB", "default_charset": "utf8mb4"}
 _TRIES = 5  # if several processes create tables at once, MySQL refuses all but one
+
+
+@functools.cache
+def _tables() -> tuple[sa.Table, ...]:
+    """Return the tables with their options for each kind of database.
+
+    The options are not in `tables.py`: SQLAlchemy loads the dialect of every database that an
+    option names, and a process that makes no tables needs only its own.
+    """
+    for table in METADATA.sorted_tables:
+        for name in _MYSQL:
+            _set(table, name, _INNODB)
+        for index in table.indexes:
+            where, length = index.info.get("where"), index.info.get("length")
+            for name in ("postgresql", "sqlite"):
+                _set(index, name, {} if where is None else {"where": where})
+            for name in _MYSQL:
+                _set(index, name, {} if length is None else {"length": length})
+    return tuple(METADATA.sorted_tables)
+
+
+def _set(what: sa.Table | sa.Index, dialect: str, options: Mapping[str, Any]) -> None:
+    for option, given in options.items():
+        what.dialect_kwargs[f"{dialect}_{option}"] = given
 
 
 def create(database: Database) -> None:
@@ -36,11 +63,12 @@ def _create(database: Database) -> None:
     with database.transaction(bounded=False) as db:
         dialect = database.dialect
         dialect.lock_schema(db)
+        tables = _tables()
         db.execute(sa.schema.CreateTable(SCHEMA, if_not_exists=True))
         version = db.execute(sa.select(sa.func.max(SCHEMA.c.version))).scalar()
         if version is not None:
             expect_version(version)  # first: an index may be of a column that is not there
-        for table in METADATA.sorted_tables:
+        for table in tables:
             db.execute(sa.schema.CreateTable(table, if_not_exists=True))
             for index in table.indexes:
                 dialect.create_index(db, index)
@@ -65,7 +93,7 @@ def ddl_statements(url: str, *, if_not_exists: bool = False) -> list[str]:
     """
     dialect = read_url(url).get_dialect()()
     parts: list[Any] = []
-    for table in METADATA.sorted_tables:
+    for table in _tables():
         parts.append(sa.schema.CreateTable(table, if_not_exists=if_not_exists))
         parts += [
             sa.schema.CreateIndex(index, if_not_exists=if_not_exists) for index in table.indexes

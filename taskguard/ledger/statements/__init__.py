@@ -9,14 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from taskguard.ledger.connections.database import Database
-from taskguard.ledger.statements.mariadb import MariaDBStatements
 from taskguard.ledger.statements.portable import WRITE_LOCK_S, Statements
-from taskguard.ledger.statements.postgresql import PostgreSQLStatements
 
 __all__ = [
     "WRITE_LOCK_S",
-    "MariaDBStatements",
-    "PostgreSQLStatements",
     "Statements",
     "statements_for",
 ]
@@ -32,8 +28,12 @@ def statements_for(database: Database, *, one_statement: bool) -> Statements:
     dialect: Any = database.engine.dialect
     by = dialect.name, dialect.driver
     if one_statement and by == ("postgresql", "psycopg"):
+        from taskguard.ledger.statements.postgresql import PostgreSQLStatements  # of it alone
+
         return PostgreSQLStatements(database)
     own_pymysql = dialect.driver == "pymysql" and database.dialect.own
     if one_statement and own_pymysql and database.is_mariadb():
+        from taskguard.ledger.statements.mariadb import MariaDBStatements  # of it alone
+
         return MariaDBStatements(database)
     return Statements(database)
