@@ -275,6 +275,22 @@ class GuardedFunction:
             row=None if self._row_of is None else self._row_of(args, kwargs),
         )
 
+    def deciding(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Mapping[str, object] | None:
+        """Return the arguments of a call that decide which work it is.
+
+        None if something else decides, too: each message or tick is work of its own, a callable
+        makes the value, a row has its own state, or the arguments do not fit the signature.
+        """
+        named = self._shape.once_per or self._shape.keys
+        if self.by_message or self.row is not None or named.arguments is None:
+            return None
+        try:
+            return named.deciding(args, kwargs)
+        except TypeError:
+            return None
+
     def _bounds(self, keys: tuple[str, ...]) -> Bounds:
         if len(keys) > 1:
             raise ConfigurationError(

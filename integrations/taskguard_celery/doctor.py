@@ -14,6 +14,7 @@ from taskguard_celery.findings import (
     time_limit_s,
 )
 from taskguard_celery.outbox import app_at
+from taskguard_celery.periodic import findings_of_rows, findings_of_schedule
 from taskguard_celery.recognition import guarded_tasks
 from taskguard_celery.runtime import build
 
@@ -43,6 +44,7 @@ def configuration_of(app: Any, *, runtime: TaskGuard | None = None) -> Configura
             for task, compiled in guarded
         ],
         findings=found,
+        recorded=lambda: [*findings_of_schedule(app), *findings_of_rows(app)],
         # Of several servers the app uses any one, so the first may be down.
         queue_server=brokers[0] if len(brokers) == 1 and brokers[0].startswith(_REDIS) else None,
     )

@@ -28,6 +28,8 @@ from rq.cron import CronJob, CronScheduler
 from rq.exceptions import SchedulerNotFound, StopRequested
 
 from taskguard import Leader, Leadership, errors
+from taskguard_rq.decorator import guarded_function_of
+from taskguard_rq.findings import findings_of_cron_job
 from taskguard_rq.runtime import runtime
 from taskguard_rq.ticks import entry_name, name_ticks
 
@@ -60,6 +62,7 @@ class LeaderCronScheduler(CronScheduler):
         """As RQ's, until a signal says to stop. Raises ConfigurationError."""
         name_ticks()
         leader = self._leader = runtime().leader(_NAME, ttl_s=self._ttl_s, on_lost="fence")
+        self._say_findings()
         thread = threading.Thread(target=self._campaign, args=(leader,), name="leader", daemon=True)
         thread.start()
         try:
@@ -72,6 +75,14 @@ class LeaderCronScheduler(CronScheduler):
                 self._record(self._of)  # the signal may have come before
             leader.step_down()
             thread.join(_LONGEST_END_S)
+
+    def _say_findings(self) -> None:
+        if runtime().ledger is None:
+            return  # no work is on record
+        for cron_job in self._cron_jobs:
+            compiled = guarded_function_of(cron_job.func) if cron_job.func else None
+            for finding in findings_of_cron_job(cron_job, compiled) if compiled else ():
+                logger.warning("%s (finding %s)", finding, finding.name)
 
     def _request_stop(self, signum: Any, frame: Any) -> None:
         self._stopped = True

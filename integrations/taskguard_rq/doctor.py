@@ -16,10 +16,17 @@ from redis import Redis, exceptions
 from rq import Queue, Worker
 from rq.job import Job
 from rq.scheduler import RQScheduler
+from rq.utils import import_attribute
 
 from taskguard import Configuration, Finding, GuardedFunction, GuardedTask
 from taskguard_rq.decorator import guarded_function_of
-from taskguard_rq.findings import JobFacts, QueueFacts, findings_of_job, findings_of_queue
+from taskguard_rq.findings import (
+    JobFacts,
+    QueueFacts,
+    findings_of_cron_job,
+    findings_of_job,
+    findings_of_queue,
+)
 from taskguard_rq.outbox import connection_at
 from taskguard_rq.runtime import runtime
 
@@ -32,6 +39,7 @@ def configuration_at(target: str) -> Configuration:
     """For `--rq redis://…`. Raises CommandTargetError for what is no URL of a Redis."""
     tasks: dict[str, GuardedTask] = {}
     found: list[Finding] = []
+    periodic: list[Finding] = []
     with (
         contextlib.closing(connection_at(target)) as connection,
         # Whether it answers is found by whoever asks the server itself.
@@ -47,11 +55,14 @@ def configuration_at(target: str) -> Configuration:
                 tasks[facts.name] = GuardedTask(
                     facts.name, compiled.policy, compiled.row, facts.limit_s
                 )
+        for cron_job, compiled in _cron_jobs(connection):
+            periodic += findings_of_cron_job(cron_job, compiled)
     return Configuration(
         runtime,
         name="RQ",
         tasks=list(tasks.values()),
         findings=found,
+        recorded=lambda: list(dict.fromkeys(periodic)),  # several schedulers have the same entries
         queue_server=target,
     )
 
@@ -74,6 +85,20 @@ def _waiting(queues: list[Queue]) -> Iterator[tuple[Job, GuardedFunction]]:
                 continue
             if compiled is not None:
                 yield job, compiled
+
+
+def _cron_jobs(connection: Redis) -> Iterator[tuple[Any, GuardedFunction]]:
+    """The guarded ones of all `rq cron` that run."""
+    from rq.cron import CronScheduler  # croniter is slow to import
+
+    for scheduler in CronScheduler.all(connection, cleanup=False):
+        for cron_job in scheduler.get_jobs():
+            try:
+                compiled = guarded_function_of(import_attribute(cron_job.func_name))
+            except Exception:  # noqa: BLE001,S112  # whatever its module raises
+                continue
+            if compiled is not None:
+                yield cron_job, compiled
 
 
 def _facts_of_job(job: Job, compiled: GuardedFunction) -> JobFacts:

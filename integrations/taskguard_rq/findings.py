@@ -8,10 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
-from taskguard import Finding, Level
+from taskguard import Finding, GuardedFunction, Level
 
-__all__ = ["JobFacts", "QueueFacts", "findings_of_job", "findings_of_queue"]
+__all__ = [
+    "JobFacts",
+    "QueueFacts",
+    "findings_of_cron_job",
+    "findings_of_job",
+    "findings_of_queue",
+]
+
+_DAY_S = 86_400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,3 +114,20 @@ def findings_of_job(job: JobFacts) -> Iterator[Finding]:
             why="One that is put off while its key is taken, or its holder is dead, is lost.",
             mend="No ttl=, or one well above ttl_s of its guard.",
         )
+
+
+def findings_of_cron_job(cron_job: Any, compiled: GuardedFunction) -> Iterator[Finding]:
+    """Whether it runs once only, because all its jobs are the same work."""
+    if isinstance(cron_job.args, str) or isinstance(cron_job.kwargs, str):
+        return  # RQ's words for what it could not write as JSON
+    if compiled.deciding(cron_job.args, cron_job.kwargs) is None:
+        return
+    yield Finding(
+        "periodic_once",
+        Level.WARNING,
+        where=f"the cron job {getattr(cron_job, 'name', cron_job.func_name)}",
+        what=f"All its jobs are the same work of {compiled.name}.",
+        why="It runs once. Later jobs are answered from the record, which is kept for "
+        f"{compiled.policy.retention_s / _DAY_S:g} days or longer.",
+        mend='Add once_per="tick" to its guard.',
+    )

@@ -64,13 +64,14 @@ def _reports(configuration: Configuration) -> Iterator[Report]:
         yield _report("settings", configuration.name, [_misconfigured(error), *found])
         return
     tasks, locks = configuration.tasks, runner.locks
-    if configuration.name:
-        yield _report("settings", configuration.name, found)
     clocks: dict[str, Callable[[], int]] = {}
     with contextlib.closing(runtime):
         of_ledger, ledger_answers = (
             check_ledger(ledger, tasks) if ledger is not None else ([], False)
         )
+        if configuration.name:
+            found += configuration.recorded() if ledger_answers else []
+            yield _report("settings", configuration.name, found)
         if locks is not None:
             found, answers = check_locks(locks, tasks, has_ledger=ledger is not None)
             if answers and ledger_answers:

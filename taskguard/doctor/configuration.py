@@ -40,6 +40,7 @@ class Configuration:
         name: what it is called, with the queue.
         tasks: its guarded tasks, as far as they are known.
         findings: what is wrong with the queue's own settings.
+        recorded: finds what is wrong because work is on record; called where the ledger answers.
         queue_server: the URL, or a redis-py client, of the Redis that has the queues; None where
             that is none.
         folder: where to look for migrations; None: nowhere.
@@ -50,6 +51,7 @@ class Configuration:
     name: str = ""
     tasks: Sequence[GuardedTask] = ()
     findings: Sequence[Finding] = ()
+    recorded: Callable[[], Sequence[Finding]] = list
     queue_server: Any = None
     folder: Path | None = None
     starts: bool = False

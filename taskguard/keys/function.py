@@ -254,6 +254,13 @@ class KeyFunction:
             raise too_many().named("its key option", task=self.task)
         return Keys(tuple(keys), _BETWEEN_PARTS.join(names))
 
+    def deciding(
+        self, args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> Mapping[str, object]:
+        """The values of a call that the templates name. Raises TypeError if they do not fit."""
+        values = self._arguments.bind(args, kwargs)
+        return {name: values[name] for name in self.arguments or () if name in values}
+
     def __repr__(self) -> str:
         return f"<KeyFunction {' '.join(self.sources)} of {self.task}>"
 

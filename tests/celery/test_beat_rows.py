@@ -10,7 +10,9 @@ import pytest
 from celery import Celery
 
 from support.django_shop import django_on
+from taskguard_celery import guarded_task
 from taskguard_celery.beat import _Term
+from taskguard_celery.periodic import findings_of_rows
 
 pytest.importorskip("django_celery_beat")
 
@@ -177,6 +179,26 @@ def test_an_entry_that_runs_once_runs_once(rows: Rows) -> None:
     rows.lead(leadership)
     assert len(rows.sent) == 1
     assert not rows.all.get(name=NAME).enabled
+
+
+def test_rows_that_run_once_are_found(rows: Rows) -> None:
+    """All messages of such a row are the same work; what is off, or meant to run once, is not."""
+    app = Celery("rows", set_as_current=False)
+
+    @app.task(name="shop.task", shared=False)
+    @guarded_task(key="orders")
+    def task(shop: str = "") -> None: ...
+
+    def found() -> list[str]:
+        return [each.where for each in findings_of_rows(app)]
+
+    row = rows.make()
+    assert found() == [f"beat's entry {NAME}"]
+    for values in ({"one_off": True}, {"args": "no JSON"}, {"task": "x"}, {"enabled": False}):
+        rows.all.update(**{"one_off": False, "args": '["a"]', **values})
+        assert found() == []
+    row.delete()
+    assert found() == []
 
 
 def test_entries_that_left_the_schedule_leave_the_record(rows: Rows) -> None:

@@ -6,15 +6,17 @@ import gc
 import json
 import logging
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 from celery import Celery
+from celery.beat import BeatLazyFunc
 
 import taskguard_celery
-from taskguard import Finding, Level
+from taskguard import Finding, Level, examine
 from taskguard.cli import main
 from taskguard.ledger.sql import SqlLedger
 from taskguard_celery import guarded_task
@@ -140,6 +142,71 @@ def test_each_setting_has_its_finding(name: str, level: Level, given: dict[str, 
     assert (finding.name, finding.level) == (name, level)
 
 
+NIGHTLY = {"task": "ship", "schedule": 60.0, "args": (1,)}
+
+
+@pytest.mark.parametrize(
+    ("guard", "entry", "found"),
+    [
+        ({"key": "orders"}, {}, True),
+        ({"key": "order:<order>"}, {}, True),
+        ({"key": "order:<order>"}, {"args": (), "kwargs": {"order": 1}}, True),
+        ({"key": "order:<order>", "once_per": "orders"}, {}, True),
+        ({"key": "order:<order>"}, {"args": (BeatLazyFunc(time.time),)}, False),
+        ({"key": "orders"}, {"args": (BeatLazyFunc(time.time),)}, True),
+        ({"key": "orders", "once_per": "tick"}, {}, False),
+        ({"key": "orders", "once_per": "message"}, {}, False),
+        ({"key": "orders", "busy": "latest", "once_per": "message"}, {}, False),
+        ({"key": lambda **_: f"orders:{time.time():.0f}"}, {}, False),
+        ({"key": "orders"}, {"args": ()}, False),
+        ({"key": "orders"}, {"task": "other"}, False),
+    ],
+)
+@pytest.mark.parametrize("bind", [False, True])
+def test_an_entry_of_beat_that_runs_once_is_found(
+    ledger_url: str,
+    caplog: pytest.LogCaptureFixture,
+    guard: dict[str, Any],
+    entry: dict[str, Any],
+    found: bool,
+    bind: bool,
+) -> None:
+    """Each of its messages is the same work. Without a ledger no work is on record."""
+    app = Celery("shop", broker=f"redis://127.0.0.1:{free_port()}", set_as_current=False)
+    taskguard_celery.safe_defaults(app)
+    app.conf.update(
+        beat_schedule={"nightly": {**NIGHTLY, **entry}},
+        taskguard_locks_url="memory://",
+        taskguard_ledger_url=ledger_url,
+    )
+    if bind:
+
+        @app.task(name="ship", shared=False, bind=True)
+        @guarded_task(**guard)
+        def ship(self: Any, order: int) -> None: ...
+
+    else:
+
+        @app.task(name="ship", shared=False)
+        @guarded_task(**guard)
+        def ship(order: int) -> None: ...
+
+    def told() -> list[tuple[str, str]]:
+        reports = examine(configuration_of(app))
+        return [
+            (each.name, each.where)
+            for report in reports
+            for each in report.findings
+            if report.part == "settings"
+        ]
+
+    assert told() == [("periodic_once", "beat's entry nightly")] * found
+    taskguard_celery.check_worker(app)
+    assert caplog.text.count("(finding periodic_once)") == int(found)
+    app.conf.update(taskguard_ledger_url=None)
+    assert told() == []
+
+
 def test_an_app_without_guarded_tasks_is_left_alone() -> None:
     """Its settings are its own affair."""
     app = Celery("plain", broker="memory://", set_as_current=False)
@@ -222,7 +289,7 @@ class TestWorkerStart:
                 taskguard_ledger_url=ledger_url,
                 task_acks_late=False,
             )
-            with caplog.at_level(logging.INFO, logger="taskguard"):
+            with caplog.at_level(logging.WARNING, logger="taskguard"):
                 taskguard_celery.check_worker(app)
         lines = [record.getMessage() for record in caplog.records]
         assert [line.rpartition("(finding ")[2].rstrip(")") for line in lines[1:]] == [

@@ -15,6 +15,7 @@ from support.office import Office
 from taskguard import Level
 from taskguard.cli import main
 from taskguard_rq import guarded_job
+from taskguard_rq.cron import LeaderCronScheduler
 from taskguard_rq.findings import JobFacts, findings_of_job
 
 Doctor = Callable[[], tuple[int, list[tuple[str, str, str]]]]
@@ -99,6 +100,24 @@ def test_a_queue_without_a_scheduler(office: Office, doctor: Doctor) -> None:
     assert doctor()[1] == [("no_scheduler", "warning", "the queue invoices")]
     office.worker("taskguard_rq.GuardedWorker")
     assert doctor()[1] == []
+
+
+def test_a_cron_job_that_runs_once(
+    office: Office, doctor: Doctor, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All its jobs are the same work: found by the command, and said by the scheduler's start."""
+    crons = [LeaderCronScheduler(connection=office.connection, name=f"cron {n}") for n in range(2)]
+    for cron in crons:
+        cron.register(charge, "invoices", args=(1,), interval=60)
+        cron.register(invoices.tick, "invoices", interval=60)
+        cron.register(plain, "invoices", interval=60)
+        cron.register_birth()
+    crons[0]._say_findings()
+    name = f"{charge.__module__}.charge"
+    assert [(each[0], each[2]) for each in doctor()[1]] == [
+        ("periodic_once", f"the cron job {name}")
+    ]
+    assert caplog.text.count("(finding periodic_once)") == 1
 
 
 def test_locks_and_ledger_come_from_the_environment(

@@ -1,0 +1,109 @@
+"""Entries of beat's schedule that run once, because all their messages are the same work.
+
+Guarantees: entries are those of the settings, and those of django-celery-beat where its models are
+loaded. Its table is read by a connection that is closed again, unless it was open before. A table
+that cannot be read has no entries.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from celery import Task
+
+from taskguard import Finding, GuardedFunction, Level
+from taskguard_celery.recognition import guarded_function_of, takes_itself
+
+__all__ = ["findings_of_rows", "findings_of_schedule"]
+
+logger = logging.getLogger("taskguard")
+
+_DAY_S = 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """An entry of a schedule.
+
+    Attributes:
+        name: its own name.
+        task: the task's name.
+        args: the arguments of each call.
+        kwargs: the named ones.
+    """
+
+    name: str
+    task: str
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+
+
+def findings_of_schedule(app: Any) -> Iterator[Finding]:
+    """What is found in `beat_schedule`; asks nothing."""
+    for name, given in (app.conf.beat_schedule or {}).items():
+        try:
+            values = dict(given)
+            entry = _Entry(
+                str(name),
+                str(values["task"]),
+                tuple(values.get("args") or ()),
+                dict(values.get("kwargs") or {}),
+            )
+        except (KeyError, TypeError, ValueError):
+            continue  # beat itself says so
+        yield from _judge(app, entry)
+
+
+def findings_of_rows(app: Any) -> Iterator[Finding]:
+    """What is found in the table of django-celery-beat."""
+    models = sys.modules.get("django_celery_beat.models")
+    if models is None:
+        return
+    from django.db import connections
+
+    rows = models.PeriodicTask.objects.filter(enabled=True, one_off=False)
+    connection = connections[rows.db]
+    opens = connection.connection is None
+    try:
+        found = list(rows.values_list("name", "task", "args", "kwargs"))
+    except Exception as error:  # noqa: BLE001  # the database is down, or has no such table
+        logger.debug("the entries of django-celery-beat were not looked at: %s", error)
+        return
+    finally:
+        if opens:
+            connection.close()
+    for name, task, args, kwargs in found:
+        try:
+            entry = _Entry(name, task, json.loads(args or "[]"), json.loads(kwargs or "{}"))
+        except ValueError:
+            continue  # beat itself says so
+        yield from _judge(app, entry)
+
+
+def _judge(app: Any, entry: _Entry) -> Iterator[Finding]:
+    task = app.tasks.get(entry.task)
+    compiled = None if task is None else guarded_function_of(task)
+    if compiled is None or not _is_constant(task, compiled, entry):
+        return
+    yield Finding(
+        "periodic_once",
+        Level.WARNING,
+        where=f"beat's entry {entry.name}",
+        what=f"All its messages are the same work of the task {entry.task}.",
+        why="It runs once. Later messages are answered from the record, which is kept for "
+        f"{compiled.policy.retention_s / _DAY_S:g} days or longer.",
+        mend='Add once_per="tick" to the guard of the task.',
+    )
+
+
+def _is_constant(task: Task, compiled: GuardedFunction, entry: _Entry) -> bool:
+    args = (task, *entry.args) if takes_itself(task) else entry.args
+    deciding = compiled.deciding(args, entry.kwargs)
+    # Beat calls such a value for each message.
+    lazy = getattr(sys.modules.get("celery.beat"), "BeatLazyFunc", ())
+    return deciding is not None and not any(isinstance(each, lazy) for each in deciding.values())
