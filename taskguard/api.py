@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -16,17 +15,18 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from taskguard import overrides
 from taskguard.clock import SYSTEM_CLOCK, Clock
 from taskguard.delivery import Answered, Codec, Completed, Delivery, MessageRef
-from taskguard.errors import ConfigurationError, KeyBusyError, LockServerUnavailableError
+from taskguard.errors import ConfigurationError, KeyBusyError
 from taskguard.events import Events, Listener, log_event
 from taskguard.former import Former
 from taskguard.guard import JSON
 from taskguard.guarded import GuardedFunction, prefix_of
 from taskguard.keys import finish_key
 from taskguard.leader import Leader
-from taskguard.lease import Lease, Owner
+from taskguard.lease import Lease
 from taskguard.ledger.protocol import DatabaseLedger
-from taskguard.locks.base import NO_LIMIT, LockProvider
+from taskguard.locks.base import NO_LIMIT, Holder, LockProvider
 from taskguard.policy import OnLost, check_number, make_policy
+from taskguard.releasing import release
 from taskguard.runner import Runner
 from taskguard.settings import UNSET, make_ledger, make_locks, make_namespace
 from taskguard.watchdog import Watchdog
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from taskguard.decorated import Decorator
 
 __all__ = ["TaskGuard", "connect"]
-
-logger = logging.getLogger("taskguard")
 
 
 def connect(
@@ -344,32 +342,67 @@ class TaskGuard:
             return outcome.value
         raise KeyBusyError(f"{delivery.key} is busy.", key=delivery.key)
 
-    def release(self, key: str, *, fence: int, owner: str) -> bool:
+    def release(
+        self,
+        key: str,
+        *,
+        reason: str | None = None,
+        fence: int | None = None,
+        owner: str | None = None,
+    ) -> bool:
         """Take a key from a holder that is known to be gone, before its lease has run out.
 
-        For an operator: the lease is ended in the ledger, then at the lock server. Safe if the
-        holder is alive after all: it renews its lease, and its commit is refused only if somebody
-        else has claimed meanwhile. The next delivery is a takeover, which counts towards
-        `max_crashes`.
+        For an operator. The lease is ended in the ledger, then at the lock server, each by a
+        statement that names its owner: a holder that came meanwhile keeps the key.
+
+        If the holder is alive after all, it learns of the release by its next renewal, at a third
+        of its `ttl_s`. With a ledger its commit is refused once another process has claimed, and
+        the next delivery is a takeover, which counts towards `max_crashes`. With locks only the
+        two may work at once until then.
 
         Args:
-            key: the key, with its namespace.
-            fence: the holder's fence, as the ledger has it.
-            owner: the holder, as the ledger has it.
+            key: the key, with or without this application's namespace; of another one with it.
+            reason: why, for the log.
+            fence: the holder's fence, as its lease, its guard or the ledger has it.
+            owner: the holder, as `KeyBusyError.owner` or the ledger names it, or its nonce alone.
+
+        Without `fence` and `owner` the key is taken from all its holders: several may share a key,
+        or hold its slots.
 
         Returns:
-            False if that owner does not hold the key by that fence.
+            False if no such holder was found.
+
+        Raises:
+            ConfigurationError: the locks are advisory ones, which only their own session releases.
+            LockServerUnavailableError: with locks only, if the lock server gave no answer.
         """
-        if self.ledger is None:
-            raise ConfigurationError("Holders are on record in a ledger, and ledger=None.")
-        if not self.ledger.release(key, fence=fence, owner=owner):
-            return False
-        if self.runner.locks is not None:
-            try:
-                self.runner.locks.release((key,), Owner.parse(owner))
-            except LockServerUnavailableError as error:
-                logger.warning("%s: released in the ledger alone: %s", key, error)
-        return True
+        return bool(self.released(key, reason=reason, fence=fence, owner=owner))
+
+    def released(
+        self,
+        key: str,
+        *,
+        reason: str | None = None,
+        fence: int | None = None,
+        owner: str | None = None,
+    ) -> list[Holder]:
+        """Release a key as `release()` does, and return the holders that it was taken from."""
+        prefix = prefix_of(self.namespace)
+        names = [key if key.startswith(prefix) else prefix + key]
+        if owner is not None and names != [key]:
+            names.append(key)  # an owner has no other application's key of this name
+        for name in names:
+            found = release(
+                name,
+                locks=self.runner.locks,
+                ledger=self.ledger,
+                reason=reason,
+                fence=fence,
+                owner=owner,
+            )
+            if found:
+                return found
+        return []
 
     def close(self) -> None:
         """Close the connections of the lock provider and the ledger."""

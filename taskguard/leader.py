@@ -39,6 +39,7 @@ from taskguard.errors import (
 )
 from taskguard.guarded import prefix_of, work_id
 from taskguard.keys import finish_key
+from taskguard.ledger.protocol import LEADER_TASK
 from taskguard.policy import MOST_ROWS, make_policy
 
 if TYPE_CHECKING:
@@ -54,7 +55,6 @@ logger = logging.getLogger("taskguard")
 _Result = TypeVar("_Result")
 _Value = TypeVar("_Value")
 
-_TASK = "leader"
 # So often a candidate looks whether it is to step down.
 _CAMPAIGN_S = 1.0
 _PAUSE_S = 0.5
@@ -227,8 +227,8 @@ class Leader:
         key = prefix + finish_key(f"leader:{self._name}")
         return Delivery(
             keys=(key,),
-            work=work_id(_TASK, key),
-            task=_TASK,
+            work=work_id(LEADER_TASK, key),
+            task=LEADER_TASK,
             message=MessageRef(""),
             policy=self._policy,
             is_lock=True,

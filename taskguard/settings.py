@@ -6,9 +6,10 @@ password. A driver is imported when it is asked for; the error names the extra t
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 from taskguard.errors import ConfigurationError
@@ -26,6 +27,7 @@ __all__ = [
     "make_ledger",
     "make_locks",
     "make_namespace",
+    "named_source",
     "set_defaults",
 ]
 
@@ -100,6 +102,22 @@ def set_defaults(
     _defaults.update({name: make for name, make in given.items() if make is not None})
 
 
+@contextlib.contextmanager
+def named_source(source: str) -> Iterator[None]:
+    """Let a ConfigurationError begin with the option or variable that the value came from."""
+    try:
+        yield
+    except ConfigurationError as error:
+        error.args = (f"{source}: {error}",)
+        raise
+
+
+def _source(given: Any, variable: str) -> contextlib.AbstractContextManager[None]:
+    """Name the variable where the value is the environment's."""
+    of_environment = given is UNSET and variable not in _defaults
+    return named_source(variable) if of_environment else contextlib.nullcontext()
+
+
 def _from_environment(given: Any, variable: str, environ: Mapping[str, str] | None) -> Any:
     if given is UNSET and variable in _defaults:
         given = _defaults[variable]()
@@ -133,12 +151,9 @@ def make_locks(
             f'{LOCKS_VARIABLE}, for example to "redis://localhost/1"; locks=None leaves it to '
             "the ledger alone."
         )
-    if chosen == BESIDE_LEDGER:
-        from taskguard.lock_table import TableLocks  # SQLAlchemy is optional
-
-        return TableLocks.beside(ledger)
     if isinstance(chosen, str):
-        return _locks_for_url(chosen)
+        with _source(given, LOCKS_VARIABLE):
+            return _locks_for_url(chosen, ledger)
     if isinstance(chosen, LockProvider):
         return chosen
     if hasattr(chosen, "execute_command"):
@@ -150,7 +165,11 @@ def make_locks(
     )
 
 
-def _locks_for_url(url: str) -> LockProvider:
+def _locks_for_url(url: str, ledger: Any) -> LockProvider:
+    if url == BESIDE_LEDGER:
+        from taskguard.lock_table import TableLocks  # SQLAlchemy is optional
+
+        return TableLocks.beside(ledger)
     if url.partition(":")[0] == "memory":
         from taskguard.locks.memory import MemoryLocks  # only where asked for
 
@@ -176,7 +195,10 @@ def make_namespace(given: Any = UNSET, *, environ: Mapping[str, str] | None = No
     Raises ConfigurationError if a key cannot begin with it.
     """
     chosen = _from_environment(given, NAMESPACE_VARIABLE, environ)
-    return "" if chosen is UNSET else check_namespace(chosen)
+    if chosen is UNSET:
+        return ""
+    with _source(given, NAMESPACE_VARIABLE):
+        return check_namespace(chosen)
 
 
 def make_ledger(
@@ -202,9 +224,10 @@ def make_ledger(
     if callable(getattr(chosen, "store_result", None)):
         return cast("DatabaseLedger", chosen)
     if isinstance(chosen, str) or hasattr(chosen, "dialect") or hasattr(chosen, "drivername"):
-        from taskguard.ledger.sql import SqlLedger  # SQLAlchemy is optional
+        with _source(given, LEDGER_VARIABLE):
+            from taskguard.ledger.sql import SqlLedger  # SQLAlchemy is optional
 
-        return SqlLedger(chosen)
+            return SqlLedger(chosen)
     raise ConfigurationError(
         f"ledger={type(chosen).__name__} is neither a URL, a SQLAlchemy Engine nor a ledger."
     )

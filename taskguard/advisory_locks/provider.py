@@ -26,7 +26,7 @@ from taskguard.ledger.connections.database import Database
 from taskguard.ledger.connections.engine import read_url
 from taskguard.lock_table.answers import Answers
 from taskguard.lock_table.looking import WAIT_SLICE_S, look_until
-from taskguard.locks.base import NOBODY, Granted, Held, Hold, Renewal, Traits
+from taskguard.locks.base import NOBODY, Granted, Held, Hold, Holder, Renewal, Traits
 from taskguard.native import greenlets
 from taskguard.policy import DAY_S, check_number
 
@@ -163,6 +163,18 @@ class AdvisoryLocks:
         if timeout_s > 0:
             ends_s = time.monotonic() + min(timeout_s, WAIT_SLICE_S)
             look_until(lambda: self._ask(is_free), ends_s=ends_s)
+
+    def holders(self, key: str) -> list[Holder]:
+        """Return the holder of a key: NOBODY for one of another session."""
+
+        def see(session: Session) -> list[Holder]:
+            name = session.name(key)
+            owner = session.owner_of(name)
+            if owner is None and not session.taken([name]):
+                return []
+            return [Holder(key, owner or NOBODY, 0, session.lasts_s)]
+
+        return self._ask(see)
 
     def check(self) -> list[Finding]:
         """What is wrong with the database, and with the way to it; tries a lock of its own."""

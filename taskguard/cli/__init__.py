@@ -10,24 +10,34 @@ taskguard doctor --celery shop:app              what is wrong with locks, ledger
 taskguard work list [--state DEAD]              work that waits for a person, or in a state
 taskguard work show WORK                        all that is known of one
 taskguard work requeue WORK --reason TEXT       DEAD or FAILED -> NEW: its next delivery runs it
+taskguard waiting [--key KEY]                   work in line for its key
+taskguard keys release KEY --locks URL          take a key from a holder that is gone
+taskguard --version                             the installed version
+
+Exit status: 0; 1 if the command failed, or could not be done; 2 if it was given wrong options;
+130 if it was interrupted; 141 if its output was closed, as by `| head`.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
 
 from taskguard.cli.doctor import add_doctor
+from taskguard.cli.keys import add_keys
 from taskguard.cli.locks import add_locks, add_unlogged, create_locks, forget_locks, locks_sql
 from taskguard.cli.printing import indented, logged_printably
 from taskguard.cli.sweep import add_sweep
-from taskguard.cli.work import CommandError, add_url, add_waiting, add_work, count
+from taskguard.cli.targets import CommandError, add_url, opened_ledger
+from taskguard.cli.work import add_waiting, add_work, count
 from taskguard.errors import TaskguardError
 from taskguard.ledger.protocol import OperatorLedger
-from taskguard.settings import UNSET, make_ledger
+from taskguard.policy import LEAST_PURGE_AGE_S
+from taskguard.settings import named_source
 
 __all__ = ["main"]
 
@@ -35,9 +45,46 @@ __all__ = ["main"]
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 
 
+_INTERRUPTED, _CLOSED = 130, 141
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
+    try:
+        with _flushed():
+            return _main(argv)
+    except KeyboardInterrupt:
+        return _INTERRUPTED
+    except BrokenPipeError:  # of the output: a server's comes as an error of taskguard's
+        _write_no_more()
+        return _CLOSED
+
+
+@contextlib.contextmanager
+def _flushed() -> Iterator[None]:
+    """Write all output before the block is left, so that an error of that is raised here."""
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+
+
+def _write_no_more() -> None:
+    """Keep the interpreter from writing at its end what no reader takes."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(nothing, stream.fileno())
+    os.close(nothing)
+
+
+def _main(argv: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(prog="taskguard", description="taskguard's own commands")
+    parser.add_argument(
+        "--version", action="version", version=f"taskguard {version('celery-taskguard')}"
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     ledger = commands.add_parser("ledger", help="the ledger's tables")
     actions = ledger.add_subparsers(dest="action", required=True)
@@ -66,11 +113,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_url(purge)
     purge.add_argument(
         "--older-than",
-        type=_duration_s,
+        type=_purge_age_s,
         default="30d",
         metavar="AGE",
-        help="90s, 15m, 12h or 30d (the default); not less than any task's retention_s, for a "
-        "younger message of forgotten work would run it again",
+        help="60m, 12h or 30d (the default); at least an hour, and at least the retention_s of "
+        "each task: otherwise a younger message of forgotten work runs it again",
     )
     purge.add_argument("--batch", type=count, default=1000, help="rows a transaction; 1000")
     purge.add_argument("--dead", action="store_true", help="DEAD work, too")
@@ -79,6 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_sweep(commands, _duration_s)
     add_work(commands)
     add_waiting(commands)
+    add_keys(commands)
     add_doctor(commands)
     arguments = parser.parse_args(argv)
     try:
@@ -92,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     if hasattr(arguments, "run_alone"):
         return arguments.run_alone(arguments) or 0
-    with contextlib.closing(_ledger(arguments.url)) as ledger:
+    with contextlib.closing(opened_ledger(arguments.url)) as ledger:
         ledger.check_schema()
         arguments.run(ledger, arguments)
     return 0
@@ -105,29 +153,43 @@ def _duration_s(text: str) -> float:
     return int(number) * _UNITS_S[unit]
 
 
+def _purge_age_s(text: str) -> float:
+    age_s = _duration_s(text)
+    if age_s < LEAST_PURGE_AGE_S:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is less than an hour: the next token of a forgotten key comes from the "
+            "clock, which may be set back by less than that"
+        )
+    return age_s
+
+
 def _create(arguments: argparse.Namespace) -> None:
     if arguments.sql:
         from taskguard.ledger.schema.creation import ddl
 
         url = arguments.url or "postgresql+psycopg://"
-        print(ddl(url) + (locks_sql(url, unlogged=arguments.unlogged) if arguments.locks else ""))
+        with named_source("--url"):
+            text = ddl(url) + (
+                locks_sql(url, unlogged=arguments.unlogged) if arguments.locks else ""
+            )
+        print(text)
         return
-    with contextlib.closing(_ledger(arguments.url)) as ledger:
+    with contextlib.closing(opened_ledger(arguments.url)) as ledger:
         ledger.create_schema()
-        print(f"created: {ledger!r}")
+        print(f"created: the ledger's tables in {ledger.database.place}")
         if arguments.locks:
             create_locks(ledger.database, unlogged=arguments.unlogged)
 
 
 def _upgrade(arguments: argparse.Namespace) -> None:
-    with contextlib.closing(_ledger(arguments.url)) as ledger:
+    with contextlib.closing(opened_ledger(arguments.url)) as ledger:
         if arguments.sql:
             for statement in ledger.upgrade_statements():
                 print(f"{statement};\n")
             return
         before, after = ledger.upgrade_schema()
         how = f"version {after} already" if before == after else f"version {before} -> {after}"
-        print(f"{how}: {ledger!r}")
+        print(f"{how}: the ledger's tables in {ledger.database.place}")
 
 
 def _purge(ledger: OperatorLedger, arguments: argparse.Namespace) -> None:
@@ -139,9 +201,3 @@ def _purge(ledger: OperatorLedger, arguments: argparse.Namespace) -> None:
         f"forgotten: {gone.work_items:,} work items, {gone.messages:,} messages, {gone.keys:,} keys"
         + ("" if locks is None else f", {locks:,} locks")
     )
-
-
-def _ledger(url: str | None) -> Any:
-    made = make_ledger(url or UNSET)
-    assert made is not None  # noqa: S101  # only None makes None
-    return made

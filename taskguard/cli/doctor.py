@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from taskguard.cli.printing import indented, printable
+from taskguard.cli.targets import add_servers, connected
 from taskguard.errors import CommandTargetError
 from taskguard.findings import Finding, Level
-from taskguard.settings import LEDGER_VARIABLE, LOCKS_VARIABLE, UNSET, is_set
+from taskguard.settings import LEDGER_VARIABLE, LOCKS_VARIABLE, is_set
 
 if TYPE_CHECKING:
     from taskguard.doctor import Configuration, Report
@@ -53,8 +54,7 @@ def add_doctor(commands: Any) -> None:
     for name in _integrations():
         target = _METAVARS.get(name, "TARGET")
         which.add_argument(f"--{name}", metavar=target, help=f"an application of {name}")
-    doctor.add_argument("--locks", metavar="URL", help=f"by default ${LOCKS_VARIABLE}")
-    doctor.add_argument("--ledger", metavar="URL", help=f"by default ${LEDGER_VARIABLE}")
+    add_servers(doctor)
     doctor.add_argument("--json", action="store_true", help="a list of findings, for CI")
     doctor.add_argument("--strict", action="store_true", help="exit with 1 for warnings, too")
     doctor.set_defaults(run_alone=_run)
@@ -91,23 +91,21 @@ def _configuration(arguments: argparse.Namespace) -> Configuration:
                 )
             made: Configuration = entry.load()(target)
             return made
-    return _of_urls(arguments.locks, arguments.ledger)
+    return _of_urls(arguments)
 
 
-def _of_urls(locks: str | None, ledger: str | None) -> Configuration:
+def _of_urls(arguments: argparse.Namespace) -> Configuration:
     """What is given; what is not is the environment's, and where that has none is left out."""
-    from taskguard.api import connect
     from taskguard.doctor import Configuration
 
-    chosen_locks: Any = locks or (UNSET if is_set(LOCKS_VARIABLE) else None)
-    chosen_ledger: Any = ledger or (UNSET if is_set(LEDGER_VARIABLE) else None)
-    if chosen_locks is None and chosen_ledger is None:
+    given = arguments.locks or arguments.ledger
+    if not given and not is_set(LOCKS_VARIABLE) and not is_set(LEDGER_VARIABLE):
         options = " or ".join(f"--{name} {_METAVARS.get(name, '…')}" for name in _integrations())
         raise CommandTargetError(
             f"say what to look at: {options or '--celery or --rq (none is installed)'}, or "
             f"--locks URL and --ledger URL ({LOCKS_VARIABLE}, {LEDGER_VARIABLE})."
         )
-    return Configuration(lambda: connect(locks=chosen_locks, ledger=chosen_ledger))
+    return Configuration(lambda: connected(arguments))
 
 
 def _as_json(reports: Sequence[Report]) -> list[dict[str, str]]:

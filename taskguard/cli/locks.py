@@ -10,8 +10,8 @@ import contextlib
 import os
 from typing import Any
 
-from taskguard.errors import ConfigurationError
-from taskguard.settings import BESIDE_LEDGER, LEDGER_VARIABLE, LOCKS_VARIABLE
+from taskguard.cli.targets import CommandError
+from taskguard.settings import BESIDE_LEDGER, LEDGER_VARIABLE, LOCKS_VARIABLE, named_source
 
 __all__ = ["add_locks", "add_unlogged", "create_locks", "forget_locks", "locks_sql"]
 
@@ -48,7 +48,7 @@ def create_locks(database: Any, *, unlogged: bool) -> None:
 
     with contextlib.closing(TableLocks(database)) as locks:
         locks.create_table(unlogged=unlogged)
-        print(f"created: {locks!r}")
+        print(f"created: the table of locks in {locks.place}")
 
 
 def locks_sql(url: str, *, unlogged: bool) -> str:
@@ -73,14 +73,19 @@ def forget_locks(ledger: Any) -> int | None:
 
 def _create(arguments: argparse.Namespace) -> None:
     if arguments.sql:
-        print(locks_sql(arguments.url or "postgresql+psycopg://", unlogged=arguments.unlogged))
+        with named_source("--url"):
+            text = locks_sql(arguments.url or "postgresql+psycopg://", unlogged=arguments.unlogged)
+        print(text)
         return
-    url = arguments.url or os.environ.get(LOCKS_VARIABLE) or BESIDE_LEDGER
-    if url == BESIDE_LEDGER:
-        url = os.environ.get(LEDGER_VARIABLE, "")
+    url, source = arguments.url, "--url"
     if not url:
-        raise ConfigurationError(
-            f"No database is configured for locks: give --url, or set {LOCKS_VARIABLE}, for "
+        url, source = os.environ.get(LOCKS_VARIABLE) or BESIDE_LEDGER, LOCKS_VARIABLE
+    if url == BESIDE_LEDGER:
+        url, source = os.environ.get(LEDGER_VARIABLE, ""), LEDGER_VARIABLE
+    if not url:
+        raise CommandError(
+            f"No database is given for locks. Pass --url, or set {LOCKS_VARIABLE}, for "
             'example to "postgresql+psycopg://shop@localhost/shop".'
         )
-    create_locks(url, unlogged=arguments.unlogged)
+    with named_source(source):
+        create_locks(url, unlogged=arguments.unlogged)

@@ -15,7 +15,8 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
 from taskguard.cli.printing import indented
-from taskguard.cli.work import CommandError, count
+from taskguard.cli.targets import CommandError
+from taskguard.cli.work import count
 from taskguard.errors import KeyBusyError, LeaseLostError, LedgerUnavailableError, TaskguardError
 
 if TYPE_CHECKING:

@@ -14,20 +14,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from taskguard.cli.printing import indented, printable
+from taskguard.cli.targets import CommandError, add_url
 from taskguard.ledger.protocol import OperatorLedger, WorkView
-from taskguard.settings import LEDGER_VARIABLE
 from taskguard.states import State
 
-__all__ = ["CommandError", "add_url", "add_waiting", "add_work", "count"]
-
-
-class CommandError(Exception):
-    """What was asked for cannot be done; says why."""
-
-
-def add_url(parser: argparse.ArgumentParser) -> None:
-    """`--url`."""
-    parser.add_argument("--url", help=f"SQLAlchemy URL; by default ${LEDGER_VARIABLE}")
+__all__ = ["add_waiting", "add_work", "count"]
 
 
 def count(text: str) -> int:

@@ -28,6 +28,7 @@ __all__ = [
     "claimed",
     "decide_row",
     "view_of",
+    "why_dead",
 ]
 
 CLAIMABLE = frozenset(
@@ -159,6 +160,11 @@ class Records(NamedTuple):
         if first is None or (self.own is not None and first.created >= self.own.created):
             return None
         return str(first.id)
+
+
+def why_dead(row: DecidingRow) -> str:
+    """What the record of DEAD work says: how its last holder ended, or which one vanished."""
+    return row.error or f"{Owner.parse(row.owner).described} vanished"
 
 
 def decide_row(

@@ -11,18 +11,20 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from taskguard.bounds import is_slot, range_of_slots
 from taskguard.lease import Owner
 from taskguard.ledger import unique
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.decisions import view_of
 from taskguard.ledger.endings import storable
-from taskguard.ledger.protocol import ClaimRequest, WorkView
+from taskguard.ledger.protocol import LEADER_TASK, ClaimRequest, WorkView
 from taskguard.ledger.statements import WRITE_LOCK_S
 from taskguard.ledger.tables import FREE, KEYS, MESSAGES, NO_PLACE, WORK
+from taskguard.locks.base import Holder
 from taskguard.policy import MOST_ROWS, check_number
 from taskguard.states import State
 
-__all__ = ["done_elsewhere", "holds", "list_work", "release", "requeue", "view"]
+__all__ = ["done_elsewhere", "holders", "holds", "list_work", "release", "requeue", "view"]
 
 
 def view(database: Database, work: str) -> WorkView | None:
@@ -37,11 +39,12 @@ def view(database: Database, work: str) -> WorkView | None:
 
 
 def list_work(database: Database, state: State, *, limit: int) -> list[WorkView]:
-    """The records of all work in a state, what started last first."""
+    """Return the records of all work in a state, except leaders', what started last first."""
     check_number("limit", limit, at_least=1, at_most=MOST_ROWS, whole=True)
 
     def read() -> Any:
-        select = sa.select(WORK).where(WORK.c.state == state.value)
+        leaders = sa.and_(WORK.c.task == LEADER_TASK, WORK.c.key.contains("leader:"))
+        select = sa.select(WORK).where(WORK.c.state == state.value, sa.not_(leaders))
         with database.transaction() as db:
             return db.execute(select.order_by(WORK.c.started.desc()).limit(limit)).all()
 
@@ -72,6 +75,27 @@ def holds(database: Database, keys: tuple[str, ...], owner: Owner) -> bool:
     def read() -> bool:
         with database.transaction() as db:
             return db.execute(select.limit(1)).first() is not None
+
+    return database.twice(read)
+
+
+def holders(database: Database, key: str) -> list[Holder]:
+    """Return the holders of a key whose leases stand: one, or those of its slots."""
+    first, after = range_of_slots(key)
+    slots = sa.and_(KEYS.c.key > first, KEYS.c.key < after)
+    select = sa.select(KEYS.c.key, KEYS.c.owner, KEYS.c.fence, KEYS.c.lease_until).where(
+        sa.or_(KEYS.c.key == key, slots), KEYS.c.owner != FREE
+    )
+
+    def read() -> list[Holder]:
+        with database.transaction() as db:
+            now_us = database.now_us(db)
+            rows = db.execute(select.order_by(KEYS.c.key)).all()
+        return [
+            Holder(row.key, Owner.parse(row.owner), row.fence, (row.lease_until - now_us) / 1e6)
+            for row in rows
+            if row.lease_until > now_us and (row.key == key or is_slot(row.key, of=key))
+        ]
 
     return database.twice(read)
 

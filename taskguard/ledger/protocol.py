@@ -25,6 +25,7 @@ from taskguard.bounds import Bounds
 from taskguard.findings import Finding
 from taskguard.keys import SHORT_CHARS, shorten
 from taskguard.lease import Owner
+from taskguard.locks.base import Holder
 from taskguard.policy import DAY_S, Newest
 from taskguard.states import Decision, State
 from taskguard.values import value
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from taskguard.ledger.transactions.external import ExternalConnection
 
 __all__ = [
+    "LEADER_TASK",
     "SENDS",
     "Answer",
     "Busy",
@@ -66,6 +68,10 @@ SENDS = re.compile(r'\{"sent": \[(\d+), (\d+)\], ')
 """The beginning of a stored call: how often its message was sent, and after how many claims.
 
 A claim begins the count anew."""
+
+
+LEADER_TASK = "leader"
+"""Task of the records that keep what leaders remember; lists of work leave these out."""
 
 
 @value
@@ -665,6 +671,10 @@ class OperatorLedger(Ledger, Protocol):
 
     def requeue(self, work: str, *, reason: str) -> bool:
         """DEAD or FAILED -> NEW: its next delivery runs it. False if it is in another state."""
+        ...
+
+    def holders(self, key: str) -> list[Holder]:
+        """Return the holders of a key whose leases stand: one, or those of its slots."""
         ...
 
     def release(self, key: str, *, fence: int, owner: str) -> bool:

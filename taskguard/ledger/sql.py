@@ -61,6 +61,7 @@ from taskguard.ledger.tables import (
 )
 from taskguard.ledger.transactions.core import GuardedTransaction, Transactions
 from taskguard.ledger.transactions.external import ExternalConnection, on_external
+from taskguard.locks.base import Holder
 from taskguard.policy import DAY_S, MOST_ROWS, check_number
 from taskguard.states import Decision, State
 
@@ -305,6 +306,10 @@ class SqlLedger:
         fingerprint, so that one with other arguments may.
         """
         return operator.requeue(self._database, work, reason=reason)
+
+    def holders(self, key: str) -> list[Holder]:
+        """Return the holders of a key whose leases stand: one, or those of its slots."""
+        return operator.holders(self._database, key)
 
     def release(self, key: str, *, fence: int, owner: str) -> bool:
         """End the lease of a holder that is known to be gone. False if it is not the holder.

@@ -14,7 +14,7 @@ from typing import Any
 
 from taskguard.errors import ConfigurationError
 from taskguard.ledger.connections.database import Database
-from taskguard.lock_table.steps import Found, Steps, room_beside, shares_in
+from taskguard.lock_table.steps import Found, Row, Steps, shares_in
 
 __all__ = ["MySQLSteps", "ddl_statements"]
 
@@ -68,7 +68,6 @@ values {rows} on duplicate key update until = values(until)"""
 _CHANGE = """\
 update taskguard_locks set owner = %(owner)s, until = %(until)s, fence = %(fence)s
 where `key` = %(key)s"""
-_IS_FREE = f"select count(*) = 0 from taskguard_locks where `key` = %(key)s and until > {_NOW}"
 # No lock has this key: those are written in characters that can be seen.
 _NOTE = f"""\
 update taskguard_locks set fence = {_NOW}
@@ -172,10 +171,13 @@ class MySQLSteps(Steps):
                 cursor.execute(_RENEW.format(rows=rows), [each for row in renewed for each in row])
         return "".join(answers)
 
-    def is_free(self, key: str) -> bool:
+    def see(self, key: str) -> Row | None:
         with self._session() as cursor:
-            cursor.execute(_IS_FREE, {"key": key})
-            return bool(cursor.fetchone()[0])
+            found = _rows(cursor, _LOOK, keys=[key])
+        if not found:
+            return None
+        [row] = found
+        return Row(row.owner, row.until, row.fence, row.now_us)
 
     def share(
         self, key: str, owner: str, *, ttl_us: int, fenced: bool, waits_us: int, most: int
@@ -232,13 +234,6 @@ class MySQLSteps(Steps):
             for key in sorted(renewed):
                 _change(cursor, locked[key], held[key], locked[key].fence)
         return "".join(answers)
-
-    def has_room(self, key: str, *, most: int) -> bool:
-        with self._session() as cursor:
-            return all(
-                room_beside(row.owner, until_us=row.until, now_us=row.now_us, most=most)
-                for row in _rows(cursor, _LOOK, keys=[key])
-            )
 
     def forget(self, *, older_us: int, every_us: int, most: int) -> int:
         with self._session() as cursor:

@@ -27,7 +27,7 @@ from taskguard.lock_table.looking import WAIT_SLICE_S, longer_pauses_s, look_unt
 from taskguard.lock_table.mysql import MySQLSteps
 from taskguard.lock_table.postgresql import PostgreSQLSteps
 from taskguard.lock_table.steps import Steps, shares_in
-from taskguard.locks.base import Granted, Held, Hold, Renewal, Traits, in_batches
+from taskguard.locks.base import Granted, Held, Hold, Holder, Renewal, Traits, in_batches
 from taskguard.policy import DAY_S, check_number
 
 __all__ = ["TableLocks"]
@@ -91,6 +91,11 @@ class TableLocks:
 
     def __repr__(self) -> str:
         return f"<TableLocks {self._database.place}>"
+
+    @property
+    def place(self) -> str:
+        """Host, port and name of the database."""
+        return self._database.place
 
     @property
     def traits(self) -> Traits:
@@ -205,13 +210,8 @@ class TableLocks:
             return
         name, ends_s = _text(key), time.monotonic() + min(timeout_s, WAIT_SLICE_S)
 
-        def look() -> bool:
-            return (
-                self._steps.is_free(name) if limit == 1 else self._steps.has_room(name, most=limit)
-            )
-
         def has_room() -> bool:
-            return self._answers.of(look)
+            return self._answers.of(lambda: self._steps.has_room(name, most=limit))
 
         if self._listener is None:
             look_until(has_room, ends_s=ends_s)
@@ -226,6 +226,16 @@ class TableLocks:
                     return
                 if woken.wait(left_s if hears else min(next(pauses_s), left_s)):
                     return
+
+    def holders(self, key: str) -> list[Holder]:
+        """Return the holders of a key, by one statement."""
+        row = self._answers.of(lambda: self._steps.see(_text(key)))
+        if row is None:
+            return []
+        return [
+            Holder(key, Owner.parse(_read(owner)), row.fence, left_us / 1e6, shared=row.is_shared)
+            for owner, left_us in row.holders.items()
+        ]
 
     def check(self) -> list[Finding]:
         """What is wrong with the database, the table and the way to them."""

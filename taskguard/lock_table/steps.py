@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["Found", "Steps", "room_beside", "shares_in"]
+__all__ = ["Found", "Row", "Steps", "shares_in"]
 
 
 class Found(NamedTuple):
@@ -23,6 +23,26 @@ class Found(NamedTuple):
     taken: str | None = None
     holder: str | None = None
     left_us: int | None = None
+
+
+class Row(NamedTuple):
+    """A row of the table; times in µs of the database's clock."""
+
+    owner: str
+    until_us: int
+    fence: int
+    now_us: int
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether its holders share the key."""
+        return self.owner.startswith("{")
+
+    @property
+    def holders(self) -> dict[str, int]:
+        """Each holder, and how many µs its lease still lasts."""
+        ends = shares_in(self.owner) if self.is_shared else {self.owner: self.until_us}
+        return {each: end - self.now_us for each, end in ends.items() if end > self.now_us}
 
 
 class Steps(ABC):
@@ -50,8 +70,8 @@ class Steps(ABC):
         """
 
     @abstractmethod
-    def is_free(self, key: str) -> bool:
-        """Whether nobody holds it."""
+    def see(self, key: str) -> Row | None:
+        """Read its row, without a lock."""
 
     @abstractmethod
     def share(
@@ -67,9 +87,10 @@ class Steps(ABC):
     def renew_shares(self, shares: Sequence[tuple[str, str, int]]) -> str:
         """As `renew()`, for shares (key, owner, ttl)."""
 
-    @abstractmethod
     def has_room(self, key: str, *, most: int) -> bool:
         """Whether fewer than `most` hold it."""
+        row = self.see(key)
+        return row is None or len(row.holders) < most
 
     @abstractmethod
     def forget(self, *, older_us: int, every_us: int, most: int) -> int:
@@ -84,11 +105,3 @@ def shares_in(owner: str) -> dict[str, int]:
     if not owner.startswith("{"):
         return {}
     return {who: int(until_us) for who, until_us in json.loads(owner).items()}
-
-
-def room_beside(owner: str, *, until_us: int, now_us: int, most: int) -> bool:
-    """Whether fewer than `most` hold the key of such a row."""
-    shares = shares_in(owner)
-    if not shares:
-        return until_us <= now_us
-    return sum(each > now_us for each in shares.values()) < most

@@ -28,6 +28,7 @@ __all__ = [
     "Held",
     "HintingLocks",
     "Hold",
+    "Holder",
     "LockProvider",
     "Renewal",
     "SharingLocks",
@@ -104,6 +105,25 @@ class Held:
 
     key: str
     owner: Owner
+    remaining_s: float
+    shared: bool = False
+
+
+@value
+class Holder:
+    """One holder of a key, for an operator.
+
+    Attributes:
+        key: the key that it holds.
+        owner: the holder; NOBODY where `Traits.owners` is False and another session holds the key.
+        fence: the token of its grant; 0 where no token was asked for.
+        remaining_s: how long its lease lasts at most.
+        shared: whether others may hold the key at the same time.
+    """
+
+    key: str
+    owner: Owner
+    fence: int
     remaining_s: float
     shared: bool = False
 
@@ -192,6 +212,10 @@ class LockProvider(Protocol):
 
         At most `timeout_s`.
         """
+        ...
+
+    def holders(self, key: str) -> list[Holder]:
+        """Return the holders of a key, of which a shared one has several. Changes nothing."""
         ...
 
     def check(self) -> list[Finding]:

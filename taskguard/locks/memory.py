@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from taskguard.clock import SYSTEM_CLOCK, Clock
 from taskguard.findings import Finding, Level
 from taskguard.lease import Owner
-from taskguard.locks.base import CALLED, KEPT_S, Granted, Held, Hold, Renewal, Traits
+from taskguard.locks.base import CALLED, KEPT_S, Granted, Held, Hold, Holder, Renewal, Traits
 
 __all__ = ["MemoryLocks"]
 
@@ -167,6 +167,18 @@ class MemoryLocks:
             if self._is_turn(key, owner):
                 return
             self._clock.sleep(min(_POLL_S, left_s))
+
+    def holders(self, key: str) -> list[Holder]:
+        """Return the holders of a key."""
+        with self._mutex:
+            now_s, fence = self._clock.monotonic_s(), self._fences.get(key, 0)
+            if shares := self._sharing(key, now_s):
+                return [
+                    Holder(key, owner, fence, until_s - now_s, shared=True)
+                    for owner, until_s in shares.items()
+                ]
+            lock = self._standing(key, now_s)
+            return [] if lock is None else [Holder(key, lock.owner, fence, lock.until_s - now_s)]
 
     def close(self) -> None:
         """Nothing to close: the locks stay."""

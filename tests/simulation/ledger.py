@@ -23,7 +23,14 @@ from taskguard.bounds import is_slot
 from taskguard.clock import SYSTEM_CLOCK, Clock
 from taskguard.errors import LedgerUnavailableError, StaleTokenError
 from taskguard.lease import Owner
-from taskguard.ledger.decisions import CLAIMABLE, Records, busy_key, decide_row, view_of
+from taskguard.ledger.decisions import (
+    CLAIMABLE,
+    Records,
+    busy_key,
+    decide_row,
+    view_of,
+    why_dead,
+)
 from taskguard.ledger.endings import UNDECIDED_S, is_over, waits_for
 from taskguard.ledger.protocol import (
     Answer,
@@ -404,13 +411,14 @@ class MemoryLedger(NewestMessages, StoredCalls):
                     owner=FREE,
                     due=None,
                     parked=None,
+                    error=why_dead(row),
                     finished=records.now_us,
                 )
         recorded_as = None if row.id == request.work else row.id
         return Answer(
             Decision.BURY,
             crashes=row.crashes + 1,
-            error=row.error,
+            error=why_dead(row),
             recorded_as=recorded_as,
         )
 

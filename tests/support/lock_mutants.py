@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from pytest_taskguard.lock_contract import LockServer
 from support.session_locks import SessionLocks, SessionServer, session_kind
-from taskguard import Granted, Held, Hold, MemoryLocks, Owner, Renewal, Traits
+from taskguard import Granted, Held, Hold, Holder, MemoryLocks, Owner, Renewal, Traits
 from taskguard.errors import LockServerUnavailableError
 from taskguard.lease import new_owner
 
@@ -167,6 +167,52 @@ class GrantsLessThanItsLeast(Locks):
     @property
     def traits(self) -> Traits:
         return Traits(min_ttl_s=5.0)
+
+
+@caught_by("TestHolders::test_of_a_free_key")
+class NamesTheLastHolder(Locks):
+    last: Owner | None = None
+
+    def acquire(self, keys, owner, **asked):  # type: ignore[no-untyped-def]
+        self.last = owner
+        return super().acquire(keys, owner, **asked)
+
+    def holders(self, key: str) -> list[Holder]:
+        found = super().holders(key)
+        return found or ([] if self.last is None else [Holder(key, self.last, 0, 1.0)])
+
+
+@caught_by("TestHolders::test_of_a_taken_key")
+class NamesNoToken(Locks):
+    def holders(self, key: str) -> list[Holder]:
+        return [replace(each, fence=0) for each in super().holders(key)]
+
+
+@caught_by("TestHolders::test_of_a_free_key")
+class AsksByTaking(Locks):
+    def holders(self, key: str) -> list[Holder]:
+        answer = self.ask((key,), new_owner("asks"), 60.0)
+        return [Holder(key, answer.owner, 0, 1.0)] if isinstance(answer, Held) else []
+
+
+@caught_by("TestHolders::test_changes_nothing")
+class RenewsWhatItShows(Locks):
+    def holders(self, key: str) -> list[Holder]:
+        found = super().holders(key)
+        self.renew([Hold((key,), each.owner, 60.0) for each in found])
+        return found
+
+
+@caught_by("TestHolders::test_names_what_can_be_released")
+class NamesOnlyTheNonce(Locks):
+    def holders(self, key: str) -> list[Holder]:
+        return [replace(each, owner=Owner(each.owner.nonce, "")) for each in super().holders(key)]
+
+
+@caught_by("TestSharing::test_holders")
+class NamesOneSharer(Locks):
+    def holders(self, key: str) -> list[Holder]:
+        return super().holders(key)[:1]
 
 
 @caught_by("TestRelease::test_by_another")

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 
 from support.lock_servers import LockServer
-from taskguard import Finding, Granted, Held, Hold, LockProvider, Owner, Renewal, Traits
+from taskguard import Finding, Granted, Held, Hold, Holder, LockProvider, Owner, Renewal, Traits
 from taskguard.errors import LockServerUnavailableError
 
 SESSION_S = 2.0
@@ -133,6 +133,11 @@ class SessionLocks:
             self.server.changed.wait_for(
                 lambda: key not in self.server.nodes, min(max(timeout_s, 0.0), 1.0)
             )
+
+    def holders(self, key: str) -> list[Holder]:
+        with self.server.changed:
+            node = self.server.nodes.get(key)
+        return [] if node is None else [Holder(key, node.owner, node.token, SESSION_S)]
 
     def check(self) -> list[Finding]:
         return []

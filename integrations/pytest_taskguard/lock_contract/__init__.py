@@ -24,6 +24,7 @@ from pytest_taskguard.lock_contract.hints import TestHints
 from pytest_taskguard.lock_contract.leases import (
     TestAcquire,
     TestHandOver,
+    TestHolders,
     TestRelease,
     TestRenew,
     TestTokens,
@@ -46,6 +47,7 @@ __all__ = [
     "TestContention",
     "TestHandOver",
     "TestHints",
+    "TestHolders",
     "TestOrder",
     "TestRelease",
     "TestRenew",

@@ -26,7 +26,7 @@ from pytest_taskguard.lock_contract.waits import fresh, tried, unless_late
 from taskguard.lease import Owner, new_owner
 from taskguard.locks.base import Granted, Held, Hold, LockProvider, Renewal
 
-__all__ = ["TestAcquire", "TestHandOver", "TestRelease", "TestRenew", "TestTokens"]
+__all__ = ["TestAcquire", "TestHandOver", "TestHolders", "TestRelease", "TestRenew", "TestTokens"]
 
 # Above any count of grants and any clock in seconds or ms, below any clock in µs: the year 2020.
 _LEAST_TOKEN = 1_577_836_800_000_000
@@ -127,7 +127,51 @@ class TestAcquire:
         assert isinstance(answer, Held)
         assert answer.key == key
         assert isinstance(take(locks, (key + "x",), new_owner("o")), Granted)
+        assert [each.owner for each in locks.holders(key)] == [owner]
         assert locks.release((key,), owner)
+
+
+class TestHolders:
+    def test_of_a_free_key(self, locks: LockProvider, server: LockServer) -> None:
+        """A key that was never taken has no holder, nor has one that was released. The question
+        leaves nothing behind."""
+        owner = new_owner("m")
+        assert locks.holders(KEY[0]) == []
+        assert list(server.leftovers()) == []
+        take(locks, KEY, owner)
+        locks.release(KEY, owner)
+        assert server.connect().holders(KEY[0]) == []
+
+    def test_of_a_taken_key(self, locks: LockProvider, server: LockServer) -> None:
+        """A taken key has one holder, with nonce, message, token and the rest of its lease, also
+        for another connection."""
+        owner = new_owner("message/with/slashes ü")
+        grant = granted(locks, TWO, owner, ttl_s=20.0, with_fence=locks.traits.tokens)
+        for asked in (locks, server.connect()):
+            for key in TWO:
+                [holder] = asked.holders(key)
+                assert (holder.key, holder.shared) == (key, False)
+                assert holder.owner in known(locks, owner)
+                assert holder.fence == grant.fence
+                if locks.traits.owners:
+                    assert 0.0 < holder.remaining_s <= grant.ttl_s
+
+    def test_changes_nothing(self, locks: LockProvider, server: LockServer) -> None:
+        """A lease that is asked about ends at its time, and its key is then nobody's."""
+        abandoned(server, KEY, new_owner("dead"))
+        locks.holders(KEY[0])
+        taken_over(locks, KEY, owner := new_owner("next"))
+        assert [each.owner for each in locks.holders(KEY[0])] == [owner]
+
+    def test_names_what_can_be_released(self, locks: LockProvider, server: LockServer) -> None:
+        """Another process releases the key of the holder that is named."""
+        if not locks.traits.owners:
+            pytest.skip("it does not know whose a key is")
+        take(server.connect(), KEY, new_owner("m"))
+        [holder] = locks.holders(KEY[0])
+        assert locks.release(KEY, holder.owner) is True
+        assert locks.holders(KEY[0]) == []
+        assert isinstance(take(locks, KEY, new_owner("next")), Granted)
 
 
 class TestTokens:

@@ -45,6 +45,19 @@ class TestSharing:
         assert comes_in(locks, KEY, extra, 3)
         assert not comes_in(locks, KEY, owners[1], 3)
 
+    def test_holders(self, locks: LockProvider, server: LockServer) -> None:
+        """All holders of a shared key are named, with one token; a release takes one away."""
+        owners = [new_owner(f"m{number}") for number in range(3)]
+        grants = [ask(locks, KEY, owner, NO_LIMIT) for owner in owners]
+        found = server.connect().holders(KEY[0])
+        assert {each.owner for each in found} == set(owners)
+        assert {each.shared for each in found} == {True}
+        tokens = {each.fence for each in grants if isinstance(each, Granted)}
+        assert {each.fence for each in found} == tokens
+        assert all(0.0 < each.remaining_s <= 30.0 for each in found)
+        assert free(locks, KEY, owners[1], NO_LIMIT) is True
+        assert {each.owner for each in locks.holders(KEY[0])} == {owners[0], owners[2]}
+
     def test_readers(self, locks: LockProvider) -> None:
         """Readers come in beside each other. Who wants the key alone waits for the last of them,
         and is alone then."""

@@ -125,6 +125,8 @@ class Database:
         url = self.engine.url
         host = url.host or _first(url.query.get("host") or url.query.get("unix_socket"))
         port = url.port or _first(url.query.get("port"))
+        if not host:  # a file, or a server that the driver finds by itself
+            return f"{url.drivername} {url.database or ':memory:'}"
         return f"{url.drivername} {host}{f':{port}' if port else ''}/{url.database or ''}"
 
     def is_mariadb(self) -> bool:

@@ -14,7 +14,14 @@ import sqlalchemy as sa
 from taskguard.errors import TransactionRetryError
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.connections.prepared import Prepared
-from taskguard.ledger.decisions import CLAIMABLE, Records, WorkRecord, busy_key, decide_row
+from taskguard.ledger.decisions import (
+    CLAIMABLE,
+    Records,
+    WorkRecord,
+    busy_key,
+    decide_row,
+    why_dead,
+)
 from taskguard.ledger.own_rows import changes as rows
 from taskguard.ledger.protocol import (
     Answer,
@@ -421,8 +428,9 @@ class LockedClaim:
                 owner=FREE,
                 due=None,
                 **NO_PLACE,
+                error=why_dead(row),
                 finished=self.now_us,
             )
         )
-        buried = Answer(Decision.BURY, crashes=row.crashes + 1, error=row.error)
+        buried = Answer(Decision.BURY, crashes=row.crashes + 1, error=why_dead(row))
         return buried if row.id == self.request.work else replace(buried, recorded_as=row.id)

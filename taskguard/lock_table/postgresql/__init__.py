@@ -15,7 +15,7 @@ from typing import Any
 from taskguard.errors import ConfigurationError
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.statements.stored import statement
-from taskguard.lock_table.steps import Found, Steps, room_beside
+from taskguard.lock_table.steps import Found, Row, Steps
 
 __all__ = ["CHANNEL", "PostgreSQLSteps", "array", "ddl_statements"]
 
@@ -64,13 +64,8 @@ select taskguard_locks_renew_shares_1(
     %(keys)s::text[], %(owners)s::text[], %(ttls_us)s::bigint[]
 )"""
 _SEE = """\
-select l.owner, l.until, (extract(epoch from clock_timestamp()) * 1000000)::bigint
+select l.owner, l.until, l.fence, (extract(epoch from clock_timestamp()) * 1000000)::bigint
 from taskguard_locks l where l.key = %(key)s::text"""
-_IS_FREE = """\
-select not exists (
-    select from taskguard_locks
-    where key = %(key)s::text and until > extract(epoch from clock_timestamp()) * 1000000
-)"""
 
 
 def ddl_statements(*, unlogged: bool) -> list[str]:
@@ -139,9 +134,9 @@ class PostgreSQLSteps(Steps):
         )
         return str(answers)
 
-    def is_free(self, key: str) -> bool:
-        [[free]] = self._ask(_IS_FREE, key=key)
-        return bool(free)
+    def see(self, key: str) -> Row | None:
+        found = self._ask(_SEE, key=key)
+        return Row(*found[0]) if found else None
 
     def share(
         self, key: str, owner: str, *, ttl_us: int, fenced: bool, waits_us: int, most: int
@@ -171,12 +166,6 @@ class PostgreSQLSteps(Steps):
             ttls_us=array(ttls_us),
         )
         return str(answers)
-
-    def has_room(self, key: str, *, most: int) -> bool:
-        return all(
-            room_beside(owner, until_us=until_us, now_us=now_us, most=most)
-            for owner, until_us, now_us in self._ask(_SEE, key=key)
-        )
 
     def forget(self, *, older_us: int, every_us: int, most: int) -> int:
         return self._number(_FORGET, older_us=older_us, every_us=every_us, most=most)

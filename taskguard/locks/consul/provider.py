@@ -19,7 +19,7 @@ from typing import Any
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.findings import Finding
 from taskguard.lease import Owner
-from taskguard.locks.base import Granted, Held, Hold, Renewal, Traits
+from taskguard.locks.base import Granted, Held, Hold, Holder, Renewal, Traits
 from taskguard.locks.consul import findings
 from taskguard.locks.consul.link import MOST_OPERATIONS, ConsulLink, Entry, Failed, encoded
 from taskguard.locks.http import Reply, parse_url
@@ -220,6 +220,14 @@ class ConsulLocks:
         while entry is not None and (left_s := until_s - time.monotonic()) > 0:
             self._link.wait(name, index=reply.index, timeout_s=left_s)
             entry, reply = self._link.look(name)
+
+    def holders(self, key: str) -> list[Holder]:
+        """Return the holder of a key, by one request."""
+        (entry,) = self._look((key,))
+        if entry is None:
+            return []
+        _, lasts_s, holder = _parts(entry)
+        return [Holder(key, holder, _token(entry), lasts_s)]
 
     def check(self) -> list[Finding]:
         """What is wrong with the agents of the URL, and the rights of the token."""

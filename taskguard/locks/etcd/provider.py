@@ -14,7 +14,7 @@ from typing import Any
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.findings import Finding
 from taskguard.lease import Owner
-from taskguard.locks.base import Granted, Held, Hold, Renewal, Traits, in_batches
+from taskguard.locks.base import Granted, Held, Hold, Holder, Renewal, Traits, in_batches
 from taskguard.locks.etcd import findings
 from taskguard.locks.etcd.link import EtcdLink, RefusedError
 from taskguard.locks.etcd.messages import (
@@ -192,6 +192,15 @@ class EtcdLocks:
                 if "events" in said or "canceled" in said:
                     return
 
+    def holders(self, key: str) -> list[Holder]:
+        """Return the holder of a key, by three requests."""
+        (entry,) = self._look((key,))
+        if entry is None:
+            return []
+        epoch = self._epoch_at(entry.created)
+        fence = 0 if epoch is None else int(epoch.value) + entry.created
+        return [Holder(key, entry.owner, fence, self._remaining_s(entry.lease))]
+
     def check(self) -> list[Finding]:
         """What is wrong with the cluster; what this user may not ask is left out."""
         return findings.check(self._link, self._epoch)
@@ -356,15 +365,20 @@ class EtcdLocks:
     def _token_again(self, found: list[Entry | None], lease: _Lease) -> int:
         """The token that these keys were granted with: by the epoch as it was then."""
         created = max(entry.created for entry in found if entry is not None)
-        question = read(self._epoch)["requestRange"] | {"revision": str(created)}
-        epoch = None
-        with contextlib.suppress(RefusedError):  # it was compacted: then a higher token
-            (epoch,) = entries([{"response_range": self._link.call("/v3/kv/range", question)}])
-        if epoch is None:  # or they were granted without one
+        epoch = self._epoch_at(created)
+        if epoch is None:  # or they were granted without one; then a higher token
             answer = self._change(several(then=self._raise_epoch(lease)))
             (epoch,) = entries(answer["responses"][-1:])
         assert epoch is not None  # noqa: S101  # it was just made
         return int(epoch.value) + created
+
+    def _epoch_at(self, revision: int) -> Entry | None:
+        """The epoch as of a revision; None if there was none, or etcd has compacted it."""
+        question = read(self._epoch)["requestRange"] | {"revision": str(revision)}
+        with contextlib.suppress(RefusedError):
+            (epoch,) = entries([{"response_range": self._link.call("/v3/kv/range", question)}])
+            return epoch
+        return None
 
     # -- requests -----------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from taskguard.locks.base import (
     Granted,
     Held,
     Hold,
+    Holder,
     Renewal,
     Traits,
     in_batches,
@@ -30,7 +31,7 @@ from taskguard.locks.redis.replicas import AwaitedReplicas
 from taskguard.locks.redis.sentinel_url import is_sentinel_url
 from taskguard.policy import DAY_S, MOST_ROWS, check_number
 
-__all__ = ["RENEWALS", "RedisLocks"]
+__all__ = ["RENEWALS", "RedisLocks", "read_holders"]
 
 _FENCE_EXPIRY_MS = b"86400000"
 _HINT_EXPIRY_MS = b"86400000"
@@ -106,6 +107,7 @@ class RedisLocks:
         self._hand_over = Script("hand_over")
         self._leave_hint = Script("leave_hint")
         self._renew = Script("renew")
+        self._holders = Script("holders")
 
     @property
     def traits(self) -> Traits:
@@ -185,7 +187,7 @@ class RedisLocks:
         return Held(
             key=keys[number - 1],
             owner=Owner.parse(value.decode("utf-8", "replace")),
-            remaining_s=pttl_ms / 1000 if pttl_ms >= 0 else _NO_EXPIRY_S,
+            remaining_s=_left_s(pttl_ms),
             shared=bool(shared),
         )
 
@@ -279,6 +281,11 @@ class RedisLocks:
             # Somebody else was called. By then it has come, or the key can be the next one's.
             self._link.block([wake], max(0.01, min(timeout_s, _LOOK_S)))
 
+    def holders(self, key: str) -> list[Holder]:
+        """Return the holders of a key, by one request."""
+        (lock,) = self._locks((key,))
+        return read_holders(key, self._link.call(self._holders, [lock, lock + b":fence"], []))
+
     def close(self) -> None:
         """Close idle connections. The next call connects again."""
         self._link.close()
@@ -356,6 +363,25 @@ def _whole(said: str | int) -> int:
 def _bytes(text: str) -> bytes:
     # Lone surrogates have no UTF-8; they pass, so that a strange message id loses no message.
     return text.encode("utf-8", "surrogatepass")
+
+
+def read_holders(key: str, reply: list[Any]) -> list[Holder]:
+    """The answer of holders.lua."""
+    fence, shared, *pairs = reply
+    return [
+        Holder(
+            key,
+            Owner.parse(value.decode("utf-8", "replace")),
+            int(fence),
+            _left_s(left_ms),
+            shared=bool(shared),
+        )
+        for value, left_ms in zip(pairs[::2], pairs[1::2], strict=True)
+    ]
+
+
+def _left_s(pttl_ms: int) -> float:
+    return pttl_ms / 1000 if pttl_ms >= 0 else _NO_EXPIRY_S
 
 
 def _hint_of(lock: bytes) -> bytes:

@@ -47,6 +47,7 @@ class Commands:
         self._release = Script("release", package="taskguard.locks.redlock")
         self._hand_over = Script("hand_over")
         self._renew = Script("renew")
+        self._holders = Script("holders")
 
     def acquire(self, keys: tuple[str, ...], owner: Owner, ttl_s: float, wait_s: float) -> Call:
         flag = _ms(min(wait_s, _WAITERS_FLAG_S)) if wait_s > 0 else b"0"
@@ -73,6 +74,11 @@ class Commands:
         if names:
             calls.append(Call(self._renew, names, words))
         return calls
+
+    def holders(self, key: str) -> tuple[Script, list[bytes], list[bytes]]:
+        """For one server at a time."""
+        (lock,) = self._locks((key,))
+        return self._holders, [lock, lock + b":fence"], []
 
     def wait(self, key: str, slice_s: float) -> bytes:
         (lock,) = self._locks((key,))

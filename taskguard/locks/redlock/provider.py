@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from taskguard.clock import SYSTEM_CLOCK
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.findings import Finding
 from taskguard.lease import Owner
-from taskguard.locks.base import Granted, Held, Hold, Renewal, Traits
+from taskguard.locks.base import Granted, Held, Hold, Holder, Renewal, Traits
 from taskguard.locks.redis.link import RedisLink
+from taskguard.locks.redis.provider import read_holders
 from taskguard.locks.redlock.asking import ask, hear, read
 from taskguard.locks.redlock.checks import look_at
 from taskguard.locks.redlock.commands import Call, Commands
@@ -201,6 +203,26 @@ class RedlockLocks:
             if not chosen.link.was_refused(error):
                 chosen.note_failure(error)
             raise
+
+    def holders(self, key: str) -> list[Holder]:
+        """Return the holder that a majority of the servers names, or may name."""
+        found: dict[Owner, list[Holder]] = {}
+        silent: list[LockServerUnavailableError] = []
+        for server in self._servers.all:
+            try:
+                reply = server.link.call(*self._commands.holders(key))
+            except LockServerUnavailableError as error:
+                silent.append(error)
+                continue
+            for each in read_holders(key, reply):
+                found.setdefault(each.owner, []).append(each)
+        if self._servers.count - len(silent) < self._quorum:
+            raise silent[0]
+        return [
+            replace(max(named, key=lambda each: each.remaining_s), fence=0)
+            for named in found.values()
+            if len(named) + len(silent) >= self._quorum
+        ]
 
     def check(self) -> list[Finding]:
         """What is wrong with the servers, each by itself and together."""

@@ -15,7 +15,7 @@ from urllib.parse import quote
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.findings import Finding
 from taskguard.lease import Owner
-from taskguard.locks.base import Granted, Held, Hold, Renewal, Traits
+from taskguard.locks.base import Granted, Held, Hold, Holder, Renewal, Traits
 from taskguard.locks.zookeeper import findings
 from taskguard.locks.zookeeper.address import parse_address
 from taskguard.locks.zookeeper.session import Node, Session
@@ -186,6 +186,14 @@ class ZooKeeperLocks:
         fired = self._session().watch(self._lock_path(key))
         if fired is not None:
             fired.wait(max(0.0, until_s - time.monotonic()))
+
+    def holders(self, key: str) -> list[Holder]:
+        """Return the holder of a key, by one request."""
+        [found] = self._session().look([self._lock_path(key)])
+        if found is None:
+            return []
+        lock = _read(found)
+        return [Holder(key, lock.owner, lock.token, lock.lasts_s)]
 
     def check(self) -> list[Finding]:
         """What is wrong with the servers of the URL, and with the rights of its user.

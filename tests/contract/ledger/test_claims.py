@@ -94,7 +94,9 @@ def test_sql_decides_as_the_table_of_states_does(book: Any, **case: Any) -> None
     if decision in CLAIMABLE and not foreign:
         _expect_grant(book, request, answer, decision, before, key)
     elif decision is Decision.BURY:
-        assert answer == Answer(Decision.BURY, crashes=before.crashes + 1)
+        why = f"{Owner.parse(before.owner).described} vanished"
+        assert answer == Answer(Decision.BURY, crashes=before.crashes + 1, error=why)
+        assert book.work().error == why
         assert (book.work().state, book.work().crashes) == ("DEAD", before.crashes + 1)
         assert book.work().owner == ""
     else:

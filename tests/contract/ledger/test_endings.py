@@ -193,9 +193,11 @@ def test_a_crash_too_many_is_dead(book: Any) -> None:
     third = book.claim(max_crashes=3)
     assert third.crashes == 2
     book.expire()
-    assert book.ledger.claim(book.request(max_crashes=3)) == Answer(Decision.BURY, crashes=3)
+    why = f"{third.claim.owner.described} vanished"
+    buried = book.ledger.claim(book.request(max_crashes=3))
+    assert buried == Answer(Decision.BURY, crashes=3, error=why)
     answer = book.ledger.claim(book.request(max_crashes=9))
-    assert (answer.decision, answer.crashes) == (Decision.DEAD, 3)
+    assert (answer.decision, answer.crashes, answer.error) == (Decision.DEAD, 3, why)
     with pytest.raises(StaleTokenError):
         book.ledger.complete(third.claim, None)
     assert book.work().state == "DEAD"

@@ -1,0 +1,49 @@
+"""`taskguard keys`: release a key whose holder is gone, before its lease has run out.
+
+Guarantees: what is released is named, with its process; values that taskguard did not write stay.
+What is printed of a key obeys `printing.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from typing import Any
+
+from taskguard.cli.printing import printable
+from taskguard.cli.targets import CommandError, add_servers, connected
+
+__all__ = ["add_keys"]
+
+
+def add_keys(commands: Any) -> None:
+    """Add `keys` with its actions."""
+    actions = commands.add_parser("keys", help="keys and their holders").add_subparsers(
+        dest="action", required=True
+    )
+    release = actions.add_parser(
+        "release",
+        help="take a key from a holder that is gone",
+        description="Ends the lease at once, in the ledger and at the lock server, so that nobody "
+        "waits for it to run out. If the holder is alive after all, it learns of that by its next "
+        "renewal; with a ledger its commit is refused once another process has claimed the key. "
+        "Of a key that several share, or with slots, all leases end, unless --owner names one.",
+    )
+    release.add_argument("key", help="as errors and the log show it: order:42")
+    add_servers(release)
+    release.add_argument("--reason", help="why, for the log")
+    release.add_argument("--owner", help="only from this holder, as errors name it")
+    release.add_argument("--fence", type=int, help="only from the holder with this fence")
+    release.set_defaults(run_alone=_release)
+
+
+def _release(arguments: argparse.Namespace) -> None:
+    with contextlib.closing(connected(arguments)) as tg:
+        found = tg.released(
+            arguments.key, reason=arguments.reason, owner=arguments.owner, fence=arguments.fence
+        )
+    for each in found:
+        print(f"{printable(each.key)}: released from {printable(each.owner.described)}")
+    if not found:
+        such = " with this owner and fence" if arguments.owner or arguments.fence else ""
+        raise CommandError(f"{arguments.key} has no holder{such}: nothing was released.")

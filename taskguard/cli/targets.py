@@ -1,0 +1,75 @@
+"""Where a command looks: URLs from its options or from the environment.
+
+Guarantees: an error about a URL names the option or the variable that it came from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from taskguard.settings import (
+    LEDGER_VARIABLE,
+    LOCKS_VARIABLE,
+    UNSET,
+    is_set,
+    make_ledger,
+    make_locks,
+    named_source,
+)
+
+if TYPE_CHECKING:
+    from taskguard.api import TaskGuard
+
+__all__ = ["CommandError", "add_servers", "add_url", "connected", "opened_ledger"]
+
+
+class CommandError(Exception):
+    """What was asked for cannot be done; says why."""
+
+
+def add_url(parser: argparse.ArgumentParser) -> None:
+    """Add `--url`, the ledger's."""
+    parser.add_argument("--url", help=f"SQLAlchemy URL; by default ${LEDGER_VARIABLE}")
+
+
+def add_servers(parser: argparse.ArgumentParser) -> None:
+    """Add `--locks` and `--ledger`."""
+    parser.add_argument("--locks", metavar="URL", help=f"by default ${LOCKS_VARIABLE}")
+    parser.add_argument("--ledger", metavar="URL", help=f"by default ${LEDGER_VARIABLE}")
+
+
+def opened_ledger(url: str | None) -> Any:
+    """Return the ledger of `--url`, or of the environment."""
+    if not url and not is_set(LEDGER_VARIABLE):
+        raise CommandError(
+            f"No ledger is given. Pass --url, or set {LEDGER_VARIABLE}, for example to "
+            '"postgresql+psycopg://shop@localhost/shop".'
+        )
+    return _made(make_ledger, url, "--url")
+
+
+def connected(arguments: argparse.Namespace) -> TaskGuard:
+    """Connect to what `--locks` and `--ledger`, or the environment, name."""
+    from taskguard.api import connect
+
+    of_locks = arguments.locks or is_set(LOCKS_VARIABLE)
+    of_ledger = arguments.ledger or is_set(LEDGER_VARIABLE)
+    if not of_locks and not of_ledger:
+        raise CommandError(
+            f"No server is given. Pass --locks or --ledger, or set {LOCKS_VARIABLE} or "
+            f"{LEDGER_VARIABLE}."
+        )
+    ledger = _made(make_ledger, arguments.ledger, "--ledger") if of_ledger else None
+    make = functools.partial(make_locks, ledger=ledger)
+    locks = _made(make, arguments.locks, "--locks") if of_locks else None
+    return connect(locks=locks, ledger=ledger)
+
+
+def _made(make: Callable[[Any], Any], url: str | None, option: str) -> Any:
+    """Make a provider or a ledger; of the environment's URL the library says so itself."""
+    with named_source(option) if url else contextlib.nullcontext():
+        return make(url or UNSET)

@@ -1,0 +1,103 @@
+"""Take a key from a holder that is known to be gone, before its lease has run out.
+
+Guarantees: each lease is ended by a statement that names its owner, and in the ledger its fence.
+So a holder that came meanwhile keeps the key. Values that taskguard did not write stay.
+
+Does not guarantee that the holder is gone. If it is alive, it learns of the release by its next
+renewal. With a ledger its commit is refused as soon as another process has claimed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from taskguard.errors import ConfigurationError, LockServerUnavailableError
+from taskguard.lease import Owner, asked
+from taskguard.ledger.protocol import OperatorLedger
+from taskguard.locks.base import NO_LIMIT, NOBODY, Holder, LockProvider
+
+__all__ = ["release"]
+
+logger = logging.getLogger("taskguard")
+
+
+def release(
+    key: str,
+    *,
+    locks: LockProvider | None,
+    ledger: OperatorLedger | None,
+    reason: str | None = None,
+    fence: int | None = None,
+    owner: str | None = None,
+) -> list[Holder]:
+    """Release a key in the ledger, then at the lock server; the holders that it was taken from.
+
+    Without `fence` and `owner` that is each holder that is found: of a shared key, or of one with
+    slots, there may be several.
+    """
+    on_record = [] if ledger is None else ledger.holders(key)
+    at_server = _at_server(locks, [key, *(each.key for each in on_record)], ledger)
+    if any(each.owner == NOBODY for each in at_server):
+        raise ConfigurationError(
+            f"{locks!r} cannot release {key}: another process's session holds the lock, and a "
+            "session lock ends with its session. End that session in the database "
+            "(pg_terminate_backend(), KILL), then release the key."
+        )
+    released = []
+    if ledger is not None:
+        if fence is not None and owner is not None:
+            on_record = [Holder(key, Owner.parse(owner), fence, 0.0)]
+        for each in on_record:
+            if not _is_meant(each, fence=fence, owner=owner):
+                continue
+            if ledger.release(each.key, fence=each.fence, owner=str(each.owner)):
+                released.append(each)
+                _release_there(locks, each, ledger)
+    gone = {each.owner for each in released}
+    for each in at_server:
+        # Of shares the ledger knows nothing. Of other keys its holder counts, if it has one.
+        alone = ledger is None or each.shared or not (on_record or fence)
+        if each.owner in gone or not alone or not _is_meant(each, fence=fence, owner=owner):
+            continue
+        if _release_there(locks, each, ledger):
+            released.append(each)
+    why = f": {reason}" if reason else ""
+    for each in released:
+        logger.warning("%s: released from %s%s", each.key, each.owner.described, why)
+    return released
+
+
+def _is_meant(holder: Holder, *, fence: int | None, owner: str | None) -> bool:
+    """Whether it is a holder of taskguard's, with this fence and owner where they are given."""
+    named = owner is None or owner in (str(holder.owner), holder.owner.nonce)
+    return bool(holder.owner.process) and named and fence in (None, holder.fence)
+
+
+def _at_server(
+    locks: LockProvider | None, keys: Sequence[str], ledger: OperatorLedger | None
+) -> list[Holder]:
+    if locks is None:
+        return []
+    try:
+        return [each for key in dict.fromkeys(keys) for each in locks.holders(key)]
+    except LockServerUnavailableError as error:
+        if ledger is None:
+            raise
+        logger.warning("%s: released in the ledger alone: %s", keys[0], error)
+        return []
+
+
+def _release_there(
+    locks: LockProvider | None, holder: Holder, ledger: OperatorLedger | None
+) -> bool:
+    if locks is None:
+        return False
+    limit = NO_LIMIT if holder.shared else 1
+    try:
+        return locks.release((holder.key,), holder.owner, **asked(limit))
+    except LockServerUnavailableError as error:
+        if ledger is None:
+            raise
+        logger.warning("%s: released in the ledger alone: %s", holder.key, error)
+        return False
