@@ -5,6 +5,8 @@ leaves ours there, in one atomic statement; if a row that it means has a newer o
 StaleTokenError, and if there is no such row a FencedRowMissingError. The comparison lets the same
 fence through again, for a body may write a row more than once.
 
+An ORM update may synchronize its session in every way that SQLAlchemy has.
+
 Does not commit, and does not roll back: that is the caller's, as for any statement. On a
 connection that commits each statement, a statement over several rows may have changed some of them
 when it is refused.
@@ -15,7 +17,9 @@ from __future__ import annotations
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.exc import ArgumentError, InvalidRequestError
 from sqlalchemy.orm import Session, scoped_session
+from sqlalchemy.orm.exc import UnmappedColumnError
 
 from taskguard.errors import ConfigurationError, FencedRowMissingError, StaleTokenError
 
@@ -39,7 +43,8 @@ class FencedUpdate:
                 key=key,
             )
         table: Any = statement.table
-        if column not in table.c:
+        found = _named(column, table)
+        if found is None:
             raise ConfigurationError(
                 f"The table {table.name} has no column {column!r} for the fencing token. Add it as "
                 "a nullable BigInteger, or name another with guard.fenced(…, column=…).",
@@ -49,13 +54,12 @@ class FencedUpdate:
         self._fence = fence
         self._name = f"{table.name}.{column}"
         self._table = table
-        self._column = table.c[column]
-        self._update = statement.where(
-            sa.or_(self._column.is_(None), self._column <= fence)
-        ).values({self._column: fence})
+        self._column: Any = found
+        token = _attribute_of(statement, found)
+        self._update = _fenced(statement, token, fence, key)
         # A locking read: it waits for whoever is writing a row just now, and sees what was
         # committed last also where plain reads show the transaction's beginning.
-        self._look = sa.select(self._column).with_for_update(of=table)
+        self._look = sa.select(token).with_for_update(of=table)
         if statement.whereclause is not None:
             self._look = self._look.where(statement.whereclause)
 
@@ -124,6 +128,45 @@ class FencedUpdate:
             fence=self._fence,
             newer_fence=newer,
         )
+
+
+def _named(name: str, table: Any) -> Any:
+    """A table's column: by its name in the database, else by the key that it has in Python."""
+    columns = list(table.c)
+    found = [each for each in columns if each.name == name]
+    found += [each for each in columns if each.key == name]
+    return found[0] if found else None
+
+
+def _attribute_of(statement: Any, column: Any) -> Any:
+    """The attribute by which the statement's class knows a column; the column if it has no class.
+
+    A session that has objects to change compares them in Python, by attributes alone.
+    """
+    entity = statement.entity_description.get("entity")
+    inspected = sa.inspect(entity, raiseerr=False) if entity is not None else None
+    mapper: Any = getattr(inspected, "mapper", None)
+    if mapper is None:
+        return column
+    own = _named(column.name, mapper.local_table)
+    try:
+        return getattr(entity, mapper.get_property_by_column(own).key)
+    except UnmappedColumnError:
+        return column
+
+
+def _fenced(statement: Any, token: Any, fence: int, key: str) -> Any:
+    """The statement where the token is not newer, which leaves ours there."""
+    older = statement.where(sa.or_(token.is_(None), token <= fence))
+    try:
+        # By column and by key: the statement may give the token a value by either of them.
+        return older.values({token: fence, token.key: fence})
+    except (InvalidRequestError, ArgumentError) as error:
+        raise ConfigurationError(
+            "guard.fenced() takes an update() without ordered_values(), because it adds the token "
+            f"to the values ({error}). Use values().",
+            key=key,
+        ) from error
 
 
 def _holds_fences(kind: sa.types.TypeEngine[Any], dialect: sa.Dialect) -> bool:

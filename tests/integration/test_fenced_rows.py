@@ -42,6 +42,28 @@ class Order(Base):
     token: Mapped[int | None] = mapped_column("fence_token", sa.BigInteger)
 
 
+class Odd(Base):
+    __tablename__ = "odd"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    status: Mapped[str] = mapped_column(sa.String(40))
+    token: Mapped[int | None] = mapped_column("fence_token", sa.BigInteger)
+    # Named like the column of the token.
+    fence_token: Mapped[str | None] = mapped_column("note", sa.String(40))
+
+
+class Parcel(Base):
+    __tablename__ = "parcels"
+    __mapper_args__ = {"polymorphic_on": "kind", "polymorphic_identity": "parcel"}  # noqa: RUF012  # SQLAlchemy's
+    id: Mapped[int] = mapped_column(primary_key=True)
+    kind: Mapped[str] = mapped_column(sa.String(40))
+    status: Mapped[str] = mapped_column(sa.String(40))
+    token: Mapped[int | None] = mapped_column("fence_token", sa.BigInteger)
+
+
+class Letter(Parcel):
+    __mapper_args__ = {"polymorphic_identity": "letter"}  # noqa: RUF012  # SQLAlchemy's
+
+
 ORDERS: Any = Order.__table__
 
 
@@ -60,7 +82,7 @@ def _shop(url: str) -> Iterator[sa.Engine]:
     engine = sa.create_engine(url)
     Base.metadata.create_all(engine)
     with Session(engine) as session:
-        session.add_all([Order(id=1, status="new"), Order(id=2, status="new")])
+        session.add_all([kind(id=n, status="new") for kind in (Order, Odd) for n in (1, 2)])
         session.commit()
     yield engine
     engine.dispose()
@@ -259,6 +281,71 @@ def test_an_orm_session_runs_it_too(engine: sa.Engine, scoped: bool) -> None:
     session.close()
 
 
+@pytest.mark.parametrize("how", ["auto", "evaluate", "fetch"])
+@pytest.mark.parametrize("kind", [Order, Odd])
+def test_objects_of_a_session_hear_of_the_write(sqlite_url: str, how: Any, kind: Any) -> None:
+    """By each way to synchronize a session, though another attribute is named like the column."""
+    for engine in _shop(sqlite_url):
+        with Session(engine) as session:
+            mine, other = (session.get(kind, order) for order in (1, 2))
+            update = sa.update(kind).where(kind.id == 1).values(status="shipped")
+            update = update.execution_options(synchronize_session=how)
+            fenced = FencedUpdate(update, column="fence_token", key="k", fence=7)
+            assert fenced.execute(session) == 1
+            assert (mine.status, mine.token) == ("shipped", 7)
+            assert (other.status, other.token) == ("new", None)
+            newer = FencedUpdate(update, column="fence_token", key="k", fence=6)
+            with pytest.raises(StaleTokenError):
+                newer.execute(session)
+            if kind is Odd:
+                assert mine.fence_token is None
+
+
+def test_a_column_is_meant_by_its_name_in_the_database(sqlite_url: str) -> None:
+    """Not by the key of its neighbour; where no column has that name, by its own key."""
+    table = sa.Table(
+        "odd",
+        sa.MetaData(),
+        sa.Column("status", sa.String(40)),
+        sa.Column("note", sa.String(40), key="fence_token"),
+        sa.Column("fence_token", sa.BigInteger, key="token"),
+    )
+    for engine in _shop(sqlite_url):
+        for fence, column in ((7, "fence_token"), (8, "token")):
+            update = sa.update(table).values({table.c.fence_token: "note"})
+            with engine.begin() as db:
+                FencedUpdate(update, column=column, key="k", fence=fence).execute(db)
+                found = db.execute(sa.text("select note, fence_token from odd")).all()
+            assert [tuple(row) for row in found] == [("note", fence)] * 2
+
+
+@pytest.mark.parametrize("by", ["name", "column", "attribute"])
+def test_a_value_that_the_statement_gives_the_token_does_not_count(
+    sqlite_url: str, by: str
+) -> None:
+    """The holder's own fence is left there."""
+    update = {
+        "name": sa.update(ORDERS).values(fence_token=99),
+        "column": sa.update(ORDERS).values({ORDERS.c.fence_token: 99}),
+        "attribute": sa.update(Order).values({Order.token: 99}),
+    }[by]
+    for engine in _shop(sqlite_url):
+        with Session(engine) as session, session.begin():
+            FencedUpdate(update, column="fence_token", key="k", fence=7).execute(session)
+        assert [fence for _, fence in rows(engine)] == [7, 7]
+
+
+def test_rows_of_another_class_in_the_table_do_not_count(sqlite_url: str) -> None:
+    """An update of a class that shares its table reaches only rows of that class."""
+    for engine in _shop(sqlite_url):
+        with Session(engine) as session:
+            session.add_all([Parcel(id=1, status="new", token=99), Letter(id=2, status="new")])
+            session.flush()
+            update = sa.update(Letter).values(status="sent")
+            fenced = FencedUpdate(update, column="fence_token", key="k", fence=7)
+            assert fenced.execute(session) == 1
+
+
 @pytest.mark.parametrize("on", ["engine", "driver", "nothing"])
 def test_what_is_no_connection_is_refused(engine: sa.Engine, on: str) -> None:
     """Before anything is sent."""
@@ -279,9 +366,11 @@ def test_what_is_no_connection_is_refused(engine: sa.Engine, on: str) -> None:
         sa.select(ORDERS),
         sa.text("update orders set status = 'x'"),
         sa.update(ORDERS).values(status="x").returning(ORDERS.c.id),
+        sa.update(ORDERS).ordered_values((ORDERS.c.status, "x")),
+        sa.update(Order).ordered_values((Order.status, "x")),
         "update orders set status = 'x'",
     ],
-    ids=["insert", "delete", "select", "text", "returning", "str"],
+    ids=["insert", "delete", "select", "text", "returning", "ordered", "ordered orm", "str"],
 )
 def test_only_a_plain_update_can_be_fenced(statement: Any) -> None:
     """The others are told what to do instead."""
