@@ -23,9 +23,9 @@ from collections.abc import Mapping
 from typing import Any, cast
 from weakref import WeakSet
 
-from taskguard import UNSET, SqlLedger, errors
+from taskguard import UNSET, Finding, Level, SqlLedger, errors
 
-__all__ = ["alias", "ledger", "locks", "namespace", "testing", "url_of"]
+__all__ = ["alias", "ledger", "locks", "namespace", "tenant_tables", "testing", "url_of"]
 
 _NAMES = {"LOCKS", "DATABASE", "NAMESPACE"}
 # Those of Django's OPTIONS that are not for libpq.
@@ -100,8 +100,49 @@ class _FollowingLedger:
                 _prepared.add(ledger)
         return getattr(ledger, name)
 
+    def check(self, *args: Any, **kwargs: Any) -> list[Finding]:
+        """As the ledger's, with what Django's settings say of tenants."""
+        found: list[Finding] = self.__getattr__("check")(*args, **kwargs)
+        return [*found, *tenant_tables()]
+
+    def check_schema(self, *args: Any, **kwargs: Any) -> None:
+        """As the ledger's; without tables the error says where tenants have them from."""
+        try:
+            self.__getattr__("check_schema")(*args, **kwargs)
+        except errors.LedgerSchemaError as error:
+            tenants = tenant_tables()
+            if not tenants:
+                raise
+            remedy = f"{tenants[0].where}: {tenants[0].what} {tenants[0].mend}"
+            raise errors.LedgerSchemaError(error.problem, remedy=remedy) from error
+
     def __repr__(self) -> str:
         return repr(_ledger_now())
+
+
+def tenant_tables() -> list[Finding]:
+    """Whether each tenant has tables of its own (django-tenants, django-tenant-schemas)."""
+    from django.conf import settings
+
+    public = getattr(settings, "PUBLIC_SCHEMA_NAME", "public")
+    own = {"TENANT_APPS": getattr(settings, "TENANT_APPS", ())}
+    for name, kind in getattr(settings, "TENANT_TYPES", {}).items():
+        if name != public:
+            own[f"TENANT_TYPES[{name!r}]"] = kind.get("APPS", ())
+    return [
+        Finding(
+            "tenant_tables",
+            Level.ERROR,
+            where=f"the setting {name}",
+            what="It has \"taskguard_django\", so each tenant's schema has tables of taskguard's.",
+            why="The ledger is in one schema. A message that runs in a tenant's schema finds the "
+            "tenant's tables, and its transaction is refused.",
+            mend='Move "taskguard_django" to SHARED_APPS, run `migrate_schemas --shared`, and drop '
+            "the tables in the tenants' schemas.",
+        )
+        for name, apps in own.items()
+        if any(str(app).partition(".")[0] == "taskguard_django" for app in apps)
+    ]
 
 
 _FOLLOWING = _FollowingLedger()

@@ -56,9 +56,6 @@ from taskguard.ledger.schema.identity import Identity
 from taskguard.ledger.schema.privileges import check_privileges, check_privileges_on_row
 from taskguard.ledger.schema.upgrades import expect_version, statements_from, upgrade, version_in
 from taskguard.ledger.statements import WRITE_LOCK_S, lines, newest
-from taskguard.ledger.tables import (
-    SCHEMA,
-)
 from taskguard.ledger.transactions.core import GuardedTransaction, Transactions
 from taskguard.ledger.transactions.external import ExternalConnection, on_external
 from taskguard.locks.base import Holder
@@ -504,8 +501,7 @@ class SqlLedger:
 
         It is also raised if the ledger's user lacks a privilege that workers need on them.
         """
-        with self._database.transaction() as db:
-            expect_version(db.execute(sa.select(sa.func.max(SCHEMA.c.version))).scalar())
+        expect_version(health.version_of_tables(self._database))
         check_privileges(self._database)
         self._check_rows(cast("Iterable[GuardedRow]", rows))
 

@@ -18,11 +18,13 @@ import sqlalchemy as sa
 from taskguard.errors import LedgerSchemaError, LedgerUnavailableError
 from taskguard.findings import Finding
 from taskguard.ledger.connections.database import CannotWriteError, Database
-from taskguard.ledger.health.asking import ask_server, ask_tables
+from taskguard.ledger.health.asking import ask_schemas, ask_server, ask_tables
 from taskguard.ledger.health.rules import (
+    SHARED_APPS,
     Bodies,
     judge_server,
     judge_tables,
+    listed,
     privileges_missing,
     row_table_unfit,
     tables_missing,
@@ -33,7 +35,7 @@ from taskguard.ledger.schema.privileges import check_privileges
 from taskguard.ledger.schema.upgrades import expect_version
 from taskguard.ledger.tables import SCHEMA
 
-__all__ = ["Bodies", "check"]
+__all__ = ["Bodies", "check", "version_of_tables"]
 
 
 def check(database: Database, *, bodies: Bodies, check_rows: Callable[[], None]) -> list[Finding]:
@@ -63,12 +65,32 @@ def _schema(database: Database, *, where: str) -> Finding | None:
     """What is wrong with the tables as such."""
     version = None
     try:
-        with database.transaction() as db:
-            version = db.execute(sa.select(sa.func.max(SCHEMA.c.version))).scalar()
+        version = version_of_tables(database)
         expect_version(version)
     except LedgerSchemaError as error:
         return (tables_missing if version is None else version_unfit)(error, where=where)
     return None
+
+
+def version_of_tables(database: Database) -> int | None:
+    """None if they were not made to their end.
+
+    Raises LedgerSchemaError if there are none. It names the schemas that have some.
+    """
+    try:
+        with database.transaction() as db:
+            version: int | None = db.execute(sa.select(sa.func.max(SCHEMA.c.version))).scalar()
+            return version
+    except LedgerSchemaError as error:
+        schemas = ask_schemas(database)
+        if str(error) == error.problem or not schemas:
+            raise
+        raise LedgerSchemaError(
+            f"The ledger's tables are not in the schema that its connections to {database.place} "
+            f"use, but in {listed(schemas)}.",
+            remedy="Put that schema on the search_path of the ledger's URL. If it is a tenant's "
+            f"(django-tenants): {SHARED_APPS}",
+        ) from error
 
 
 def _writing(

@@ -13,7 +13,7 @@ from taskguard.ledger.health.facts import ServerFacts, TableFacts
 from taskguard.ledger.tables import METADATA, WORK
 from taskguard.states import State
 
-__all__ = ["ask_server", "ask_tables"]
+__all__ = ["ask_schemas", "ask_server", "ask_tables"]
 
 OVERDUE_S = 900.0
 _LOOKED_AT = 1000
@@ -45,10 +45,20 @@ def ask_tables(database: Database) -> TableFacts:
     return TableFacts(
         without_key=tuple(name for name in METADATA.tables if name not in keyed),
         without_index=tuple(sorted(wanted - indexes)),
+        other_schemas=ask_schemas(database),
         sizes=_sizes(database, kind),
         oldest_ended_s=oldest_s,
         overdue=overdue,
     )
+
+
+def ask_schemas(database: Database) -> tuple[str, ...]:
+    """The schemas with tables of a ledger that are not this ledger's."""
+    kind = _KINDS[database.engine.dialect.name]
+    if kind is not postgresql:
+        return ()
+    with database.transaction() as db:
+        return postgresql.other_schemas(db, WORK.name)
 
 
 def _sizes(database: Database, kind: Any) -> Any:

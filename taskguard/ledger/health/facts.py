@@ -62,6 +62,7 @@ class TableFacts:
     Attributes:
         without_key: tables that have no primary key.
         without_index: names of indexes that are missing, or not valid.
+        other_schemas: those that have such tables, too.
         sizes: by table; empty where the server has no estimates.
         oldest_ended_s: how long ago the oldest work ended, of those that were looked at.
         overdue: how many messages should have been sent a quarter of an hour ago, of a thousand.
@@ -69,6 +70,7 @@ class TableFacts:
 
     without_key: tuple[str, ...] = ()
     without_index: tuple[str, ...] = ()
+    other_schemas: tuple[str, ...] = ()
     sizes: Mapping[str, Size] = field(default_factory=dict)
     oldest_ended_s: float | None = None
     overdue: int = 0

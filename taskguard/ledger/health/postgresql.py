@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from taskguard.ledger.health.facts import Limit, Limited, ServerFacts, Size
 
-__all__ = ["indexes", "server", "sizes"]
+__all__ = ["indexes", "other_schemas", "server", "sizes"]
 
 # A body's transaction sets idle_in_transaction_session_timeout for itself.
 _LIMITS = {
@@ -74,3 +74,14 @@ def sizes(db: sa.Connection, tables: list[str]) -> dict[str, Size]:
     )
     rows = db.execute(asked, {"tables": tables})
     return {name: Size(max(0, int(count)), int(size)) for name, count, size in rows}
+
+
+def other_schemas(db: sa.Connection, table: str) -> tuple[str, ...]:
+    """The schemas with a table of this name that this connection does not find by the bare name."""
+    asked = sa.text(
+        "select n.nspname from pg_class c join pg_namespace n on n.oid = c.relnamespace"
+        " where c.relname = :table and c.relkind in ('r', 'p')"
+        " and c.oid is distinct from to_regclass(quote_ident(:table))"
+        " and not pg_is_other_temp_schema(n.oid) order by 1"
+    )
+    return tuple(str(name) for name in db.execute(asked, {"table": table}).scalars())

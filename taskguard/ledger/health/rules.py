@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from taskguard.errors import LedgerSchemaError
 from taskguard.findings import Finding, Level
@@ -12,9 +12,11 @@ from taskguard.policy import DAY_S
 from taskguard.values import value
 
 __all__ = [
+    "SHARED_APPS",
     "Bodies",
     "judge_server",
     "judge_tables",
+    "listed",
     "privileges_missing",
     "row_table_unfit",
     "tables_missing",
@@ -28,6 +30,11 @@ _LONGEST_ANSWER_S = 5.0
 _RETENTIONS = 2
 _MANY_ROWS = 10_000_000
 _MANY_BYTES = 10 * 2**30
+_NAMED = 3
+SHARED_APPS = (
+    'move "taskguard_django" from TENANT_APPS to SHARED_APPS, run `migrate_schemas --shared`, and '
+    "drop the tables in the tenants' schemas."
+)
 
 
 @value
@@ -168,6 +175,15 @@ def judge_tables(facts: TableFacts, bodies: Bodies, *, where: str) -> Iterator[F
             why="A sweep reads the whole table.",
             mend="`taskguard ledger create` makes it; DROP one that is not valid first.",
         )
+    if facts.other_schemas:
+        yield Finding(
+            "other_schemas",
+            Level.NOTE,
+            where=where,
+            what=f"There are such tables in {listed(facts.other_schemas)} of its database, too.",
+            why="A guarded transaction on a connection that finds those first is refused.",
+            mend=f"Nothing if they are other applications'. If they are tenants': {SHARED_APPS}",
+        )
     for table, size in facts.sizes.items():
         if size.rows >= _MANY_ROWS or size.size_bytes >= _MANY_BYTES:
             yield Finding(
@@ -227,7 +243,7 @@ def tables_missing(error: LedgerSchemaError, *, where: str) -> Finding:
         where=where,
         what=error.problem,
         why="Nothing guarded can run.",
-        mend="`taskguard ledger create`, or --sql into a migration.",
+        mend=str(error).removeprefix(error.problem).strip(),
     )
 
 
@@ -268,3 +284,10 @@ def row_table_unfit(error: LedgerSchemaError, *, where: str) -> Finding:
         why="Tasks whose rows those are cannot run.",
         mend="Change the GuardedRow, or the table.",
     )
+
+
+def listed(schemas: Sequence[str]) -> str:
+    """`the schema acme`; `the schemas acme, globex, initech and 5 more`."""
+    more = len(schemas) - _NAMED
+    named = ", ".join(schemas[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return f"the schema{'s' if len(schemas) > 1 else ''} {named}"
