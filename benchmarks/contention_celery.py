@@ -19,7 +19,7 @@ from taskguard.lease import new_owner
 from taskguard.ledger.protocol import ClaimRequest
 from taskguard_celery import enqueue, guarded_task
 from taskguard_celery.calls import call_of
-from taskguard_celery.message import PUBLISHED_HEADER
+from taskguard_celery.marks import Marks
 from taskguard_celery.recognition import guarded_function_of
 
 QUEUE = "contention"
@@ -140,11 +140,9 @@ def publish(task: str, keys: list[str], count: int, body_s: float) -> None:
 def parked_template(key: str, body_s: float, message: str) -> ClaimRequest:
     """What parks one message of `park`, whose id stands in it as it is."""
     now_s = time.time()
-    signature = park.s(key, 0, body_s).set(
-        task_id=message, queue=QUEUE, headers={PUBLISHED_HEADER: f"{now_s:.6f}"}
-    )
+    signature = park.s(key, 0, body_s).set(task_id=message, queue=QUEUE)
     numbers = MessageRef(message, sending=f"{now_s:.6f}")
-    call: Any = call_of(app, signature)
+    call: Any = call_of(app, signature, marks=Marks(message, sent_s=now_s))
     compiled = guarded_function_of(park)
     assert compiled is not None
     delivery = compiled.delivery(

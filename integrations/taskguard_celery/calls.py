@@ -1,9 +1,11 @@
 """A Celery message as JSON, to be stored with its work and sent again later.
 
-Guarantees: id, root, parent, links, chord, group, headers, expiry, time limits, priority and route
-stay. A call whose expiry is past is sent all the same, without an `expiration` by which a broker
-would drop it: the worker that gets it marks it REVOKED, as Celery does with each that has expired.
-The arguments are written by the task's own serializer, and read only if the app accepts that one.
+Guarantees: a message that a worker had in hand is sent again as it came (`forwarding.py`). A call
+that was enqueued is sent by its task's `apply_async()`, with its options, and its root and parent.
+Neither gets anything of the process that sends it. A call whose expiry is past is sent all the
+same, without an `expiration` by which a broker would drop it: the worker that gets it marks it
+REVOKED, as Celery does with each that has expired. The arguments are written by the message's own
+serializer, or the task's, and read only if the app accepts that one.
 """
 
 from __future__ import annotations
@@ -11,8 +13,9 @@ from __future__ import annotations
 import base64
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -25,8 +28,10 @@ from kombu.exceptions import OperationalError
 from kombu.serialization import dumps, loads, prepare_accept_content
 
 from taskguard import NOT_BEFORE, MessageRef, Standing, errors
+from taskguard_celery.forwarding import came, forward, outside, signature_in_hand
 from taskguard_celery.hand_off import to_hand_off
-from taskguard_celery.message import DEFERRALS_HEADER, EXPIRES_HEADER, stores_errors
+from taskguard_celery.marks import HEADER, Marks, marks_of, name_of, publishing
+from taskguard_celery.message import EXPIRES_HEADER, stores_errors
 
 __all__ = [
     "NAME",
@@ -39,12 +44,21 @@ __all__ = [
 NAME = "celery"
 
 
-def call_of(app: Celery, signature: Signature, serializer: str | None = None) -> dict[str, Any]:
+def call_of(
+    app: Celery,
+    signature: Signature,
+    serializer: str | None = None,
+    *,
+    marks: Marks | None = None,
+) -> dict[str, Any]:
     """A signature with its options, as JSON. When it expires is fixed here."""
     fields = dict(signature)
-    options = fields.get("options") or {}
+    options = dict(fields.get("options") or {})
     if options.get("expires") is not None:
-        fields["options"] = {**options, "expires": _expires_at(app, options["expires"])}
+        options["expires"] = _expires_at(app, options["expires"])
+    if marks is not None:
+        options["headers"] = {**(options.get("headers") or {}), HEADER: marks.header()}
+    fields["options"] = options
     kind, encoding, body = dumps(  # type: ignore[no-untyped-call]  # kombu has no types
         fields, serializer or app.conf.task_serializer
     )
@@ -69,11 +83,10 @@ def _expires_at(app: Celery, expires: Any) -> str:
 
 def call_in_hand(task: Task) -> dict[str, Any]:
     """The message that `task` is handling."""
-    request = task.request
-    signature = task.signature_from_request(
-        request, retries=request.retries, headers=dict(request.headers or {})
+    marks = replace(marks_of(task.request), called=None)
+    return call_of(
+        task.app, signature_in_hand(task), marks.serializer or task.serializer, marks=marks
     )
-    return call_of(task.app, signature, task.serializer)
 
 
 def id_in(standing: Standing, sender: CelerySender) -> str:
@@ -93,22 +106,30 @@ class CelerySender:
 
     def __call__(self, call: dict[str, Any], message: MessageRef) -> None:
         """Send a call with these numbers; raises unless the broker took it."""
-        self._send(self._read(call), message)
+        signature = self._read(call)
+        self._send(signature, _marks_in(signature, message), message)
+
+    def send_first(self, call: dict[str, Any], message: MessageRef) -> None:
+        """Send a call for the first time, as a call of the task at work, and of its context."""
+        signature = self._read(call)
+        self._apply(signature, _marks_in(signature, message), message)
 
     def hand_off(self, call: dict[str, Any], message: MessageRef) -> None:
-        """The same through the queue beside its own, where a worker of this process has that.
+        """Send a call through the queue beside its own, where a worker of this process has that.
 
         Of a call that is to be sent for later, with that delay.
         """
         signature = self._read(call)
-        options, headers = to_hand_off(self._app, signature.options)
-        not_before_s = float(call.get(NOT_BEFORE, 0.0))
+        beside, route = to_hand_off(self._app, signature.options)
+        signature.options.update(beside)
+        not_before_s, eta = float(call.get(NOT_BEFORE, 0.0)), None
         signature.options.pop("eta", None)
         if not_before_s > time.time():
             # A worker reads it. As an option of `apply_async()` RabbitMQ would delay the message,
             # if there are quorum queues, and bring it by another exchange.
-            headers["eta"] = datetime.fromtimestamp(not_before_s, UTC).isoformat()
-        self._send(signature, message, headers, **options)
+            eta = datetime.fromtimestamp(not_before_s, UTC).isoformat()
+        marks = replace(_marks_in(signature, message), called=route)
+        self._send(signature, marks, message, eta=eta)
 
     def fail(self, call: dict[str, Any], message: MessageRef, reason: str) -> None:
         """Say that the task of a stored call is FAILURE: to its caller, chord, chain and errbacks.
@@ -150,29 +171,57 @@ class CelerySender:
                 options["retry"] = False
 
             def send(call: dict[str, Any], message: MessageRef) -> None:
-                self._send(self._read(call), message, **options)
+                signature = self._read(call)
+                self._send(signature, _marks_in(signature, message), message, **options)
 
             yield send
 
     def _send(
         self,
         signature: Signature,
+        marks: Marks,
         message: MessageRef,
-        added: Mapping[str, Any] | None = None,
+        *,
+        eta: str | None = None,
         **options: Any,
     ) -> None:
-        headers = {**(signature.options.get("headers") or {}), **(added or {})}
-        headers[DEFERRALS_HEADER] = message.deferrals
+        """Send a call outside the task at work. Raises StoredCallError, or as the broker does.
+
+        `eta` is that of the message, for the worker that gets it.
+        """
+        if eta is not None:
+            headers = signature.options.get("headers") or {}
+            signature.options["headers"] = {**headers, "eta": eta}
+        if not came(signature):
+            outside(lambda: self._apply(signature, marks, message, **options))
+            return
+        self._check_arguments(signature)
+        forward(self._app, signature, marks, retries=message.retries, **options)
+
+    def _apply(
+        self, signature: Signature, marks: Marks, message: MessageRef, **options: Any
+    ) -> None:
+        headers = {**(signature.options.get("headers") or {}), HEADER: marks.header()}
         if signature.options.get("expires") is not None:
             headers[EXPIRES_HEADER] = signature.options["expires"]
             # Not as an option of `apply_async()`, which takes None for nothing said.
             signature.options["expires"] = None
         try:
-            signature.apply_async(retries=message.retries, headers=headers, **options)
+            with publishing(marks):
+                signature.apply_async(retries=message.retries, headers=headers, **options)
         except TypeError as error:
-            raise errors.StoredCallError(
-                f"its stored call does not fit {signature.task} any more: {error}"
-            ) from error
+            raise _misfit(signature, error) from error
+
+    def _check_arguments(self, signature: Signature) -> None:
+        """As `Task.apply_async()` does: the task may be of a newer deploy than the call."""
+        task = self._app.tasks.get(signature.task)
+        check = getattr(task, "__header__", None) if getattr(task, "typing", False) else None
+        if check is None:
+            return
+        try:
+            check(*(signature.args or ()), **(signature.kwargs or {}))
+        except TypeError as error:
+            raise _misfit(signature, error) from error
 
     def _read(self, call: dict[str, Any]) -> Signature:
         accepted = {*(self._app.conf.accept_content or ()), "json"}
@@ -196,3 +245,18 @@ class CelerySender:
             return True
         with self._app.connection_for_write() as connection:
             return isinstance(cause, (*connection.connection_errors, OSError))
+
+
+def _misfit(signature: Signature, error: TypeError) -> errors.StoredCallError:
+    return errors.StoredCallError(
+        f"its stored call does not fit {signature.task} any more: {error}"
+    )
+
+
+def _marks_in(signature: Signature, message: MessageRef) -> Marks:
+    """The marks with which a stored call is sent now."""
+    options = signature.options
+    nesting = options.get("replaced_task_nesting")
+    name = name_of(options.get("task_id"), nesting)
+    stored = Marks.read((options.get("headers") or {}).get(HEADER), name) or Marks(name)
+    return replace(stored, deferrals=message.deferrals)

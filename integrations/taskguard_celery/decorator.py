@@ -37,7 +37,7 @@ from taskguard import (
 )
 from taskguard_celery.calls import call_in_hand
 from taskguard_celery.errbacks import call_errback, failed_request
-from taskguard_celery.hand_off import CALLED_HEADER, take_called
+from taskguard_celery.hand_off import take_called
 from taskguard_celery.maps import call_item, map_at_work
 from taskguard_celery.message import (
     CeleryQueue,
@@ -203,7 +203,7 @@ def _deliver(
     kwargs: dict[str, Any],
 ) -> Any:
     queue = None if request.is_eager else CeleryQueue(task)
-    called = CALLED_HEADER in (request.headers or ()) and take_called(request)
+    called = take_called(request)
     while True:
         try:
             return _deliver_once(task, request, compiled, args, kwargs, queue, called=called)
@@ -247,7 +247,7 @@ def _deliver_once(
         kwargs,
         namespace=runtime.namespace,
         task=task.name,
-        message=message_of(request, published_s),
+        message=message_of(request),
         published_at_s=published_s,
         redelivered=is_redelivered(request),
         queue=queue,

@@ -4,9 +4,9 @@ At the end of its own queue it would stand behind all that have to be parked bef
 consume from `<queue>.taskguard` as well. There it is a message of its own queue, or of its own
 exchange, for retries and whatever else is sent with its route.
 
-Guarantees: a called message says so, however it was sent. On RabbitMQ the queue beside is the same
-kind of queue, and the message keeps its routing key. So a rejected message is dead-lettered as from
-its own queue. A queue beside that is down, missing, forbidden, or has other
+Guarantees: a called message says so (`marks.py`), however it was sent. On RabbitMQ the queue beside
+is the same kind of queue, and the message keeps its routing key. So a rejected message is
+dead-lettered as from its own queue. A queue beside that is down, missing, forbidden, or has other
 arguments stops no worker: without it a message is sent to its own queue (`rabbitmq_queues.py`).
 
 Does not guarantee that the queue of a message is found that came by an exchange: not if several
@@ -16,6 +16,7 @@ others. It does not know the policies of RabbitMQ either.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -24,14 +25,10 @@ from celery import Celery
 from kombu.common import Broadcast
 
 from taskguard_celery.broker import broker_kind
+from taskguard_celery.marks import HEADER, Route, marks_of
 from taskguard_celery.rabbitmq_queues import beside_of, consume_beside
 
-__all__ = ["CALLED_HEADER", "consume_hand_offs", "hand_off_of", "take_called", "to_hand_off"]
-
-CALLED_HEADER = "taskguard_called"
-"""Of who was called. The queue of the message; None: it came by an exchange."""
-
-_ROUTE_HEADER = "taskguard_route"  # that exchange, and the routing key
+__all__ = ["consume_hand_offs", "hand_off_of", "take_called", "to_hand_off"]
 
 
 def hand_off_of(queue: str) -> str:
@@ -58,39 +55,39 @@ def consume_hand_offs(app: Celery) -> None:
         queues.select_add(queues.new_missing(name))
 
 
-def to_hand_off(app: Celery, options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Options and headers for a call that was stored with these options.
+def to_hand_off(app: Celery, options: Mapping[str, Any]) -> tuple[dict[str, Any], Route]:
+    """Options by which a call that has these goes through the queue beside its own; its own route.
 
-    It goes through the queue beside its own, where this app has that. The headers are always added:
-    the key may be kept for the message that says that it was called.
+    Without options: this app does not have that queue, or the call's own queue is not known.
     """
-    queue, route = options.get("queue"), [options.get("exchange"), options.get("routing_key")]
-    headers = {CALLED_HEADER: queue}
+    queue, exchange, key = (options.get(each) for each in ("queue", "exchange", "routing_key"))
+    queue = getattr(queue, "name", queue)
+    route: Route = (queue, None, None) if queue is not None else (None, exchange, key)
     if queue is None:
-        headers[_ROUTE_HEADER] = route
-        queue = _queue_of(app, *route)
+        queue = _queue_of(app, exchange, key)
     name = hand_off_of(queue) if isinstance(queue, str) else ""
     beside = beside_of(app).get(name)
     if beside is not None:
-        key = str(options.get("routing_key") or queue)
-        return (beside.options(key) if beside.serves(app) else {}), headers
+        return (beside.options(str(key or queue)) if beside.serves(app) else {}), route
     if name not in app.amqp.queues:
-        return {}, headers
-    return {"queue": name, "exchange": None, "routing_key": None}, headers
+        return {}, route
+    return {"queue": name, "exchange": None, "routing_key": None}, route
 
 
 def take_called(request: Any) -> bool:
     """Whether the message was called; it is one of its own queue or exchange then."""
-    if CALLED_HEADER not in (request.headers or ()):
+    marks = marks_of(request)
+    if marks.called is None:
         return False
-    headers = dict(request.headers)
-    queue, route = headers.pop(CALLED_HEADER), headers.pop(_ROUTE_HEADER, None)
-    request.headers = headers
+    header = dataclasses.replace(marks, called=None).header()
+    setattr(request, HEADER, header)
+    request.headers = {**(request.headers or {}), HEADER: header}
+    queue, exchange, key = marks.called
     own: dict[str, Any] = {}
     if queue is not None:
         own = {"exchange": "", "routing_key": queue}
-    elif route is not None:
-        own = dict(zip(("exchange", "routing_key"), route, strict=True))
+    elif exchange is not None or key is not None:
+        own = {"exchange": exchange, "routing_key": key}
     request.delivery_info = {**(request.delivery_info or {}), **own}
     return True
 

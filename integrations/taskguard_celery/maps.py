@@ -81,7 +81,7 @@ def call_item(
     number = vars(request).get(_ITEMS, 0)
     setattr(request, _ITEMS, number + 1)
     published_s = published_at_s(request)
-    message = message_of(request, published_s)
+    message = message_of(request)
     message = dataclasses.replace(message, id=f"{message.id}#{number}")
 
     def delivery(message: MessageRef, queue: Any = None) -> Delivery:

@@ -1,21 +1,22 @@
 """What a Celery message is (its identity, numbers, age), and how its delivery is put off.
 
 `Task.replace` keeps the task id, so the nesting is part of the identity. Retries keep the id and
-count up; deferrals keep both and count up in a header. An id that is used again is told from the
-first by when it was published, which retries and deferrals keep, too.
+count up; deferrals keep both and count up in a mark. An id that is used again is told from the
+first by when it was published, which retries and deferrals keep, too (`marks.py`).
 
 A delivery is put off by publishing the same message again, with one deferral more.
-Guarantees: id, retries, links, chord, group, expiry, time limits, priority and route stay; none of
-the task's own retries is spent. What is sent again expires by its `expires` alone, which a worker
-reads, and announces; not by an `expiration` of the broker's, for RabbitMQ drops such a message, and
-nobody hears of it. `publish_again` returns only after the broker took the message (on
-RabbitMQ that needs `confirm_publish`, which `safe_defaults` sets); otherwise the delivery goes back
-into the queue, so that one of the two is always alive. A queue may throw away a message that came
-back too often (quorum queues have a delivery limit): there the delivery waits and is tried again.
+Guarantees: the message stays as it came (`forwarding.py`); none of the task's own retries is spent.
+What is sent again expires by its `expires` alone, which a worker reads, and announces; not by an
+`expiration` of the broker's, for RabbitMQ drops such a message, and nobody hears of it.
+`publish_again` returns only after the broker took the message (on RabbitMQ that needs
+`confirm_publish`, which `safe_defaults` sets); otherwise the delivery goes back into the queue, so
+that one of the two is always alive. A queue may throw away a message that came back too often
+(quorum queues have a delivery limit): there the delivery waits and is tried again.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import math
 import time
@@ -24,12 +25,12 @@ from typing import Any, NoReturn
 
 from celery import Task
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
-from celery.signals import before_task_publish
 from celery.utils.time import maybe_make_aware
 
 from taskguard import MessageRef, errors
 from taskguard_celery.broker import broker_kind, visibility_timeout_s
-from taskguard_celery.ticks import TICK_HEADER
+from taskguard_celery.forwarding import forward, signature_in_hand
+from taskguard_celery.marks import marks_of
 
 try:
     from celery.utils.quorum_queues import detect_quorum_queues
@@ -41,13 +42,10 @@ except ImportError:  # Celery before 5.5 cannot consume from them
 
 
 __all__ = [
-    "DEFERRALS_HEADER",
     "EXPIRES_HEADER",
-    "PUBLISHED_HEADER",
     "CeleryQueue",
     "NotPublishedError",
     "PutBack",
-    "deferrals_of",
     "detect_quorum_queues",
     "expires_at_s",
     "is_redelivered",
@@ -60,8 +58,6 @@ __all__ = [
     "stores_errors",
 ]
 
-DEFERRALS_HEADER = "taskguard_deferrals"
-PUBLISHED_HEADER = "taskguard_published_at"
 EXPIRES_HEADER = "expires"
 """Celery's own: when the message expires, by ISO 8601. With the option of that name the broker is
 told, too, to drop the message then."""
@@ -79,21 +75,16 @@ _MAX_WAIT_S = 900.0
 _SHARE_OF_TIME_LIMIT = 0.5
 
 
-def message_of(request: Any, published_s: float | None) -> MessageRef:
-    """The identity and numbers of the message that `request` came with; see `published_at_s()`."""
-    nesting = request.replaced_task_nesting or 0
+def message_of(request: Any) -> MessageRef:
+    """The identity and numbers of the message that `request` came with."""
+    marks = marks_of(request)
     return MessageRef(
-        id=f"{request.id}~{nesting}" if nesting else str(request.id),
+        id=marks.message,
         retries=request.retries or 0,
-        deferrals=deferrals_of(request),
-        sending=sending_of(published_s),
-        tick=str(_header(request, TICK_HEADER) or ""),
+        deferrals=marks.deferrals,
+        sending=sending_of(marks.sent_s),
+        tick=marks.tick,
     )
-
-
-def deferrals_of(request: Any) -> int:
-    """How often the message of `request` has been put off."""
-    return int(_header(request, DEFERRALS_HEADER) or 0)
 
 
 def sending_of(published_s: float | None) -> str:
@@ -103,8 +94,7 @@ def sending_of(published_s: float | None) -> str:
 
 def published_at_s(request: Any) -> float | None:
     """When the message was published first, in seconds since 1970; None if it does not say."""
-    stamp = _header(request, PUBLISHED_HEADER)
-    return float(stamp) if stamp is not None else None
+    return marks_of(request).sent_s
 
 
 def rank_of(app: Any, request: Any) -> int:
@@ -141,23 +131,6 @@ def is_redelivered(request: Any) -> bool:
     Not whether it is a duplicate: a message that was put off or retried is a new one to the broker.
     """
     return bool((request.delivery_info or {}).get("redelivered"))
-
-
-def _header(request: Any, name: str) -> Any:
-    return (request.headers or {}).get(name)
-
-
-def _stamp(headers: Any = None, **_: Any) -> None:
-    """Messages carry the moment of their first publication; deferrals and retries keep it.
-
-    All messages: the signal names no app, so that a process with several, or one that sends tasks
-    by name, could not tell which of them are guarded.
-    """
-    if headers is not None:
-        headers.setdefault(PUBLISHED_HEADER, time.time())
-
-
-before_task_publish.connect(_stamp, weak=False)
 
 
 class PutBack(Reject, Ignore):  # type: ignore[misc]  # Celery has no types
@@ -216,23 +189,19 @@ class CeleryQueue:
     @property
     def deferrals(self) -> int:
         """How often the message in hand has been put off."""
-        return deferrals_of(self._task.request)
+        return marks_of(self._task.request).deferrals
 
     def publish_again(self, deferrals: int, delay_s: float) -> None:
         """Publish the message again. Raises NotPublishedError unless the broker took it."""
-        request = self._task.request
-        headers = {**(request.headers or {}), DEFERRALS_HEADER: deferrals}
-        if request.expires is not None:
-            headers[EXPIRES_HEADER] = request.expires
+        task, request = self._task, self._task.request
         try:
-            signature = self._task.signature_from_request(
-                request,
-                countdown=self._countdown_s(delay_s),
+            forward(
+                task.app,
+                signature_in_hand(task),
+                dataclasses.replace(marks_of(request), deferrals=deferrals),
                 retries=request.retries,
-                headers=headers,
-                expires=None,
+                countdown=self._countdown_s(delay_s),
             )
-            signature.apply_async()
         except Exception as error:
             # Any error here means that no live copy is known: keep the message that there is.
             raise NotPublishedError(f"{type(error).__name__}: {error}") from error

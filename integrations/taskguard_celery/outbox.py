@@ -26,7 +26,8 @@ from celery.utils.time import maybe_make_aware
 from taskguard import NOT_BEFORE, MessageRef, Sweeper, check_delay, enqueue_in, errors
 from taskguard_celery.arguments import body_arguments, sent_arguments
 from taskguard_celery.calls import NAME, CelerySender, call_of, id_in
-from taskguard_celery.message import PUBLISHED_HEADER, sending_of
+from taskguard_celery.marks import Marks, name_of
+from taskguard_celery.message import sending_of
 from taskguard_celery.recognition import guarded_function_of
 from taskguard_celery.runtime import runtime_of
 
@@ -165,6 +166,7 @@ def enqueue(
         )
     _refuse_lost_links(signature, duplicate)
     _delay(signature, delay_s)
+    _keep_parent(task, signature)
     signature["args"], signature["kwargs"] = sent_arguments(
         task,
         signature.args,
@@ -179,7 +181,12 @@ def enqueue(
         return message.delivery()
 
     placed = enqueue_in(
-        session, runtime, message.delivery(), sender, duplicate=duplicate, in_place_of=in_place_of
+        session,
+        runtime,
+        message.delivery(),
+        sender.send_first,
+        duplicate=duplicate,
+        in_place_of=in_place_of,
     )
     if placed.outcome == "skipped":
         return None
@@ -208,16 +215,16 @@ class _Message:
         self._runtime = runtime
         self._compiled = compiled
         self._signature = signature
-        headers = {PUBLISHED_HEADER: published_s, **(signature.options.get("headers") or {})}
-        signature.options["headers"] = headers
-        self._sending = sending_of(headers[PUBLISHED_HEADER])
+        self._published_s = published_s
         self._not_before_s = not_before_s
 
     def delivery(self) -> Delivery:
         """Its delivery, with the stored call."""
         signature, task = self._signature, self._signature.type
         signature.options["task_id"] = self.id
-        call = call_of(task.app, signature, task.serializer)
+        name = name_of(self.id, signature.options.get("replaced_task_nesting"))
+        marks = Marks(name, sent_s=self._published_s)
+        call = call_of(task.app, signature, task.serializer, marks=marks)
         if self._not_before_s is not None:
             call[NOT_BEFORE] = self._not_before_s
         args, kwargs = body_arguments(task, signature.args, signature.kwargs)
@@ -226,7 +233,7 @@ class _Message:
             kwargs,
             namespace=self._runtime.namespace,
             task=task.name,
-            message=MessageRef(self.id, sending=self._sending),
+            message=MessageRef(name, sending=sending_of(self._published_s)),
             call=call,
         )
 
@@ -243,6 +250,20 @@ def _refuse_lost_links(signature: Signature, duplicate: str) -> None:
             f"already (duplicate={duplicate!r}). Let the body enqueue what follows, or send each "
             'message: duplicate="answer".'
         )
+
+
+def _keep_parent(task: Task, signature: Signature) -> None:
+    """Note the task that enqueues this one: a sweep sends it as a child of that, too."""
+    parent, options = task.app.current_worker_task, signature.options
+    if parent is None:
+        return
+    request = parent.request
+    inherited = {"root_id": request.root_id or request.id, "parent_id": request.id}
+    if task.app.conf.task_inherit_parent_priority and task.priority is None:
+        inherited["priority"] = (request.delivery_info or {}).get("priority")
+    for name, value in inherited.items():
+        if options.get(name) is None:
+            options[name] = value
 
 
 def _delay(signature: Signature, delay_s: float | None) -> None:

@@ -36,6 +36,7 @@ from kombu.asynchronous import set_event_loop
 
 from taskguard import MessageRef, Relay, RelayProcess
 from taskguard_celery.calls import NAME, CelerySender, call_in_hand, call_of
+from taskguard_celery.marks import marks_of
 from taskguard_celery.message import NotPublishedError, stores_errors
 from taskguard_celery.runtime import runtime_of
 
@@ -100,7 +101,9 @@ def _on_retry(sender: Any = None, request: Any = None, reason: Any = None, **_: 
     runtime, call = runtime_of(sender.app), None
     if reason.sig is not None:  # with what the retry has changed: arguments, for example
         again = {k: v for k, v in reason.sig.options.items() if k not in ("countdown", "eta")}
-        call = call_of(sender.app, {**reason.sig, "options": again}, sender.serializer)
+        call = call_of(
+            sender.app, {**reason.sig, "options": again}, sender.serializer, marks=marks_of(request)
+        )
     again, in_s = claim.request.message.retries + 1, _seconds_until(reason.when)
     runtime.runner.line.retried(claim, retries=again, call=call, app=runtime.namespace, in_s=in_s)
 

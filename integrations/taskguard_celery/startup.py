@@ -28,8 +28,9 @@ from taskguard_celery.arguments import body_arguments
 from taskguard_celery.broker import broker_kind, visibility_timeout_s
 from taskguard_celery.doctor import configuration_of
 from taskguard_celery.findings import LOSING, findings_of_task, settings_of, time_limit_s
-from taskguard_celery.hand_off import CALLED_HEADER, consume_hand_offs
-from taskguard_celery.message import message_of, published_at_s
+from taskguard_celery.hand_off import consume_hand_offs
+from taskguard_celery.marks import marks_of
+from taskguard_celery.message import message_of
 from taskguard_celery.parking import CeleryParking, CeleryRelay
 from taskguard_celery.rabbitmq_queues import ConsumeBeside
 from taskguard_celery.recognition import (
@@ -260,7 +261,7 @@ def _end(task: Task, compiled: GuardedFunction, request: Any, *, expired: bool) 
     """
     context = getattr(request, "_context", None) or request
     args, kwargs = body_arguments(task, request.args or (), request.kwargs or {})
-    message = message_of(context, published_at_s(context))
+    message = message_of(context)
     runtime = runtime_of(task.app)
     delivery = compiled.delivery(
         args, kwargs, namespace=runtime.namespace, task=task.name, message=message
@@ -274,7 +275,7 @@ def _end(task: Task, compiled: GuardedFunction, request: Any, *, expired: bool) 
         else ledger.revoke(work, message=message.name)
         for work in (delivery.work, *delivery.formerly)
     ]
-    called = CALLED_HEADER in (context.headers or ())
+    called = marks_of(context).called is not None
     if compiled.policy.parks and (any(ended) or called):
         delivery = replace(delivery, parking=CeleryParking(task), called=called)
         runtime.runner.line.left(delivery)

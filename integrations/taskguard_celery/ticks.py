@@ -1,8 +1,8 @@
 """What beat sends says which tick it is: the schedule's entry, and when it was due.
 
 Beat is left as it is: where it runs with this package imported, its scheduler's `reserve` and
-`apply_async` are looked at, and the message gets a header when it is published. That holds for all
-schedulers that send by them: Celery's, django-celery-beat's, RedBeat's.
+`apply_async` are looked at, and the message gets a mark when it is published (`marks.py`). That
+holds for all schedulers that send by them: Celery's, django-celery-beat's, RedBeat's.
 
 Guarantees: for a crontab and a clocked time the due time is that of the schedule, whatever the
 beats' clocks and `last_run_at` are: the last one that had come when the entry was sent. For an
@@ -21,15 +21,14 @@ from datetime import UTC, date, datetime, time, timedelta
 from typing import Any
 
 from celery.schedules import crontab, schedule
-from celery.signals import beat_init, before_task_publish
+from celery.signals import beat_init
 
 from taskguard import interval_due_at, tick_name
 
-__all__ = ["TICK_HEADER", "due_at", "name_ticks"]
+__all__ = ["due_at", "name_ticks", "take_tick"]
 
 logger = logging.getLogger("taskguard")
 
-TICK_HEADER = "taskguard_tick"
 _NAMED = "_taskguard_names_ticks"
 # The 29th of February comes again after eight years at the latest; with a day of the week, 40.
 _MOST_DAYS = 366 * 41
@@ -65,22 +64,20 @@ def name_ticks(scheduler: Any) -> None:
     scheduler.reserve, scheduler.apply_async = noted_reserve, named_apply_async
 
 
-def _stamp(sender: Any = None, headers: Any = None, **_: Any) -> None:
-    """Put the tick's name into the message of the entry that is being sent."""
+def take_tick(task: str) -> str:
+    """The name of the tick that a message of this task is sent for; "" if it is for none."""
     sending = _sending.get()
-    if sending is None or headers is None:
-        return
+    if sending is None or task != sending[0].task:
+        return ""
     entry, reserved = sending
-    if sender != entry.task:
-        return
     try:
         moment = reserved.pop(entry.name, None) or entry.schedule.now()
         due = due_at(entry.schedule, entry.schedule.maybe_make_aware(moment))
-        if due is not None:
-            headers.setdefault(TICK_HEADER, tick_name(entry.name, due))
+        return "" if due is None else tick_name(entry.name, due)
     except Exception:
         # Whatever is wrong with one entry: it is sent, as it would be without us.
         logger.exception("%s: its tick has no name, so it counts as a message", entry.name)
+        return ""
 
 
 def due_at(plan: Any, moment: datetime) -> datetime | None:
@@ -142,4 +139,3 @@ def _on_beat_init(sender: Any = None, **_: Any) -> None:
 
 
 beat_init.connect(_on_beat_init, weak=False)
-before_task_publish.connect(_stamp, weak=False)

@@ -14,6 +14,7 @@ from support.celery_process import deliver, local_app, next_message
 from support.claims import request
 from support.waiting import wait_until
 from taskguard_celery import enqueue, guarded_task
+from taskguard_celery.marks import HEADER, Marks
 
 
 class Census:
@@ -53,7 +54,7 @@ def test_a_redelivery_during_the_body_does_not_run_twice_nor_get_lost(make_shop:
         shop.wait_for_steps("began")
         with shop.worker():
             wait_until(
-                lambda: any(b"taskguard_deferrals" in each for each in broker.hvals("unacked")),
+                lambda: any(b'"deferrals"' in each for each in broker.hvals("unacked")),
                 timeout_s=60,
                 message="the redelivery is put off, and its copy taken",
             )
@@ -109,7 +110,7 @@ def test_a_task_id_that_is_sent_again_after_its_retries_is_run(
         task = app.tasks["charge"]
 
         def come(published_s: float, retries: int) -> str | None:
-            headers = {"taskguard_published_at": published_s}
+            headers = {HEADER: Marks("a", sent_s=published_s).header()}
             told = deliver(task, 1, task_id="a", headers=headers, retries=retries).info
             return None if told is None else str(told.state)
 
@@ -135,7 +136,7 @@ def test_a_message_that_is_enqueued_is_one_however_often_it_is_sent(
         app.finalize()
         sent = enqueue(app.tasks["charge"], (1,))
         sent.send()
-        stamps = {next_message(app).headers["taskguard_published_at"] for _ in range(2)}
+        stamps = {next_message(app).headers[HEADER]["sent"] for _ in range(2)}
         assert len(stamps) == 1
 
 
@@ -154,7 +155,7 @@ def test_who_waits_for_a_key_is_put_off_before_a_time_limit(
         app.conf.taskguard_ledger.claim(request(1, work="refund order:1", ttl_s=7200.0))
         told = deliver(app.tasks["charge"], 1, task_id="a", timelimit=limits).info
         assert told.state == "IGNORED"
-        assert next_message(app).headers["taskguard_deferrals"] == 1
+        assert next_message(app).headers[HEADER]["deferrals"] == 1
 
 
 @pytest.mark.once

@@ -23,7 +23,7 @@ from taskguard import MessageRef
 from taskguard.ledger.tables import WORK
 from taskguard.states import EXPIRED
 from taskguard_celery.calls import CelerySender, call_of
-from taskguard_celery.hand_off import CALLED_HEADER
+from taskguard_celery.marks import HEADER, Marks
 from taskguard_celery.message import CeleryQueue
 from taskguard_celery.runtime import runtime_of
 
@@ -86,7 +86,7 @@ def test_who_drops_a_message_says_that_it_was_called(
     """Its key is kept for it: the line is told so, and gives it back."""
     task, left = shop.tasks.queue_up, []
     monkeypatch.setattr(runtime_of(task.app).runner.line, "left", left.append)
-    for headers in ({}, {CALLED_HEADER: "shop"}):
+    for headers in ({}, {HEADER: Marks("m", called=("shop", None, None)).header()}):
         request = Context(id="m", args=["a", 1], kwargs={}, headers=headers)
         task_revoked.send(sender=task, request=request, expired=True)
     assert [each.called for each in left] == [True]

@@ -11,6 +11,7 @@ from celery.app.task import Context
 from kombu import Exchange, Queue, binding
 
 from taskguard_celery.hand_off import consume_hand_offs, hand_off_of, take_called, to_hand_off
+from taskguard_celery.marks import HEADER, Marks, Route
 from taskguard_celery.rabbitmq_queues import beside_of
 
 ORDERS = Exchange("orders", type="topic")
@@ -34,19 +35,25 @@ def app() -> Iterator[Celery]:
         yield made
 
 
-def request_of(headers: dict[str, Any]) -> Context:
+def request_of(route: Route | None) -> Context:
     """A message as it comes by the queue beside its own."""
     came_by = {"exchange": "", "routing_key": "x.taskguard", "priority": 3}
-    return Context({"headers": {"mine": 1, **headers}, "delivery_info": came_by})
+    header = Marks("m", called=route).header()
+    return Context({"id": "m", "mine": 1, HEADER: header, "delivery_info": came_by})
+
+
+def is_restored(request: Context) -> bool:
+    """Whether nothing of its being called is left, and its other headers are."""
+    return request.headers == {"mine": 1, HEADER: {"id": "m"}} and not take_called(request)
 
 
 def test_a_message_of_a_queue(app: Celery) -> None:
     """It comes by the queue beside, and is one of its own queue there."""
-    options, headers = to_hand_off(app, {"queue": "plain"})
+    options, route = to_hand_off(app, {"queue": "plain"})
     assert options == {"queue": "plain.taskguard", "exchange": None, "routing_key": None}
-    request = request_of(headers)
+    request = request_of(route)
     assert take_called(request)
-    assert request.headers == {"mine": 1}
+    assert is_restored(request)
     assert request.delivery_info == {"exchange": "", "routing_key": "plain", "priority": 3}
 
 
@@ -63,11 +70,11 @@ def test_a_message_that_came_by_an_exchange(
     app: Celery, exchange: str, key: str, queue: str
 ) -> None:
     """The same, by the queue beside that which the exchange brought it to."""
-    options, headers = to_hand_off(app, {"exchange": exchange, "routing_key": key})
+    options, route = to_hand_off(app, {"exchange": exchange, "routing_key": key})
     assert options["queue"] == hand_off_of(queue)
-    request = request_of(headers)
+    request = request_of(route)
     assert take_called(request)
-    assert request.headers == {"mine": 1}
+    assert is_restored(request)
     assert request.delivery_info == {"exchange": exchange, "routing_key": key, "priority": 3}
 
 
@@ -86,16 +93,16 @@ def test_a_message_whose_queue_is_not_known(
     app: Celery, exchange: str | None, key: str | None
 ) -> None:
     """It comes as it came before, and says that it was called."""
-    options, headers = to_hand_off(app, {"exchange": exchange, "routing_key": key})
+    options, route = to_hand_off(app, {"exchange": exchange, "routing_key": key})
     assert options == {}
-    request = request_of(headers)
+    request = request_of(route)
     assert take_called(request)
-    assert request.delivery_info["exchange"] == exchange
+    assert request.delivery_info["exchange"] == (exchange or "")
 
 
 def test_a_message_that_was_not_called() -> None:
     """It stays as it is."""
-    request = request_of({})
+    request = request_of(None)
     assert not take_called(request)
     assert request.delivery_info["routing_key"] == "x.taskguard"
 

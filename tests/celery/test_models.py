@@ -17,7 +17,7 @@ import taskguard_celery
 from support.waiting import wait_until
 from taskguard.errors import KeyArgumentError
 from taskguard_celery import enqueue, guarded_task, runtime_of
-from taskguard_celery.message import PUBLISHED_HEADER
+from taskguard_celery.marks import HEADER, Marks
 
 pydantic = pytest.importorskip("pydantic")
 if celery.VERSION < (5, 5):
@@ -116,11 +116,13 @@ def test_enqueue_names_the_work_that_its_delivery_names(  # noqa: PLR0917
     """With nested and optional models, strict ones, a context, `bind`, keywords and defaults."""
     options = {"pydantic": True, **options}
     task = app.task(name="t", shared=False, **options)(guarded_task(key=key)(function))
-    task_id, published_s = str(uuid.uuid4()), 1.0
-    headers = {PUBLISHED_HEADER: published_s}
-    enqueue(task, args, kwargs, task_id=task_id, headers=headers)
+    task_id = str(uuid.uuid4())
+    enqueue(task, args, kwargs, task_id=task_id)
     ledger = runtime_of(app).ledger
-    assert ledger.view(f"t {made}").state == "NEW"  # type: ignore[union-attr]
+    enqueued = ledger.view(f"t {made}")  # type: ignore[union-attr]
+    assert enqueued.state == "NEW"
+    sent_s = float(enqueued.message.rpartition("@")[2])
+    headers = {HEADER: Marks(task_id, sent_s=sent_s).header()}
     request = {"id": task_id, "delivery_info": {}, "headers": headers}
     build_tracer(task.name, task, app=app)(task_id, args, kwargs, request)
     assert app.AsyncResult(task_id).state == "SUCCESS"

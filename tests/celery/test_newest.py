@@ -17,7 +17,7 @@ from celery.exceptions import ChordError, TaskRevokedError
 from support.waiting import wait_until
 from taskguard.ledger.tables import WORK
 from taskguard.states import OUTDATED
-from taskguard_celery.message import PUBLISHED_HEADER
+from taskguard_celery.marks import HEADER, Marks
 
 HOLDS_S = 600.0  # or until `shop.go()`, or it is told
 
@@ -49,6 +49,12 @@ def expect(shop: Any, *numbers: int) -> None:
     assert dict(shop.effects()) == {f"a {number}": 1 for number in numbers}
 
 
+def sent_at(sent_s: float) -> dict[str, Any]:
+    """Options of a message that says when it was first published."""
+    message = f"sent-at-{sent_s}"
+    return {"task_id": message, "headers": {HEADER: Marks(message, sent_s=sent_s).header()}}
+
+
 class TestLatest:
     def test_the_newest_waits(self, shop: Any) -> None:
         """Of three the first and the last run; who waited in between hears that it never does."""
@@ -70,7 +76,7 @@ class TestLatest:
         sent_s = time.time()
         with shop.worker(concurrency=1):
             assert shop.tasks.latest.delay("a", 2).get(timeout=60) == 2
-            older = shop.tasks.latest.apply_async(("a", 1), headers={PUBLISHED_HEADER: sent_s})
+            older = shop.tasks.latest.apply_async(("a", 1), **sent_at(sent_s))
             assert superseded(shop, older)
             expect(shop, 2)
 
@@ -209,7 +215,7 @@ class TestSupersede:
         with shop.worker(concurrency=2):
             newer = shop.tasks.supersede.delay("a", 2, HOLDS_S)
             began(shop, 2)
-            older = shop.tasks.supersede.apply_async(("a", 1), headers={PUBLISHED_HEADER: sent_s})
+            older = shop.tasks.supersede.apply_async(("a", 1), **sent_at(sent_s))
             assert superseded(shop, older)
             assert not newer.ready()
             shop.go()

@@ -16,6 +16,7 @@ from support.celery_process import deliver, local_app, next_message
 from taskguard import Guard
 from taskguard.errors import TransactionRetryError
 from taskguard_celery import guarded_task
+from taskguard_celery.marks import HEADER
 
 
 @pytest.fixture
@@ -157,7 +158,7 @@ def test_a_body_that_was_ended_by_the_database_may_order_a_retry(app: Celery, sa
     assert state(app, "ship order:1") == ("FAILED" if obeyed else "NEW")
     if says not in ("reject", "time limit"):
         headers = next_message(app).headers
-        assert (headers["retries"], headers.get("taskguard_deferrals")) == (
+        assert (headers["retries"], headers[HEADER].get("deferrals")) == (
             (1, None) if obeyed else (0, 1)
         )
     with pytest.raises(Empty):

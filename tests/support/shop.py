@@ -29,6 +29,7 @@ from taskguard import Guard
 from taskguard.errors import LeaseLostError
 from taskguard.ledger.sql import SqlLedger
 from taskguard_celery import enqueue, guarded_task, safe_defaults
+from taskguard_celery.message import message_of
 
 URL = os.environ["SHOP_DATABASE"]
 LEDGER_URL = os.environ.get("SHOP_LEDGER", URL)
@@ -552,18 +553,23 @@ def watchful(order: int, guard: Guard) -> str:
     return "done"
 
 
+def tick_of(request: Any, entry: str) -> str:
+    """The tick that a message was sent for; `entry` if for none."""
+    return message_of(request).tick or entry
+
+
 @task(name="shop.tick", bind=True, ignore_result=True)
 @guarded_task(key="tick:<entry>", once_per="tick", ttl_s=TTL_S)
 def tick(self: Task, entry: str, guard: Guard) -> None:
     """Once for each tick of its entry; what is no tick is an item of its own name."""
     with guard.transaction() as db:
-        effect(db, self.request.headers.get("taskguard_tick", entry), guard)
+        effect(db, tick_of(self.request, entry), guard)
 
 
 @task(name="shop.each", bind=True, ignore_result=True)
 def each(self: Task, entry: str) -> None:
     """Once for each message that beat sent, with nothing to guard it."""
-    step(self.request.headers.get("taskguard_tick", entry), "came")
+    step(tick_of(self.request, entry), "came")
 
 
 stamp = shop_shared.stamp

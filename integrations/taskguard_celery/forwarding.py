@@ -1,0 +1,156 @@
+"""How a message is sent again: as it came, whatever is at work in this process.
+
+Guarantees: a message in hand that is sent again keeps its id, links, chord, group, parent, root,
+priority, route, headers and properties, its serializer and compression. What the process does
+meanwhile has no part in it: the message is published outside every task, in an empty context, and
+past the `apply_async()` of its task. `before_task_publish` handlers run, and change nothing. Its
+route is its own, whatever `task_routes` says.
+
+Two options are not kept: an `expiration` of the broker's (see `message.py`), and RabbitMQ's
+`user_id`, which names whoever publishes.
+
+Read next: `marks.py`; `calls.py` for how a message is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import Context
+from typing import Any
+
+from celery import Celery, Task
+from celery._state import _task_stack
+from celery.app.routes import Router
+from celery.canvas import Signature
+
+from taskguard_celery.marks import HEADER, MESSAGE_HEADERS, Marks, marks_of, publishing
+
+__all__ = ["came", "forward", "outside", "signature_in_hand"]
+
+
+_PROPERTIES = "properties"
+_OPTIONS = (
+    "link",
+    "link_error",
+    "chain",
+    "chord",
+    "priority",
+    "queue",
+    "exchange",
+    "routing_key",
+    "serializer",
+    "compression",
+    "delivery_mode",
+)
+# Properties that are published by an option, that belong to one delivery, or to its publisher.
+_NOT_KEPT = frozenset(
+    {
+        "application_headers",
+        "body_encoding",
+        "content_encoding",
+        "content_type",
+        "delivery_info",
+        "delivery_mode",
+        "delivery_tag",
+        "expiration",
+        "headers",
+        "priority",
+        "user_id",
+    }
+)
+# Headers that RabbitMQ sets, and kombu.
+_NOT_CARRIED = (
+    "compression",
+    "x-acquired-count",
+    "x-death",
+    "x-delivery-count",
+    "x-first-death-",
+    "x-last-death-",
+)
+
+
+def signature_in_hand(task: Task) -> Signature:
+    """The message that `task` is handling, with all headers and properties, as a signature."""
+    request = task.request
+    carried, custom = vars(request), request.headers or {}
+    headers = {name: carried[name] for name in MESSAGE_HEADERS if name in carried}
+    headers |= {name: custom[name] for name in custom if not name.startswith(_NOT_CARRIED)}
+    headers.pop("eta", None)  # it was for the worker that has the message
+    headers.setdefault("ignore_result", bool(request.ignore_result))
+    signature = task.signature_from_request(request, retries=request.retries, headers=headers)
+    properties = request.properties or {}
+    signature.options.pop("redelivered", None)  # of `delivery_info`, as the route is
+    signature.options.update(
+        serializer=marks_of(request).serializer or None,
+        compression=carried.get("compression"),
+        delivery_mode=properties.get("delivery_mode"),
+        **{_PROPERTIES: {k: v for k, v in properties.items() if k not in _NOT_KEPT}},
+    )
+    return signature
+
+
+def came(signature: Signature) -> bool:
+    """Whether a stored call is a message that a worker had in hand."""
+    return _PROPERTIES in signature.options
+
+
+def forward(
+    app: Celery,
+    signature: Signature,
+    marks: Marks,
+    *,
+    retries: int,
+    countdown: float | None = None,
+    **publishing_options: Any,
+) -> None:
+    """Send a message that came once more. Raises unless the broker took it."""
+    options = signature.options
+    headers = {**options["headers"], "retries": retries}
+    headers.pop(HEADER, None)
+    kept = {name: options[name] for name in _OPTIONS if options.get(name) is not None}
+
+    def send() -> None:
+        with publishing(marks, headers, options[_PROPERTIES]):
+            app.send_task(
+                signature.task,
+                signature.args,
+                signature.kwargs,
+                task_id=options["task_id"],
+                countdown=countdown,
+                retries=retries,
+                headers=headers,
+                # Also in the event `task-sent`, which has no headers.
+                argsrepr=headers.get("argsrepr"),
+                kwargsrepr=headers.get("kwargsrepr"),
+                root_id=headers.get("root_id"),
+                parent_id=headers.get("parent_id"),
+                reply_to=options.get("reply_to"),
+                ignore_result=True,  # here; what the message says is in its headers
+                add_to_parent=False,
+                router=Router(queues=app.amqp.queues, app=app),
+                task_type=signature,  # none that has options or a route of its own
+                **kept,
+                **publishing_options,
+            )
+
+    outside(send)
+
+
+@contextmanager
+def _no_task() -> Iterator[None]:
+    """Celery knows of no task that is at work in this thread, or greenlet."""
+    tasks = []
+    try:
+        while _task_stack.stack:
+            tasks.append(_task_stack.pop())
+        yield
+    finally:
+        for task in reversed(tasks):
+            _task_stack.push(task)
+
+
+def outside(function: Any) -> Any:
+    """Call a function outside the task at work, with no context variable set."""
+    with _no_task():
+        return Context().run(function)

@@ -1,0 +1,226 @@
+"""What taskguard knows about a Celery message, in one header that user code cannot lose.
+
+The header names the message it belongs to, so that headers which a body copies to another message
+are not taken for that message's own. It is written when kombu publishes the message, after base
+classes, `Task.retry(headers=…)`, routers and `before_task_publish` handlers: these may replace all
+headers.
+
+Guarantees: a message keeps its marks over retries and deferrals, and while its call is stored.
+A message that was published without this package has none, and gets none later: the time of its
+first publication stays unknown.
+
+Read next: `forwarding.py`, which sends messages again.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any
+
+from celery._state import _task_stack
+from kombu.messaging import Producer
+
+from taskguard_celery.ticks import take_tick
+
+__all__ = ["HEADER", "MESSAGE_HEADERS", "Marks", "Route", "marks_of", "name_of", "publishing"]
+
+HEADER = "taskguard"
+
+MESSAGE_HEADERS = (
+    "lang",
+    "task",
+    "id",
+    "shadow",
+    "eta",
+    "expires",
+    "group",
+    "group_index",
+    "retries",
+    "timelimit",
+    "root_id",
+    "parent_id",
+    "argsrepr",
+    "kwargsrepr",
+    "origin",
+    "ignore_result",
+    "replaced_task_nesting",
+    "stamped_headers",
+    "stamps",
+)
+"""Headers of Celery's own, by its message protocol 2."""
+
+# Options of a call that Celery also publishes as properties of its message.
+_NO_PROPERTIES = ("argsrepr", "kwargsrepr", "origin")
+
+Route = tuple[str | None, str | None, str | None]
+"""A queue; or, where a message came by an exchange, that exchange and the routing key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """The marks of one message.
+
+    Attributes:
+        message: the message's name, by `name_of()`.
+        sent_s: when it was first published, in seconds since 1970; None: unknown.
+        deferrals: how often it was deferred.
+        tick: the tick of a schedule that it was sent for; "" if none.
+        called: of a message that was sent from the line of its key: its own route, for it may come
+            by another queue. None: it was not.
+        serializer: what its body was written with; "" if unknown.
+    """
+
+    message: str
+    sent_s: float | None = None
+    deferrals: int = 0
+    tick: str = ""
+    called: Route | None = None
+    serializer: str = ""
+
+    def header(self) -> dict[str, Any]:
+        """The value of the header."""
+        values: dict[str, Any] = {
+            "sent": self.sent_s,
+            "deferrals": self.deferrals,
+            "tick": self.tick,
+            "called": None if self.called is None else list(self.called),
+            "serializer": self.serializer,
+        }
+        given = {name: value for name, value in values.items() if value not in (None, 0, "")}
+        return {"id": self.message, **given}
+
+    @classmethod
+    def read(cls, header: Any, message: str) -> Marks | None:
+        """The marks in a header; None if they are not of this message."""
+        if not isinstance(header, Mapping) or header.get("id") != message:
+            return None
+        sent_s, called = header.get("sent"), header.get("called")
+        return cls(
+            message,
+            sent_s=None if sent_s is None else float(sent_s),
+            deferrals=int(header.get("deferrals") or 0),
+            tick=str(header.get("tick") or ""),
+            called=None if called is None else (called[0], called[1], called[2]),
+            serializer=str(header.get("serializer") or ""),
+        )
+
+
+def name_of(message_id: Any, nesting: Any) -> str:
+    """The name of a message: `Task.replace` keeps the id, and counts how often it did."""
+    return f"{message_id}~{nesting}" if nesting else str(message_id)
+
+
+def marks_of(request: Any) -> Marks:
+    """The marks of the message that `request` came with; empty if it has none."""
+    name = name_of(request.id, request.replaced_task_nesting)
+    # As an attribute it is still there if a handler has replaced `request.headers`.
+    header = vars(request).get(HEADER) or (request.headers or {}).get(HEADER)
+    return Marks.read(header, name) or Marks(name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Publishing:
+    """What this package is publishing.
+
+    Attributes:
+        marks: the marks of the message.
+        headers: all headers, but `eta`; None: as Celery and user code make them.
+        properties: properties that the message must have, too.
+    """
+
+    marks: Marks
+    headers: Mapping[str, Any] | None
+    properties: Mapping[str, Any]
+
+
+_publishing: ContextVar[_Publishing | None] = ContextVar("taskguard_publishing", default=None)
+
+
+@contextmanager
+def publishing(
+    marks: Marks,
+    headers: Mapping[str, Any] | None = None,
+    properties: Mapping[str, Any] | None = None,
+) -> Iterator[None]:
+    """Give these marks to the message with their name, whoever publishes it in the block.
+
+    With `headers` it has these and no others, whatever handlers of `before_task_publish` add.
+    """
+    token = _publishing.set(_Publishing(marks, headers, properties or {}))
+    try:
+        yield
+    finally:
+        _publishing.reset(token)
+
+
+def _mark(headers: dict[str, Any], body: Any, options: dict[str, Any]) -> None:
+    """Write the marks of a message that is about to be published into its headers."""
+    named = headers if "task" in headers else body  # protocol 1 has id and task in its body
+    if not isinstance(named, Mapping) or not {"id", "task"} <= named.keys():
+        return
+    name = name_of(named["id"], headers.get("replaced_task_nesting"))
+    ours = _publishing.get()
+    if ours is not None and ours.marks.message == name:
+        marks = ours.marks
+        if ours.headers is not None:
+            _restore(headers, options, ours.headers, ours.properties)
+    else:
+        marks = (
+            _in_hand(name, named)
+            or Marks.read(headers.get(HEADER), name)
+            or Marks(name, sent_s=time.time(), tick=take_tick(named["task"]))
+        )
+    serializer = options.get("serializer")
+    if isinstance(serializer, str):
+        marks = replace(marks, serializer=serializer)
+    headers[HEADER] = marks.header()
+
+
+def _restore(
+    headers: dict[str, Any],
+    options: dict[str, Any],
+    stored: Mapping[str, Any],
+    properties: Mapping[str, Any],
+) -> None:
+    """Give a message the headers and properties with which it came."""
+    for name in headers.keys() - stored.keys() - {*MESSAGE_HEADERS}:
+        del headers[name]
+    headers.update(stored)
+    for name in _NO_PROPERTIES:
+        options.pop(name, None)
+    options.update(properties)
+
+
+def _in_hand(name: str, published: Mapping[str, Any]) -> Marks | None:
+    """The marks of the message in hand, if that is what is published: by a retry, for example."""
+    for task in reversed(_task_stack.stack):
+        request = task.request
+        if request.called_directly:
+            continue
+        again = request.retries is not None and published.get("retries") == request.retries + 1
+        if name == name_of(request.id, request.replaced_task_nesting) or (
+            # A retry that was given another `task_id=`.
+            again and published["task"] == task.name and published.get("root_id") == request.root_id
+        ):
+            return replace(marks_of(request), message=name, called=None)
+    return None
+
+
+def _watch(publish: Any) -> Any:
+    @functools.wraps(publish)
+    def marked_publish(self: Producer, body: Any, *args: Any, **options: Any) -> Any:
+        headers = options.get("headers")
+        if isinstance(headers, dict):
+            _mark(headers, body, options)
+        return publish(self, body, *args, **options)
+
+    return marked_publish
+
+
+# The last function that all of Celery's publishing goes through, whatever its app is.
+Producer.publish = _watch(Producer.publish)  # type: ignore[method-assign]
