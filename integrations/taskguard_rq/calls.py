@@ -1,6 +1,7 @@
 """An RQ job as JSON, to be stored with its work and put into its queue again later.
 
-Guarantees: id, time of creation, queue, arguments, time-outs, callbacks and meta stay. The
+Guarantees: id, time of creation, queue, arguments, time-outs, callbacks, meta and marks stay
+(`marks.py`); nothing of the job at work, in which this one is sent, gets into it. The
 arguments are as the job's serializer wrote them, and are not read here. A job whose record is
 still in Redis is put into its queue by that record, unless that says that it was cancelled or
 stopped. One whose record is gone is restored, unless it was deleted while it waited for its key: of
@@ -30,14 +31,13 @@ from rq.registry import DeferredJobRegistry, FailedJobRegistry, ScheduledJobRegi
 
 from taskguard import NOT_BEFORE, MessageRef, Standing, errors
 from taskguard_rq.expiry import kept_by_redis
+from taskguard_rq.marks import CALLED, LINE, WAITS, Marks, StoredJob, outside, set_mark
 
 __all__ = [
-    "CALLED",
     "EXPIRED",
     "LINE_META",
     "NAME",
     "PARKED_KEY",
-    "WAITS",
     "RQSender",
     "call_of",
     "job_in",
@@ -48,8 +48,8 @@ logger = logging.getLogger("taskguard")
 NAME = "rq"
 
 LINE_META = "taskguard_line"
-"""In `job.meta`: the job waits in the line of its key, was called from there, or never runs."""
-WAITS, CALLED, EXPIRED = "waits", "called", "expired"
+"""In `job.meta`, for people: why the job never runs."""
+EXPIRED = "expired"
 PARKED_KEY = "taskguard:parked"
 """The set of the ids of jobs that wait for their key, in the queues' Redis."""
 
@@ -64,10 +64,12 @@ _PASSING = frozenset(
 )
 
 
-def call_of(job: Job) -> dict[str, Any]:
-    """A job, as JSON."""
+def call_of(job: Job, message: MessageRef | None = None) -> dict[str, Any]:
+    """A job, as JSON, with the marks of its message."""
     record = job.to_dict(include_meta=True, include_result=False)
     fields = {name: value for name, value in record.items() if name not in _PASSING}
+    if message is not None:
+        fields |= Marks(deferrals=message.deferrals, tick=message.tick).fields()
     encoded = {name: _text(value) for name, value in fields.items()}
     return {"queue": NAME, "id": job.id, "fields": encoded, "serializer": _path(job.serializer)}
 
@@ -109,10 +111,18 @@ class RQSender:
 
         Raises CallWithdrawnError for one that was cancelled or stopped, or deleted in its line.
         """
+        outside(lambda: self._send(call, message))
+
+    def send_first(self, call: dict[str, Any], message: MessageRef) -> None:
+        """Put a job into its queue for the first time, as the job at work would."""
+        self._send(call, message, is_first=True)
+
+    def _send(self, call: dict[str, Any], message: MessageRef, *, is_first: bool = False) -> None:
         job = self._standing(call)
-        if LINE_META in job.meta:
+        if job.marks.line:
             self.hand_off(call, message)
             return
+        job.is_first = is_first
         if job.get_status(refresh=False) is JobStatus.FAILED and _is_requeued(job):
             return
         queue = self._queue_of(job)
@@ -132,16 +142,16 @@ class RQSender:
     def send_waiting(self, call: dict[str, Any]) -> None:
         """The same for a job that waits for its key, before its turn; nothing for any other."""
 
-        def waiting() -> Job | None:
+        def waiting() -> StoredJob | None:
             with contextlib.suppress(NoSuchJobError):
-                job = Job.fetch(call["id"], self.connection, serializer=call.get("serializer"))
-                if job.meta.get(LINE_META) == WAITS and job.get_status(refresh=False) is _WAITING:
+                job = StoredJob.found(call["id"], self.connection, call.get("serializer"))
+                if job.marks.line == WAITS and job.get_status(refresh=False) is _WAITING:
                     return job
             return None
 
         self._put_at_front(call, waiting)
 
-    def _put_at_front(self, call: dict[str, Any], find: Callable[[], Job | None]) -> None:
+    def _put_at_front(self, call: dict[str, Any], find: Callable[[], StoredJob | None]) -> None:
         def put(pipeline: Pipeline) -> None:
             job = find()
             if job is None:
@@ -150,24 +160,24 @@ class RQSender:
             status = job.get_status(refresh=False)
             if status is JobStatus.QUEUED and queue.get_job_position(job) is not None:
                 return
-            job.meta[LINE_META] = CALLED
             pipeline.multi()
             for registry in _REGISTRIES:
                 registry(queue=queue).remove(job, pipeline=pipeline)
             pipeline.sadd(Queue.redis_queues_keys, queue.key)
             with kept_by_redis(job, pipeline):
                 queue._enqueue_job(job, pipeline=pipeline, at_front=True)  # noqa: SLF001  # as its retry
+            set_mark(job, LINE, CALLED, pipeline)
 
-        self.connection.transaction(put, Job.key_for(call["id"]))
+        outside(lambda: self.connection.transaction(put, Job.key_for(call["id"])))
 
     def _queue_of(self, job: Job) -> Queue:
         return Queue(job.origin, connection=self.connection, serializer=job.serializer)
 
-    def _standing(self, call: dict[str, Any]) -> Job:
+    def _standing(self, call: dict[str, Any]) -> StoredJob:
         """The job by its record, or restored. Raises CallWithdrawnError, StoredCallError."""
         serializer = self._serializer or call.get("serializer")
         try:
-            job = Job.fetch(call["id"], connection=self.connection, serializer=serializer)
+            job = StoredJob.found(call["id"], self.connection, serializer)
         except NoSuchJobError:
             if self.connection.sismember(PARKED_KEY, call["id"]):
                 self.connection.srem(PARKED_KEY, call["id"])
@@ -190,7 +200,8 @@ class RQSender:
             (call, message)
         )
         for serializer, those in calls.items():
-            for call, message in self._put_together(those, self._serializer or serializer):
+            together = partial(self._put_together, those, self._serializer or serializer)
+            for call, message in outside(together):
                 with _withdrawn_ones_logged():
                     self(call, message)
 
@@ -201,7 +212,7 @@ class RQSender:
         ids = [call["id"] for call, _ in calls]
         with self.connection.pipeline() as pipeline:
             pipeline.watch(*map(Job.key_for, ids))  # type: ignore[no-untyped-call]
-            records = Job.fetch_many(ids, connection=self.connection, serializer=serializer)
+            records = StoredJob.all_found(ids, self.connection, serializer)
             pipeline.multi()
             for (call, message), record in zip(calls, records, strict=True):
                 job = record or self._restored(call, serializer)
@@ -216,12 +227,13 @@ class RQSender:
         """The job of a stored call, whose record may be in Redis. Raises StoredCallError."""
         return self._restored(call, self._serializer or call.get("serializer"))
 
-    def _restored(self, call: dict[str, Any], serializer: Any) -> Job:
+    def _restored(self, call: dict[str, Any], serializer: Any) -> StoredJob:
         try:
-            job = Job(call["id"], connection=self.connection, serializer=serializer)
+            job = StoredJob(call["id"], connection=self.connection, serializer=serializer)
             job.restore({name: base64.b64decode(text) for name, text in call["fields"].items()})
         except (ValueError, TypeError, KeyError, AttributeError, ImportError) as error:
             raise errors.StoredCallError(f"its stored job cannot be read: {error!r}") from error
+        job.is_lost = True
         return job
 
     def is_away(self, error: Exception) -> bool:
@@ -252,9 +264,9 @@ def _is_early(call: dict[str, Any]) -> bool:
     return float(call.get(NOT_BEFORE, 0.0)) > time.time()
 
 
-def _is_plain(job: Job) -> bool:
+def _is_plain(job: StoredJob) -> bool:
     """Whether the job is enqueued without reading Redis: not ended, and waiting for no other."""
     ended = {JobStatus.CANCELED, JobStatus.STOPPED, JobStatus.FAILED}
     depends = job._dependency_ids  # noqa: SLF001  # `dependency_ids` asks Redis for each job
-    waits = getattr(job, "has_rate_limit", False) or LINE_META in job.meta
+    waits = getattr(job, "has_rate_limit", False) or job.marks.line
     return not (job.get_status(refresh=False) in ended or depends or waits)

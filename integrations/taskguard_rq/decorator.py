@@ -38,11 +38,11 @@ from taskguard.errors import LedgerUnavailableError
 from taskguard_rq.calls import call_of
 from taskguard_rq.coroutines import in_thread, loop_runs_here, mark
 from taskguard_rq.expiry import expires_at_s, may_have_expired
+from taskguard_rq.marks import CALLED, Marks, marks_of
 from taskguard_rq.parking import (
     ParkedJob,
     RQParking,
     expired,
-    is_called,
     never_runs,
     rank_of,
     refuse_rate_limit,
@@ -50,12 +50,12 @@ from taskguard_rq.parking import (
     refuse_used_again,
     take_out,
 )
-from taskguard_rq.queue import DEFERRALS, RQQueue
+from taskguard_rq.queue import RQQueue
 from taskguard_rq.redelivery import is_of_rq_scheduler, is_redelivered, sent_at
 from taskguard_rq.relay import note_parking
 from taskguard_rq.retries import GuardedJobFunction, RetryReturnedError
 from taskguard_rq.runtime import runtime
-from taskguard_rq.ticks import TICK_META, name_ticks
+from taskguard_rq.ticks import name_ticks
 
 if TYPE_CHECKING:
     from taskguard import Decorator
@@ -133,8 +133,9 @@ def guarded_job(
                     if job is None or not _is_of(job, wrapper):
                         return runtime().run(compiled, args, kwargs)
                     refuse_used_again(job, compiled, named=message_id is not None)
-                    message = message_of(job, message_id=message_id)
-                    return _deliver(job, compiled, message, args, kwargs)
+                    marks = marks_of(job)
+                    message = message_of(job, message_id=message_id, marks=marks)
+                    return _deliver(job, compiled, message, marks.line, args, kwargs)
                 except RetryReturnedError as asked:
                     return asked.retry
 
@@ -196,12 +197,15 @@ def _is_called_by_rq(job: Job | None, wrapper: Callable[..., Any]) -> bool:
     return job is not None and _plain(job.func) is wrapper and not loop_runs_here()
 
 
-def message_of(job: Job, *, message_id: Callable[[Job], str] | None = None) -> MessageRef:
+def message_of(
+    job: Job, *, message_id: Callable[[Job], str] | None = None, marks: Marks | None = None
+) -> MessageRef:
     """The identity of a job's message: `Repeat` uses the job again, a requeue does not."""
+    marks = marks or Marks()
     return MessageRef(
         id=_default_id(job) if message_id is None else message_id(job),
-        deferrals=int(job.meta.get(DEFERRALS, 0)),
-        tick=str(job.meta.get(TICK_META, "")),
+        deferrals=marks.deferrals,
+        tick=marks.tick,
     )
 
 
@@ -232,16 +236,17 @@ def _deliver(
     job: Job,
     compiled: GuardedFunction,
     message: MessageRef,
+    line: str,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
     queue, parking = RQQueue(job), None
-    called, here = is_called(job), runtime()
+    called, here = line == CALLED, runtime()
     if compiled.policy.parks:
         refuse_rate_limit(job, compiled)
         if compiled.policy.order == "strict":
             refuse_unkept(job, compiled.name)
-        parking = RQParking(job)
+        parking = RQParking(job, message)
     delivery_of = functools.partial(
         compiled.delivery,
         args,
@@ -260,17 +265,17 @@ def _deliver(
             return queue.deferred()
         if canceled is not None:
             return canceled
-    take_out(job)
+    take_out(job, line)
     # What keeps its place is sent again whoever dies.
     stored = compiled.policy.recoverable or compiled.policy.order == "strict"
     delivery = delivery_of(
         published_at_s=sent_at(job).timestamp(),
-        redelivered=not called and is_redelivered(job),
+        redelivered=not called and is_redelivered(job, deferrals=message.deferrals),
         queue=queue,
         rank=rank_of(job) if compiled.policy.order == "priority" else 0,
         expires_at_s=None if parking is None else expires_at_s(job),
         orders=(BaseTimeoutException,),
-        call=call_of(job) if stored else None,
+        call=call_of(job, message) if stored else None,
     )
     outcome = here.runner.deliver(delivery, lambda guard: compiled.call(args, kwargs, guard))
     if isinstance(outcome, Dropped):

@@ -196,7 +196,7 @@ class _Replacing:
         return self._delivery
 
     def __call__(self, call: dict[str, Any], message: MessageRef) -> None:
-        self._sender(call, message)
+        self._sender.send_first(call, message)
         if self._older is not None:
             self._sender.send_waiting(json.loads(self._older))
 

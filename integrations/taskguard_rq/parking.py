@@ -36,16 +36,15 @@ from rq.registry import DeferredJobRegistry
 import taskguard
 from taskguard import Claim, Delivery, Dropped, GuardedFunction, MessageRef, errors
 from taskguard_rq.calls import (
-    CALLED,
     EXPIRED,
     LINE_META,
     NAME,
     PARKED_KEY,
-    WAITS,
     RQSender,
     call_of,
 )
 from taskguard_rq.expiry import sent_before
+from taskguard_rq.marks import LINE, WAITS, set_mark
 from taskguard_rq.redelivery import is_of_rq_scheduler, is_used_again
 from taskguard_rq.runtime import runtime
 
@@ -57,7 +56,6 @@ __all__ = [
     "cancel",
     "defer_in_registry",
     "expired",
-    "is_called",
     "never_runs",
     "rank_of",
     "refuse_rate_limit",
@@ -78,30 +76,31 @@ _UNRUN_ERRORS = {"outdated": errors.SupersededError, "revoked": errors.WorkRevok
 # RQ has put the job into its queue, or into its schedule, once more.
 _COMES_AGAIN = (JobStatus.QUEUED, JobStatus.SCHEDULED)
 
-# Of a job whose execution by this worker ends. Its record is the first key; the worker comes first,
-# then its meta.
+# Of a job whose execution by this worker ends. Its record is the first key, the worker comes first.
 _UNLESS_ANOTHERS = """
 if redis.call('hget', KEYS[1], 'status') ~= 'started'
     or redis.call('hget', KEYS[1], 'worker_name') ~= ARGV[1] then
   return 0
 end
 """
-# It is DEFERRED, in the registry, and noted as parked, in the set; then come the time and its id.
+# It is DEFERRED, in the registry, and noted as parked, in the set; then come the time, its id, and
+# a mark with its value.
 _DEFER = (
     _UNLESS_ANOTHERS
     + """
-redis.call('hset', KEYS[1], 'status', 'deferred', 'meta', ARGV[2])
-redis.call('zadd', KEYS[2], ARGV[3], ARGV[4])
-redis.call('sadd', KEYS[3], ARGV[4])
+redis.call('hset', KEYS[1], 'status', 'deferred', ARGV[4], ARGV[5])
+redis.call('zadd', KEYS[2], ARGV[2], ARGV[3])
+redis.call('sadd', KEYS[3], ARGV[3])
 return 1
 """
 )
 # It is CANCELED, noted as parked no more, and forgotten later. Keys are that set, after all that RQ
-# keeps of it; then comes for how many seconds, -1 for ever, and its id.
+# keeps of it; then come its meta, for how many seconds, -1 for ever, its id, and the mark.
 _CANCEL = (
     _UNLESS_ANOTHERS
     + """
 redis.call('hset', KEYS[1], 'status', 'canceled', 'meta', ARGV[2])
+redis.call('hdel', KEYS[1], ARGV[5])
 redis.call('srem', KEYS[4], ARGV[4])
 for each = 1, 3 do
   if tonumber(ARGV[3]) >= 0 then redis.call('expire', KEYS[each], ARGV[3]) end
@@ -140,14 +139,15 @@ class RQParking:
 
     queue = NAME
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, message: MessageRef) -> None:
         self._job = job
+        self._message = message
 
     def call(self) -> dict[str, Any] | None:
         """The job in hand as a stored call; None where it is to be put off."""
         if not getattr(self._job, _ALLOWED, False):
             return None
-        return call_of(self._job)
+        return call_of(self._job, self._message)
 
     def send(self, call: Mapping[str, Any], message: MessageRef) -> None:
         """Put a stored job into its queue; raises unless Redis took it."""
@@ -201,7 +201,7 @@ def expired(job: Job, delivery: Delivery) -> CanceledJob | None:
     runtime().runner.line.left(delivery)
     said = f"{job.func_name}: job {job.id} waited for {delivery.key} until its ttl was over"
     if not getattr(job, _ALLOWED, False):
-        take_out(job)
+        take_out(job, WAITS)
         job.retries_left = 0  # or RQ would take what is raised for a failed attempt
         raise errors.MessageTooOldError(f"{said}. It never runs.", key=delivery.key)
     logger.warning("%s; it is CANCELED, and never runs", said)
@@ -232,7 +232,7 @@ def cancel(job: Job, why: str, worker_name: str, pipeline: Pipeline, *, ttl_s: i
     """
     meta = job.serializer.dumps({**job.meta, LINE_META: why})
     keys = (job.key, job.dependents_key, job.dependencies_key, PARKED_KEY)
-    pipeline.eval(_CANCEL, len(keys), *keys, worker_name, meta, ttl_s, job.id)
+    pipeline.eval(_CANCEL, len(keys), *keys, worker_name, meta, ttl_s, job.id, LINE)
 
 
 def refuse_used_again(job: Job, function: GuardedFunction, *, named: bool) -> None:
@@ -293,31 +293,28 @@ def tell_line(job: Job, *, in_s: float) -> None:
     if claim is None:
         return
     try:
-        here, retries = runtime(), claim.request.message.retries
+        here, message = runtime(), claim.request.message
+        retries = message.retries
         if job.get_status(refresh=False) in _COMES_AGAIN:
             here.runner.line.retried(
-                claim, retries=retries, call=call_of(job), app=here.namespace, in_s=in_s
+                claim, retries=retries, call=call_of(job, message), app=here.namespace, in_s=in_s
             )
         else:
-            parking = RQParking(job)
+            parking = RQParking(job, message)
             here.runner.line.gave_up(claim, parking, retries=retries, app=here.namespace)
     except Exception:
         logger.exception("%s: what RQ has made of its job %s is not noted", claim.work, job.id)
 
 
-def is_called(job: Job) -> bool:
-    """Whether the job was called from the line of its key."""
-    return bool(job.meta.get(LINE_META) == CALLED)
-
-
-def take_out(job: Job) -> None:
-    """Let it be one of its own queue again, if it stood in line."""
-    if LINE_META not in job.meta:
+def take_out(job: Job, line: str) -> None:
+    """Let it be one of its own queue again, if it stood in line (`line`), or never was to run."""
+    if not line and LINE_META not in job.meta:
         return
-    del job.meta[LINE_META]
     with job.connection.pipeline() as pipeline:
         pipeline.srem(PARKED_KEY, job.id)
-        pipeline.hset(job.key, "meta", job.serializer.dumps(job.meta))
+        set_mark(job, LINE, None, pipeline)
+        if job.meta.pop(LINE_META, None):
+            pipeline.hset(job.key, "meta", job.serializer.dumps(job.meta))
         pipeline.execute()
 
 
@@ -327,6 +324,5 @@ def defer_in_registry(job: Job, worker_name: str, pipeline: Pipeline) -> None:
     Its record says so: another execution has begun, or its status is no longer that of this one.
     """
     registry = DeferredJobRegistry(job.origin, connection=job.connection)
-    meta = job.serializer.dumps({**job.meta, LINE_META: WAITS})
     keys = (job.key, registry.key, PARKED_KEY)
-    pipeline.eval(_DEFER, len(keys), *keys, worker_name, meta, time.time(), job.id)
+    pipeline.eval(_DEFER, len(keys), *keys, worker_name, time.time(), job.id, LINE, WAITS)

@@ -24,11 +24,12 @@ from rq import Queue, Retry
 from rq.job import Job
 from rq.scheduler import RQScheduler
 
-__all__ = ["DEFERRALS", "Deferral", "RQQueue"]
+from taskguard_rq.marks import DEFERRALS, set_mark
+
+__all__ = ["Deferral", "RQQueue"]
 
 logger = logging.getLogger("taskguard")
 
-DEFERRALS = "taskguard_deferrals"
 _MAX_DELAY_S = 30.0
 _SHARE_OF_TIMEOUT = 0.5
 _PAUSE_WITHOUT_SCHEDULER_S = 1.0
@@ -68,9 +69,8 @@ class RQQueue:
         return limit_s * _SHARE_OF_TIMEOUT if limit_s > 0 else math.inf  # -1: it has none
 
     def publish_again(self, deferrals: int, delay_s: float) -> None:
-        """Put the job into the schedule; `deferrals` stands in `job.meta`, for the next delay."""
-        self._job.meta[DEFERRALS] = deferrals
-        self._job.save_meta()  # type: ignore[no-untyped-call]  # RQ's
+        """Put the job into the schedule; `deferrals` is a mark, for the next delay."""
+        set_mark(self._job, DEFERRALS, deferrals)
         self.defer(delay_s)
 
     def defer(self, delay_s: float) -> None:

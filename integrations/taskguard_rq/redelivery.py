@@ -13,8 +13,6 @@ from datetime import datetime
 
 from rq.job import Job
 
-from taskguard_rq.queue import DEFERRALS
-
 __all__ = [
     "is_of_rq_scheduler",
     "is_redelivered",
@@ -33,11 +31,11 @@ def note_start(job: Job) -> None:
     setattr(job, _BEGUN, job.started_at is not None)
 
 
-def is_redelivered(job: Job) -> bool:
+def is_redelivered(job: Job, *, deferrals: int) -> bool:
     """Whether this message has been delivered before, as far as that is known."""
     if job.number_of_retries:
         return True
-    return not is_used_again(job) and DEFERRALS not in job.meta and getattr(job, _BEGUN, False)
+    return not is_used_again(job) and not deferrals and getattr(job, _BEGUN, False)
 
 
 def sent_at(job: Job) -> datetime:

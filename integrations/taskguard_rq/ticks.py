@@ -1,7 +1,8 @@
 """What `rq cron` enqueues says which tick it is: the cron job's name, and when it was due.
 
 `rq cron` is left as it is: where a function with `once_per="tick"` was decorated in its process,
-as importing the configuration does, `CronJob.enqueue` puts the tick's name into the job's meta.
+as importing the configuration does, `CronJob.enqueue` writes the tick's name into the job's record
+(`marks.py`), in the transaction that enqueues it.
 
 Guarantees: for a cron string the due time is RQ's own; for an interval it is the last multiple of
 the interval since 1970, and two jobs of one `rq cron` never get the same one.
@@ -14,17 +15,23 @@ from __future__ import annotations
 
 import functools
 import logging
+from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from taskguard import interval_due_at, tick_name
+from rq.job import Job
 
-__all__ = ["TICK_META", "entry_name", "name_ticks"]
+from taskguard import interval_due_at, tick_name
+from taskguard_rq.marks import TICK, set_mark
+
+__all__ = ["entry_name", "name_ticks"]
 
 logger = logging.getLogger("taskguard")
 
-TICK_META = "taskguard_tick"
 _LATEST = "_taskguard_latest_due"
+
+# The tick whose job is being enqueued.
+_tick: ContextVar[str | None] = ContextVar("taskguard_tick", default=None)
 
 
 @functools.cache
@@ -32,21 +39,25 @@ def name_ticks() -> None:
     """From here on cron jobs of this process carry the names of their ticks."""
     from rq.cron import CronJob  # croniter is slow to import, and few jobs have ticks
 
-    enqueue = CronJob.enqueue
+    enqueue, save = CronJob.enqueue, Job.save
 
     @functools.wraps(enqueue)
     def named_enqueue(self: Any, *args: Any, **kwargs: Any) -> Any:
-        options = self.job_options
-        name = _name_of(self)
-        if name is None:
-            return enqueue(self, *args, **kwargs)
-        self.job_options = {**options, "meta": {**(options.get("meta") or {}), TICK_META: name}}
+        token = _tick.set(_name_of(self))
         try:
             return enqueue(self, *args, **kwargs)
         finally:
-            self.job_options = options
+            _tick.reset(token)
 
-    CronJob.enqueue = named_enqueue  # type: ignore[method-assign]
+    @functools.wraps(save)
+    def named_save(self: Job, pipeline: Any = None, *args: Any, **kwargs: Any) -> Any:
+        saved = save(self, pipeline, *args, **kwargs)
+        tick = _tick.get()
+        if tick is not None:
+            set_mark(self, TICK, tick, pipeline)
+        return saved
+
+    CronJob.enqueue, Job.save = named_enqueue, named_save  # type: ignore[method-assign]
 
 
 def entry_name(cron_job: Any) -> str:

@@ -253,7 +253,7 @@ def test_a_producer_killed_after_its_commit_loses_nothing(shop: Any) -> None:
         "from support import shop\n"
         "from taskguard_celery import enqueue\n"
         "from taskguard_celery.calls import CelerySender\n"
-        "CelerySender.__call__ = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "CelerySender.send_first = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         "with orm.Session(shop.engine()) as session:\n"
         "    enqueue(shop.recover, (1,), session=session)\n"
         "    session.commit()\n"

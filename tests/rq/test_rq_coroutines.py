@@ -31,6 +31,7 @@ from support.office import SHORT_LEASES
 from taskguard import Guard
 from taskguard.errors import ConfigurationError
 from taskguard_rq import guarded_job
+from taskguard_rq.marks import marks_of
 
 _RQ = int(rq.VERSION.partition(".")[0])
 
@@ -139,9 +140,7 @@ def test_an_async_decorator_around_the_guard_awaits_the_job(office: Any) -> None
     office.worker()
     with office.holding("invoice:7"):
         job = office.queue.enqueue(wait_decorated, 7, 0.0)
-        office.wait_for(
-            lambda: job.get_meta(refresh=True).get("taskguard_deferrals", 0) >= 1, "put off"
-        )
+        office.wait_for(lambda: marks_of(job).deferrals >= 1, "put off")
     office.wait_for(lambda: finished(job), "finished")
     assert office.effects() == Counter({"7": 1})
     late = office.queue.enqueue(wait_decorated, 8, 600.0, job_timeout=10)
@@ -157,7 +156,7 @@ def test_methods_are_their_jobs_own_deliveries(office: Any) -> None:
     with office.holding("invoice:9"):
         job = office.queue.enqueue(Clerk().charge, 9)
         office.wait_for(
-            lambda: failed(job) or job.get_meta(refresh=True).get("taskguard_deferrals", 0) >= 1,
+            lambda: failed(job) or marks_of(job).deferrals >= 1,
             "put off",
         )
     office.wait_for(lambda: finished(job) or failed(job), "ended")

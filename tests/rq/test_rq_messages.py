@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from rq import Repeat
+from rq.job import Job
 
 from support.invoices import book, book_unless_busy, charge, outlast, report, strange
 from taskguard_rq import enqueue
 from taskguard_rq.decorator import message_of
+from taskguard_rq.marks import marks_of
 
 
 def finished(job: Any) -> bool:
@@ -93,11 +95,10 @@ def test_a_record_written_back_as_it_once_was_loses_nothing(office: Any) -> None
     """RQ's scheduler, and a worker that lost its horse, save a whole job as they once read it."""
     with office.holding("invoice:9"):
         job = office.queue.enqueue(charge, 9)
-        before = job.get_meta(refresh=True)
+        before = Job.fetch(job.id, office.connection)
         office.worker()
-        office.wait_for(lambda: job.get_meta(refresh=True) != before, "put off")
-        job.meta = before
-        job.save_meta()
+        office.wait_for(lambda: marks_of(job).deferrals, "put off")
+        before.save()
     office.wait_for(lambda: finished(job), "done")
     assert office.effects() == Counter({"9": 1})
 

@@ -26,6 +26,7 @@ from support.office import FAIRLY_SHORT_LEASES
 from support.waiting import wait_until
 from taskguard.ledger.tables import WORK
 from taskguard_rq import enqueue
+from taskguard_rq.marks import marks_of
 
 
 def records(office: Any) -> list[Any]:
@@ -90,7 +91,7 @@ def test_jobs_run_in_order_and_nobody_is_held(office: Any) -> None:
     assert records(office) == []
     assert office.queue.deferred_job_registry.get_job_ids() == []
     assert office.connection.scard("taskguard:parked") == 0
-    assert "taskguard_line" not in later[0].get_meta()
+    assert not marks_of(later[0]).line
 
 
 def relays(worker: Any) -> list[psutil.Process]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from support.invoices import ask_again, ask_again_atomically, ask_for, charge_and_ask_again
+from taskguard_rq.marks import marks_of
 
 KINDS = [
     ("taskguard_rq.GuardedWorker", ()),
@@ -85,9 +86,7 @@ def test_deferrals_are_not_counted_as_retries_by_the_stock_worker(office: Any) -
     office.worker("rq.Worker", "--with-scheduler")
     with office.holding("invoice:6"):
         job = office.queue.enqueue(ask_again, 6, 2, most=1)
-        office.wait_for(
-            lambda: job.get_meta(refresh=True).get("taskguard_deferrals", 0) >= 2, "twice"
-        )
+        office.wait_for(lambda: marks_of(job).deferrals >= 2, "twice")
     office.wait_for(lambda: ended(job), "ended")
     assert finished(job)
     assert office.effects() == Counter({"6": 1})

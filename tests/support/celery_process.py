@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from celery import Celery, Task
 from celery.app.trace import build_tracer
+from celery.worker.request import Request
 
 import taskguard_celery
 from taskguard.ledger.sql import SqlLedger
 
-__all__ = ["deliver", "local_app", "next_message"]
+__all__ = ["come", "deliver", "local_app", "messages_of", "next_message"]
 
 
 @contextmanager
@@ -46,3 +47,25 @@ def next_message(app: Celery) -> Any:
         message = queue.get(block=False)
         message.ack()
         return message
+
+
+def messages_of(app: Celery) -> list[Any]:
+    """What was published to the app's queues and not read yet."""
+    found = []
+    with app.connection_for_read() as connection:
+        for declared in app.amqp.queues.values():
+            queue = declared(connection.default_channel)
+            queue.declare()
+            while (message := queue.get(no_ack=True, accept=["json", "pickle"])) is not None:
+                message.app = app
+                found.append(message)
+    return found
+
+
+def come(message: Any) -> Any:
+    """What a worker does with a message that `messages_of()` has read."""
+    task = message.app.tasks[message.headers["task"]]
+    args, kwargs, embed = message.payload
+    request = Request(message, app=message.app, task=task).request_dict
+    tracer = build_tracer(task.name, task, app=message.app)
+    return tracer(request["id"], args, kwargs, {**request, **embed, "is_eager": False})

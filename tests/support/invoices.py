@@ -12,13 +12,15 @@ from collections.abc import Callable
 from typing import Any
 
 import sqlalchemy as sa
-from rq import Retry, get_current_job
+from rq import Queue, Retry, get_current_job
+from rq.job import Job
 
 import taskguard
 from support import deploys
 from taskguard import Guard
 from taskguard.errors import LeaseLostError, TransactionRetryError
 from taskguard_rq import guarded_job
+from taskguard_rq.marks import marks_of
 
 TTL_S = float(os.environ.get("SHOP_TTL_S", "10"))
 
@@ -425,14 +427,60 @@ def tick(guard: Guard) -> None:
     job = get_current_job()
     assert job is not None
     with guard.transaction() as db:
-        effect(db, job.meta.get("taskguard_tick", "by hand"), guard)
+        effect(db, marks_of(job).tick or "by hand", guard)
+
+
+@guarded_job(key="tick", once_per="tick", ttl_s=TTL_S)
+def tick_again(guard: Guard) -> Retry | None:
+    """The same, once more after its first attempt, which clears the job's meta."""
+    job = get_current_job()
+    assert job is not None
+    if guard.attempt == 1:
+        job.meta = {}
+        job.save_meta()  # type: ignore[no-untyped-call]
+        return Retry(max=1)
+    with guard.transaction() as db:
+        effect(db, "ticked", guard)
+    return None
+
+
+def extend_rq() -> None:
+    """As extensions of RQ do: each job that is enqueued says on whose behalf that is."""
+    enqueue = Queue._enqueue_job
+
+    def enqueue_for_request(self: Queue, job: Job, *args: Any, **options: Any) -> Job:
+        if at_work_for:
+            job.meta = {**job.meta, "request": at_work_for[-1]}
+        return enqueue(self, job, *args, **options)
+
+    Queue._enqueue_job = enqueue_for_request  # type: ignore[method-assign]
+
+
+at_work_for: list[str] = []
+if "INVOICES_EXTENSION" in os.environ:
+    extend_rq()
+
+
+@guarded_job(key="queue:<name>", once_per="message", busy="park", ttl_s=TTL_S)
+def for_request(name: str, number: int, *, guard: Guard) -> None:
+    """Notes the request on whose behalf it runs, and clears the job's meta."""
+    job = get_current_job()
+    assert job is not None
+    at_work_for.append(job.meta["request"])
+    job.meta = {}
+    job.save_meta()  # type: ignore[no-untyped-call]
+    step(number, "began")
+    while number == 0 and not _may_go():
+        time.sleep(0.05)
+    with guard.transaction() as db:
+        effect(db, f"{name} {number} {at_work_for[-1]}", guard)
 
 
 def each() -> None:
     """Once for each job, with nothing to guard it."""
     job = get_current_job()
     assert job is not None
-    step(job.meta["taskguard_tick"], "came")
+    step(marks_of(job).tick, "came")
 
 
 @guarded_job(key="invoice:<invoice>", ttl_s=TTL_S)

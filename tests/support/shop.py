@@ -25,6 +25,7 @@ from kombu import Exchange, Queue
 from kombu.exceptions import OperationalError
 
 from support import deploys, shop_shared
+from support.request_ids import request_id
 from taskguard import Guard
 from taskguard.errors import LeaseLostError
 from taskguard.ledger.sql import SqlLedger
@@ -519,6 +520,27 @@ def nest(order: int, guard: Guard) -> int:
         effect(db, order, guard)
         guard.result = order + below
     return order + int(below)
+
+
+class Careless(Task):  # type: ignore[misc]  # Celery has no types
+    """Replaces the headers of all its messages."""
+
+    def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        options["headers"] = {"mine": 1}
+        return super().apply_async(args, kwargs, **options)
+
+
+@task(name="shop.careless", bind=True, base=Careless, max_retries=2)
+@guarded_task(key="queue:<name>", once_per="message", busy="park", order="strict", ttl_s=TTL_S)
+def careless(self: Task, name: str, number: int, seconds: float, *, guard: Guard) -> str:
+    """Is retried once, with other headers; then notes the request it runs for."""
+    if not self.request.retries:
+        step(number, "began")
+        take(seconds)
+        raise self.retry(headers={"mine": 2}, countdown=0)
+    with guard.transaction() as db:
+        effect(db, f"{name} {number} {request_id.get()}", guard)
+    return request_id.get()
 
 
 @task(name="shop.patient")

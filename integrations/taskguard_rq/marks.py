@@ -1,0 +1,144 @@
+"""What taskguard knows about a job: fields of its record that RQ, and user code, leave alone.
+
+`job.meta` is the user's: a body, a callback or a class of jobs may replace it. So each mark is a
+field of its own in the job's hash in Redis. RQ keeps such fields, and deletes them with the record.
+
+Guarantees: marks stay over retries, deferrals and requeues, and while a job waits for its key.
+
+Read next: `calls.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextvars import Context
+from dataclasses import dataclass
+from typing import Any, cast
+
+import rq.job
+from redis import Redis
+from redis.client import Pipeline
+from rq.job import Job
+
+__all__ = [
+    "CALLED",
+    "DEFERRALS",
+    "LINE",
+    "TICK",
+    "WAITS",
+    "Marks",
+    "StoredJob",
+    "marks_of",
+    "outside",
+    "set_mark",
+]
+
+DEFERRALS = "taskguard_deferrals"
+LINE = "taskguard_line"
+TICK = "taskguard_tick"
+WAITS, CALLED = "waits", "called"
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """The marks of one job.
+
+    Attributes:
+        deferrals: how often it was deferred.
+        tick: the tick of a schedule that it was enqueued for; "" if none.
+        line: WAITS or CALLED, of a job in the line of its key; "" of any other.
+    """
+
+    deferrals: int = 0
+    tick: str = ""
+    line: str = ""
+
+    @classmethod
+    def read(cls, fields: Mapping[str, Any]) -> Marks:
+        """The marks among the fields of a record."""
+        return cls(
+            deferrals=int(fields.get(DEFERRALS) or 0),
+            tick=_text(fields.get(TICK)),
+            line=_text(fields.get(LINE)),
+        )
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of a record that is written anew: it waits in no line."""
+        given = {DEFERRALS: self.deferrals, TICK: self.tick}
+        return {name: value for name, value in given.items() if value}
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value or "")
+
+
+def marks_of(job: Job) -> Marks:
+    """The marks of a job by its record."""
+    names = (DEFERRALS, TICK, LINE)
+    found = job.connection.hmget(job.key, names)
+    return Marks.read(dict(zip(names, found, strict=True)))
+
+
+def set_mark(job: Job, name: str, value: Any, pipeline: Pipeline | None = None) -> None:
+    """Write one mark; None takes it away."""
+    to = job.connection if pipeline is None else pipeline
+    if value is None:
+        to.hdel(job.key, name)
+    else:
+        to.hset(job.key, name, value)
+
+
+class StoredJob(Job):
+    """A job as its record has it, to be put into its queue again.
+
+    Guarantees: what is written of it has the record's own `meta`, whatever is added to that in this
+    process, as extensions of RQ do for each job that is enqueued.
+
+    Attributes:
+        marks: its marks.
+        is_lost: whether Redis has no record of it: the marks are written, too.
+        is_first: whether it is enqueued for the first time: then `meta` may be added to.
+    """
+
+    marks = Marks()
+    is_lost = is_first = False
+    _meta: Any = None
+
+    @classmethod
+    def found(cls, job_id: str, connection: Redis, serializer: Any) -> StoredJob:
+        """The job by its record. Raises NoSuchJobError."""
+        return cast("StoredJob", cls.fetch(job_id, connection, serializer=serializer))
+
+    @classmethod
+    def all_found(
+        cls, job_ids: list[str], connection: Redis, serializer: Any
+    ) -> list[StoredJob | None]:
+        """Jobs by their records; None for each that has none."""
+        found = cls.fetch_many(job_ids, connection=connection, serializer=serializer)
+        return cast("list[StoredJob | None]", found)
+
+    def restore(self, raw_data: Any) -> Any:
+        """As RQ's, with the marks."""
+        fields = {_text(name): value for name, value in raw_data.items()}
+        self._meta, self.marks = fields.get("meta"), Marks.read(fields)
+        return super().restore(raw_data)
+
+    def to_dict(self, include_meta: bool = True, include_result: bool = True) -> dict[str, Any]:
+        """As RQ's, with the `meta` that the record has, and the marks of a lost one."""
+        record = super().to_dict(include_meta=include_meta, include_result=include_result)
+        if include_meta and not self.is_first:
+            record.pop("meta", None)
+            record |= {"meta": self._meta} if self._meta else {}
+        return {**record, **self.marks.fields()} if self.is_lost else record
+
+
+def outside(function: Any) -> Any:
+    """Call a function outside the job at work, with no context variable set."""
+    stack = getattr(rq.job, "_job_stack", None)  # RQ 3 has a context variable instead
+    if stack is not None:
+        stack.push(None)
+    try:
+        return Context().run(function)
+    finally:
+        if stack is not None:
+            stack.pop()
