@@ -10,6 +10,7 @@ import pytest
 from celery import Celery, Task
 from celery.app.trace import build_tracer
 from celery.worker.request import Request
+from kombu.transport import memory
 
 import taskguard_celery
 from taskguard.ledger.sql import SqlLedger
@@ -20,6 +21,7 @@ __all__ = ["come", "deliver", "local_app", "messages_of", "next_message"]
 @contextmanager
 def local_app(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
     """An app whose broker is this process's memory, and whose ledger decides alone."""
+    memory.Channel.queues.clear()  # In a process all such brokers are one.
     # Its own tasks only, whatever was imported before.
     monkeypatch.setattr("celery._state._on_app_finalizers", set())
     ledger = SqlLedger(url)
