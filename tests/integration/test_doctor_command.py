@@ -71,7 +71,7 @@ def test_an_error(doctor: Doctor, sqlite_url: str) -> None:
     status, said = doctor("--ledger", sqlite_url)
     assert status == 1
     assert "  error: tables_missing\n    what   The ledger's tables do not exist in sqlite" in said
-    assert "\n    mend   `taskguard ledger create`, or --sql into a migration.\n" in said
+    assert "\n    mend   Run `taskguard ledger create`.\n" in said
     assert said.endswith("\n1 error, 0 warnings, 0 notes.\n")
     assert "\x1b" not in said
     told = [line for line in said.splitlines() if line.startswith("    ")]
