@@ -9,6 +9,7 @@ myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 autodoc_typehints = "description"
 autodoc_member_order = "bysource"
+smartquotes = False  # they would be in code: busy=”retry” is no Python
 exclude_patterns = ["_build"]
 nitpicky = False
 

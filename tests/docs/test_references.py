@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
+import runpy
 import sys
 from collections.abc import Iterator
 from dataclasses import fields
@@ -189,3 +190,10 @@ def test_the_readme_is_short_and_defines_its_words() -> None:
     assert len(text.encode()) <= 8 * 1024
     for word in ("key", "Work", "lease", "fence"):
         assert f"**{word}**" in text
+
+
+def test_quotes_in_code_stay_as_they_are() -> None:
+    """Sphinx would print `busy="retry"` with curly quotes, which is no Python."""
+    conf = runpy.run_path(str(ROOT / "docs" / "conf.py"))
+    assert conf["smartquotes"] is False
+    assert "smartquotes" not in conf["myst_enable_extensions"]
