@@ -69,6 +69,8 @@ def test_a_sweep_puts_each_overdue_work_into_its_queue_once() -> None:
     assert output.count("at most, 500 items at a time") == 2
 
 
-def test_importing_taskguard_loads_no_queue_and_no_driver(output: str) -> None:
-    """They are loaded where they are first needed."""
-    assert "it loads: none" in output
+def test_a_lock_without_a_ledger_loads_redis_py_alone(output: str) -> None:
+    """The time to it is measured beside redis-py's own lock; that to a guarded call, too."""
+    assert "it loads ['redis']" in output
+    for what in ("a lock, with locks only", "a guarded call"):
+        assert re.search(rf"taskguard: {what} +│ +\d+ │ +\d\.\d\d ", output)

@@ -27,7 +27,7 @@ from taskguard.errors import (
 )
 from taskguard.findings import Finding
 from taskguard.lease import Owner
-from taskguard.ledger import endings, health, operator, outbox
+from taskguard.ledger import endings, operator, outbox
 from taskguard.ledger.connections.database import Database, LockTimeoutError
 from taskguard.ledger.decisions import CLAIMABLE
 from taskguard.ledger.own_rows import changes as rows
@@ -522,6 +522,8 @@ class SqlLedger:
         Raises:
             LedgerUnavailableError: it gives no answer at all.
         """
+        from taskguard.ledger import health  # not for deliveries
+
         bounded = self._database.dialect.bounds_idleness(self._database.engine)
         bodies = health.Bodies(
             longest_s=longest_body_s,

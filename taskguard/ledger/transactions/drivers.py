@@ -9,7 +9,6 @@ Does not undo what a body committed itself: the error at the end of the block sa
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable
 from typing import Any
 
@@ -77,12 +76,17 @@ class DriverConnection(ExternalConnection):
             if not self.in_transaction:
                 raise self._ended()
             self._say("release savepoint taskguard")
-        except sqlite3.OperationalError as error:
-            raise self._ended() from error
         except Exception as error:
-            if getattr(error, "sqlstate", None) != "3B001":  # no such savepoint
+            if not self._has_no_savepoint(error):
                 raise
             raise self._ended() from error
+
+    def _has_no_savepoint(self, error: Exception) -> bool:
+        if self.kind == "sqlite":
+            import sqlite3  # not every Python has it
+
+            return isinstance(error, sqlite3.OperationalError)
+        return getattr(error, "sqlstate", None) == "3B001"
 
     @staticmethod
     def _ended() -> TransactionUsageError:
