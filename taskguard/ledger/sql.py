@@ -501,6 +501,8 @@ class SqlLedger:
 
         It is also raised if the ledger's user lacks a privilege that workers need on them.
         """
+        from taskguard.ledger import health  # not for deliveries
+
         expect_version(health.version_of_tables(self._database))
         check_privileges(self._database)
         self._check_rows(cast("Iterable[GuardedRow]", rows))
