@@ -125,10 +125,13 @@ def running(guard: Guard) -> Iterator[None]:
             here.forget_ended()
 
 
-def holder_around(keys: Iterable[str]) -> Guard | None:
-    """The guard of a body or lock around this call that holds one of the keys, or a slot of it."""
+def holders_around(keys: Iterable[str]) -> list[Guard]:
+    """The guards of bodies and locks around this call that hold one of the keys, or a slot of it.
+
+    The innermost one comes first.
+    """
     wanted = set(keys)
-    return next((guard for guard in _around() if wanted.intersection(guard.held)), None)
+    return [guard for guard in _around() if wanted.intersection(guard.held)]
 
 
 def held_keys() -> set[str]:

@@ -68,7 +68,7 @@ from taskguard.events import (
     StillDead,
 )
 from taskguard.events import Deferred as DeferredEvent
-from taskguard.guard import JSON, Guard, encode, holder_around, running
+from taskguard.guard import JSON, Guard, encode, holders_around, running
 from taskguard.lease import Lease, Owner
 from taskguard.ledger.protocol import (
     Answer,
@@ -894,6 +894,8 @@ def _wait_s(delivery: Delivery) -> float:
     policy, queue = delivery.policy, delivery.queue
     # Whoever was called comes where the key is free, but for those who only look.
     wait_s = CALLED_WAIT_S if delivery.called else policy.wait_s if policy.busy == "wait" else 0.0
+    if wait_s and holders_around(delivery.keys):
+        return 0.0  # a body that holds a slot of its key does not wait for another one
     return min(wait_s, queue.longest_wait_s) if wait_s and queue is not None else wait_s
 
 
@@ -964,16 +966,27 @@ def _end_child(delivery: Delivery, error: BaseException | None) -> NoReturn:
     os._exit(status & 0xFF)
 
 
+def _has_room_beside(holders: list[Guard], delivery: Delivery) -> bool:
+    """Whether `limit=` leaves a slot of the key beside those that the bodies around it hold."""
+    bounds = delivery.bounds
+    hold_slots = not any(set(delivery.keys).intersection(guard.keys) for guard in holders)
+    return bounds is not None and hold_slots and len(holders) < bounds.limit
+
+
 def _refuse_reentry(delivery: Delivery) -> None:
-    outer = holder_around(delivery.keys)
-    if outer is None:
+    holders = holders_around(delivery.keys)
+    if not holders or _has_room_beside(holders, delivery):
         return
+    outer = holders[0]
     key = ", ".join(sorted(outer.held.intersection(delivery.keys)))
     holder = "the lock around it" if outer.is_lock else "the guarded body around it"
     if delivery.is_lock:
         mend = "A lock cannot be taken twice, not even to read: use the lease that is held"
     else:
-        mend = "Call the function's own body, or send it as a message"
+        mend = (
+            "Call the function's own body, or send it to a worker: with is_async=False or "
+            "task_always_eager a message runs inside the body that sends it"
+        )
     raise KeyAlreadyHeldError(
         f"{delivery.task or 'lock()'} asks for {key}, which {holder} holds: it would wait for "
         f"itself. {mend}.",

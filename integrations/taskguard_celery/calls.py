@@ -28,6 +28,7 @@ from kombu.exceptions import OperationalError
 from kombu.serialization import dumps, loads, prepare_accept_content
 
 from taskguard import NOT_BEFORE, MessageRef, Standing, errors
+from taskguard_celery.eager import failed_eagerly
 from taskguard_celery.forwarding import came, forward, outside, signature_in_hand
 from taskguard_celery.hand_off import to_hand_off
 from taskguard_celery.marks import HEADER, Marks, marks_of, name_of, publishing
@@ -208,9 +209,12 @@ class CelerySender:
             signature.options["expires"] = None
         try:
             with publishing(marks):
-                signature.apply_async(retries=message.retries, headers=headers, **options)
+                result = signature.apply_async(retries=message.retries, headers=headers, **options)
         except TypeError as error:
             raise _misfit(signature, error) from error
+        failed = failed_eagerly(result)
+        if failed is not None:
+            raise failed
 
     def _check_arguments(self, signature: Signature) -> None:
         """As `Task.apply_async()` does: the task may be of a newer deploy than the call."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from celery import Task, current_app
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
@@ -36,6 +36,7 @@ from taskguard import (
     errors,
 )
 from taskguard_celery.calls import call_in_hand
+from taskguard_celery.eager import run_later, with_later_calls
 from taskguard_celery.errbacks import call_errback, failed_request
 from taskguard_celery.hand_off import take_called
 from taskguard_celery.maps import call_item, map_at_work
@@ -132,8 +133,12 @@ def guarded_task(
             request = task.request
             # A body that calls its own task makes a plain call.
             if request.called_directly or in_hand(request) is not None:
-                return _call(task, compiled, args, kwargs)
+                return with_later_calls(task, request, lambda: _call(task, compiled, args, kwargs))
             take_in_hand(request)
+            if request.is_eager:
+                return with_later_calls(
+                    task, request, lambda: _deliver(task, request, compiled, args, kwargs)
+                )
             return _deliver(task, request, compiled, args, kwargs)
 
         # Celery checks arguments against this before it publishes.
@@ -261,6 +266,10 @@ def _deliver_once(
     body = _Body(runtime, task, compiled, args, kwargs, delivery)
     try:
         outcome = runtime.runner.deliver(delivery, body)
+    except errors.KeyAlreadyHeldError as error:
+        if request.is_eager and not body.began:
+            _run_later(task, request, error)
+        raise
     except errors.WorkStillDeadError:
         _expect(task, errors.WorkStillDeadError)
         raise
@@ -281,10 +290,24 @@ def _deliver_once(
     raise Ignore(str(outcome))
 
 
+def _run_later(task: Task, request: Any, error: errors.KeyAlreadyHeldError) -> NoReturn:
+    """Let an eager message for the key of the body around it run after that; refuse other calls."""
+    if run_later(task, request):
+        raise Ignore(f"{task.name} runs after the body that holds {error.key} (eager mode)")
+    raise errors.KeyAlreadyHeldError(
+        f"{task.name} was called eagerly where this thread holds {error.key}, so that it would "
+        "wait for itself. Nothing was run. In a guarded body, send it by delay(), apply_async() or "
+        "enqueue(): with task_always_eager it runs after that body. Leave a lock before you send "
+        "it. Test chains, groups and chords of a body's own key with a worker.",
+        key=error.key,
+    ) from None
+
+
 class _Body:
     """A task's function as the body of one delivery.
 
     Attributes:
+        began: whether the function was called.
         ignored: the Ignore by which the body ended, to be raised to Celery; None: it did not.
     """
 
@@ -303,10 +326,12 @@ class _Body:
         self._args = args
         self._kwargs = kwargs
         self._delivery = delivery
+        self.began = False
         self.ignored: Ignore | None = None
 
     def __call__(self, guard: Guard) -> Any:
         """Run the body; called once more after a deadlock."""
+        self.began = True
         self.ignored = None
         try:
             return self._compiled.call(self._args, self._kwargs, guard)

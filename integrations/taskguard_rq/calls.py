@@ -47,6 +47,11 @@ logger = logging.getLogger("taskguard")
 
 NAME = "rq"
 
+
+class JobFailedError(Exception):
+    """A job of a queue with `is_async=False` ran where it was sent, and failed."""
+
+
 LINE_META = "taskguard_line"
 """In `job.meta`, for people: why the job never runs."""
 EXPIRED = "expired"
@@ -100,16 +105,19 @@ class RQSender:
     Args:
         connection: the Redis of the queues.
         serializer: the queues' serializer; by default the one by which the job was written.
+        is_async: False: a job runs where it is sent, as in a queue with `is_async=False`.
     """
 
-    def __init__(self, connection: Redis, *, serializer: Any = None) -> None:
+    def __init__(self, connection: Redis, *, serializer: Any = None, is_async: bool = True) -> None:
         self.connection = connection
         self._serializer = serializer
+        self._is_async = is_async
 
     def __call__(self, call: dict[str, Any], message: MessageRef) -> None:
         """Put a job into its queue; raises unless Redis took it.
 
-        Raises CallWithdrawnError for one that was cancelled or stopped, or deleted in its line.
+        Raises CallWithdrawnError for one that was cancelled or stopped, or deleted in its line, and
+        JobFailedError for one that ran here, and failed.
         """
         outside(lambda: self._send(call, message))
 
@@ -129,7 +137,14 @@ class RQSender:
         if _is_early(call):
             queue.schedule_job(job, datetime.fromtimestamp(call[NOT_BEFORE], UTC))
             return
-        queue.enqueue_job(job)
+        if self._is_async:
+            queue.enqueue_job(job)
+            return
+        here = Queue(
+            job.origin, connection=self.connection, serializer=job.serializer, is_async=False
+        )
+        if here.enqueue_job(job).get_status() is JobStatus.FAILED:
+            raise JobFailedError(f"its job {job.id} ran here, and failed: see its latest result")
 
     def hand_off(self, call: dict[str, Any], message: MessageRef) -> None:
         """Put a job whose turn has come before all others of its queue; raises as a call does.

@@ -161,7 +161,7 @@ def enqueue(
     delivery = compiled.delivery(
         tuple(args), kwargs or {}, namespace=here.namespace, message=message, call=call
     )
-    sender = RQSender(queue.connection, serializer=queue.serializer)
+    sender = RQSender(queue.connection, serializer=queue.serializer, is_async=queue.is_async)
     replacing = _Replacing(sender, delivery)
     again_after_s = _DELAYED_AGAIN_AFTER_S if delay_s else None
     placed = enqueue_in(

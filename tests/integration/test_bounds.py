@@ -165,13 +165,25 @@ class TestLimit:
         assert [type(each) for each in outcomes] == [Completed]
 
     def test_in_a_body_of_the_same_key(self, rig: Rig) -> None:
-        """It would wait for a slot while it has one."""
+        """It gets another slot, and does not wait for one; without any left it is refused."""
+        found: list[Any] = []
 
         def body(guard: Guard) -> None:
+            found.append(rig.deliver(limit=2))
+            with rig.at_work(1, limit=2):
+                found.append(rig.deliver(limit=2, busy="wait", wait_s=60.0))
+
+        rig.deliver(limit=2, body=body)
+        assert [type(each) for each in found] == [Completed, Deferred]
+
+        def refused(guard: Guard) -> None:
             rig.deliver(limit=2)
 
+        def inner(guard: Guard) -> None:
+            rig.deliver(limit=2, body=refused)
+
         with pytest.raises(KeyAlreadyHeldError, match=KEY):
-            rig.deliver(limit=2, body=body)
+            rig.deliver(limit=2, body=inner)
 
     def test_a_fence_elsewhere(self, rig: Rig) -> None:
         """Is refused: no row can tell who of two that are at work at once is the older."""

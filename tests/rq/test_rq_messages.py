@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from rq import Repeat
+from rq import Queue, Repeat
 from rq.job import Job
 
-from support.invoices import book, book_unless_busy, charge, outlast, report, strange
+from support.invoices import book, book_again, book_unless_busy, charge, outlast, report, strange
+from taskguard.states import State
 from taskguard_rq import enqueue
 from taskguard_rq.decorator import message_of
 from taskguard_rq.marks import marks_of
@@ -31,6 +32,20 @@ def test_each_repeat_is_a_message_of_its_own(office: Any) -> None:
     office.worker()
     office.wait_for(lambda: office.effects()["1"] >= 3, "three effects")
     assert office.effects() == Counter({"1": 3})
+
+
+def test_a_queue_without_workers_runs_jobs_where_they_are_sent(office: Any, producer: None) -> None:
+    """Also those of `enqueue()`. A job for the key of the body that sends it fails with the reason,
+    and is not noted as sent, so that a sweep sends it."""
+    queue = Queue("invoices", connection=office.connection, is_async=False)
+    job = enqueue(queue, book_again, (5, 1)).job
+    assert finished(job)
+    refused = Job.fetch(job.return_value(), connection=office.connection)
+    assert failed(refused)
+    assert "with is_async=False" in str(refused.latest_result().exc_string)
+    assert office.effects() == Counter({"5 1": 1})
+    [overdue] = office.ledger.list_work(State.NEW, limit=9)
+    assert (overdue.message.partition("@")[0], '"sent"' in overdue.call) == (refused.id, False)
 
 
 def test_a_job_that_never_runs_is_canceled(office: Any, producer: None) -> None:

@@ -19,7 +19,7 @@ import taskguard
 from support import deploys
 from taskguard import Guard
 from taskguard.errors import LeaseLostError, TransactionRetryError
-from taskguard_rq import guarded_job
+from taskguard_rq import enqueue, guarded_job
 from taskguard_rq.marks import marks_of
 
 TTL_S = float(os.environ.get("SHOP_TTL_S", "10"))
@@ -189,6 +189,15 @@ def book(account: int, guard: Guard) -> None:
     """Once for each message."""
     with guard.transaction() as db:
         effect(db, account, guard)
+
+
+@guarded_job(key="account:<account>", once_per="message", ttl_s=TTL_S)
+def book_again(account: int, times: int, *, guard: Guard) -> str:
+    """Enqueues its next message, which runs where it is sent. Returns that job's id."""
+    queue = Queue("invoices", connection=get_current_job().connection, is_async=False)
+    with guard.transaction() as db:
+        effect(db, f"{account} {times}", guard)
+    return str(enqueue(queue, book_again, (account, times - 1)).job.id) if times else ""
 
 
 @guarded_job(key="account:<account>", once_per="message", busy="skip", ttl_s=TTL_S)
