@@ -25,6 +25,7 @@ ALL = (
     "contention",
     "scale",
     "sweep",
+    "idle",
 )
 PACKAGES = (
     "celery", "kombu", "rq", "redis", "psycopg", "pymysql", "sqlalchemy",

@@ -242,7 +242,7 @@ class Admission:
 
     def _read(self, delivery: Delivery, refused: Busy, request: ClaimRequest) -> Answer | Busy:
         holder = refused.owner
-        if self.ledger is None or delivery.work is None:
+        if self.ledger is None or delivery.work is None or delivery.is_lock:
             name = delivery.message.id
             same = bool(name) and holder is not None and holder.message == name
             return replace(refused, same_work=same, started=same)

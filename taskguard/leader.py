@@ -183,11 +183,31 @@ class _Term(Generic[_Value]):
 class Leader:
     """A candidate for one leader's place. Made by `TaskGuard.leader()`."""
 
-    def __init__(self, runtime: TaskGuard, name: str, *, ttl_s: float, on_lost: str) -> None:
-        options = {"ttl_s": ttl_s, "on_lost": on_lost, "wait_s": _CAMPAIGN_S}
+    def __init__(
+        self,
+        runtime: TaskGuard,
+        name: str,
+        *,
+        ttl_s: float,
+        on_lost: str,
+        follow: Callable[[threading.Event], None] | None = None,
+    ) -> None:
+        """As `TaskGuard.leader()`. `follow` waits in place of a campaign, until it is to ask again.
+
+        It is given an event that is set when this candidate steps down.
+        """
+        options: dict[str, Any] = {"ttl_s": ttl_s, "on_lost": on_lost}
+        if follow is None:
+            options["wait_s"] = _CAMPAIGN_S
+        self._follow = follow
         self._runtime = runtime
         self._name = name
-        self._policy = make_policy(options, task="leader()", busy="wait", max_crashes=MOST_ROWS)
+        self._policy = make_policy(
+            options,
+            task="leader()",
+            busy="wait" if follow is None else "raise",
+            max_crashes=MOST_ROWS,
+        )
         self._stepping_down = threading.Event()
         self._leadership: Leadership | None = None
         self._said_away = False
@@ -246,7 +266,9 @@ class Leader:
                 self._lead(term, *given[0], work)
         except KeyBusyError:
             self._said_away = False
-            # It is said at once where somebody's hand set the record to DONE.
+            if self._follow is not None:
+                self._follow(self._stepping_down)
+            # It is said at once where an operator set the record to DONE.
             self._stepping_down.wait(max(0.0, next_s - time.monotonic()))
         except LeaseLostError:
             term.stopped = True  # the event `lost` has said why

@@ -30,7 +30,8 @@ from taskguard.errors import (
     StoredCallError,
     TaskguardError,
 )
-from taskguard.leader import Leadership
+from taskguard.guarded import prefix_of
+from taskguard.leader import Leader, Leadership
 from taskguard.outbox import Send, outbox_of
 from taskguard.parking import AHEAD_S, EXPECTED_S, call_next, send_stored
 from taskguard.sweep import REFUSED_AGAIN_S, Sweeper, Swept, away_of
@@ -43,7 +44,8 @@ __all__ = ["Relay"]
 logger = logging.getLogger("taskguard")
 
 _NAME = "taskguard-relay"
-_TTL_S = 5.0
+# Its renewals and one look a second are less than two transactions a second.
+_TTL_S = 8.0
 _EVERY_S = 1.0
 _MOST_EXPIRED = 500
 _MOST_PAGES = 10
@@ -79,7 +81,21 @@ class Relay:
         self._every_s = every_s
         # A relay that sends to RQ keeps none from sending to Celery.
         name = f"{_NAME}:{'+'.join(sorted(senders))}"
-        self._leader = runtime.leader(name, ttl_s=_TTL_S, on_lost="fence")
+        from taskguard.following import Following  # with locks only there is no SQLAlchemy
+
+        self._following = Following(
+            runtime.runner.locks,
+            runtime.ledger,
+            prefix_of(runtime.namespace) + name,
+            lease_s=_TTL_S,
+        )
+        self._leader = Leader(
+            runtime,
+            name,
+            ttl_s=_TTL_S,
+            on_lost="fence",
+            follow=self._following.wait,
+        )
         self._stopped = threading.Event()
         self._recalls = _Recalls(name, runtime, senders)
 
@@ -91,6 +107,7 @@ class Relay:
             except Exception:
                 logger.exception("the relay of parked messages failed, and goes on")
                 self._stopped.wait(self._every_s)
+        self._following.close()
 
     def is_needed(self) -> bool:
         """Return True if messages wait for a key, or if the ledger gives no answer."""
@@ -112,6 +129,7 @@ class Relay:
             except TaskguardError as error:
                 logger.debug("the relay's look got no answer: %s", error)
             self._stopped.wait(self._every_s)
+        self._following.leave()
 
     def look(self) -> int:
         """Look over the lines once, and return how many messages were called.
@@ -134,7 +152,13 @@ class Relay:
     def _look_at_page(self, queues: list[str]) -> int:
         ledger, called = outbox_of(self._runtime), 0
         app, events = self._runtime.namespace, self._runtime.events
-        seen = ledger.look(app=app, queues=queues, ahead_s=AHEAD_S, after=self._after)
+        seen = ledger.look(
+            app=app,
+            queues=queues,
+            ahead_s=AHEAD_S,
+            after=self._after,
+            announce=self._following.announcement,
+        )
         self._after = seen.after
         if seen.expired:
             self._send_expired(ledger, app, queues)

@@ -81,7 +81,9 @@ class AdvisoryLocks:
     @property
     def traits(self) -> Traits:
         """A session's locks, without tokens, which do not say whose they are."""
-        return Traits(session=True, tokens=False, owners=False, min_ttl_s=_MIN_TTL_S)
+        return Traits(
+            session=True, tokens=False, owners=False, min_ttl_s=_MIN_TTL_S, in_database=True
+        )
 
     def acquire(
         self, keys: tuple[str, ...], owner: Owner, *, ttl_s: float, with_fence: bool, wait_s: float

@@ -39,6 +39,8 @@ _OPEN = (State.NEW.value, State.PROCESSING.value, State.FAILED.value)
 _COLUMNS = ("id", "task", "message", "retries", "call", "due", "attempts")
 # A newer message took its place while it waited; its caller has not heard of that.
 _UNTOLD = sa.and_(WORK.c.state == State.FAILED.value, WORK.c.final == 1, WORK.c.parked.is_not(None))
+# The channel of `taskguard/lock_table/`, by which waiters of a process listen already.
+ANNOUNCEMENTS = "taskguard_locks"
 # On SQLite a body's transaction stops all writers.
 _SENT_LOCK_S = 5.0
 
@@ -152,9 +154,12 @@ def look(
     ahead_s: float,
     after: str | None,
     most: int,
+    announce: str | None,
 ) -> Seen:
     """What a relay has to do, in one transaction; see `protocol.py`."""
     with database.transaction(bounded=False) as db:
+        if announce is not None:
+            db.execute(sa.select(sa.func.pg_notify(ANNOUNCEMENTS, announce)))
         now_us = database.now_us(db)
         expired = lines.has_expired(db, now_us, app=app, queues=queues)
         called = sa.case((sa.or_(in_line(WORK), _UNTOLD), 1), else_=0)

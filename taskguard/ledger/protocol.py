@@ -850,12 +850,13 @@ class LineLedger(OutboxLedger, Protocol):
         ahead_s: float = 0.0,
         after: str | None = None,
         most: int = 2000,
+        announce: str | None = None,
     ) -> Seen:
         """What a relay has to do for a namespace and these queues (None: any), in one transaction.
 
         At most `most` messages in lines are read, by key, those whose key comes after `after`.
         Keys are named whose first waiting message may be called: they are free, and their rate
-        allows a start in at most `ahead_s`.
+        allows a start in at most `ahead_s`. `announce`: what is told to those who LISTEN.
         """
         ...
 

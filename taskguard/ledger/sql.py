@@ -474,11 +474,18 @@ class SqlLedger:
         ahead_s: float = 0.0,
         after: str | None = None,
         most: int = 2000,
+        announce: str | None = None,
     ) -> Seen:
         """What a relay has to do; see `protocol.py`."""
         return self._database.twice(
             lambda: outbox.look(
-                self._database, app=app, queues=queues, ahead_s=ahead_s, after=after, most=most
+                self._database,
+                app=app,
+                queues=queues,
+                ahead_s=ahead_s,
+                after=after,
+                most=most,
+                announce=announce,
             )
         )
 

@@ -32,11 +32,16 @@ _END_S = 5.0
 
 
 class Waiter:
-    """One caller that waits."""
+    """One caller that waits.
+
+    Attributes:
+        woken_by: the name that it was woken by; "" if it is only to look again.
+    """
 
     def __init__(self, ear: _Ear) -> None:
         self._ear = ear
         self._woken = threading.Event()
+        self.woken_by = ""
 
     @property
     def hears(self) -> bool:
@@ -47,8 +52,9 @@ class Waiter:
         """Whether it was woken, within so long."""
         return self._woken.wait(timeout_s)
 
-    def wake(self) -> None:
-        """It need not wait any longer."""
+    def wake(self, name: str = "") -> None:
+        """It need not wait any longer. `name`: what was heard."""
+        self.woken_by = name
         self._woken.set()
 
 
@@ -62,15 +68,17 @@ class Listener:
         self._parents: list[Any] = []
 
     @contextmanager
-    def waiting(self, name: str) -> Iterator[Waiter]:
-        """In the block a release of that key wakes the waiter."""
+    def waiting(self, *names: str) -> Iterator[Waiter]:
+        """In the block a notification of one of these names, a key's release, wakes the waiter."""
         ear = self._ear()
         waiter = Waiter(ear)
-        ear.add(name[:_MOST_OF_NAME], waiter)
+        for name in names:
+            ear.add(name[:_MOST_OF_NAME], waiter)
         try:
             yield waiter
         finally:
-            ear.remove(name[:_MOST_OF_NAME], waiter)
+            for name in names:
+                ear.remove(name[:_MOST_OF_NAME], waiter)
 
     def close(self) -> None:
         """Close the connection; the next waiter opens another."""
@@ -195,7 +203,7 @@ class _Ear:
         with self._mutex:
             waiters = list(self._waiters.get(name, ()))
         for waiter in waiters:
-            waiter.wake()
+            waiter.wake(name)
 
 
 def _shut(connection: Any) -> None:

@@ -100,7 +100,7 @@ class TableLocks:
     @property
     def traits(self) -> Traits:
         """Leases with tokens, also for several at once."""
-        return Traits(shares=True)
+        return Traits(shares=True, in_database=True)
 
     def acquire(
         self,

@@ -65,6 +65,7 @@ class Traits:
         shares: several may hold one key at once: it is a `SharingLocks`.
         hints: it tells whoever releases a key that somebody waits for it in the ledger: it is a
             `HintingLocks`. False: the ledger is asked after each body of a task that parks.
+        in_database: each question is a transaction of a database, also while a caller waits.
     """
 
     session: bool = False
@@ -75,6 +76,7 @@ class Traits:
     fair: bool = False
     shares: bool = False
     hints: bool = False
+    in_database: bool = False
 
 
 @value

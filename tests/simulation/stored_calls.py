@@ -248,7 +248,9 @@ class StoredCalls:
         ahead_s: float = 0.0,
         after: str | None = None,
         most: int = 1000,
+        announce: str | None = None,
     ) -> Seen:
+        del announce
         now_us = self.now_us()
 
         def has_room(row: Work) -> bool:
