@@ -214,7 +214,10 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'taskguard' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"taskguard.{home}"), name)
+    from taskguard.drivers import extras_named
+
+    with extras_named(f"taskguard.{name}"):
+        value = getattr(importlib.import_module(f"taskguard.{home}"), name)
     globals()[name] = value
     return value
 

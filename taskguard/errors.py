@@ -131,8 +131,13 @@ class KeyTemplateError(ConfigurationError):
         self.template = template
 
 
-class MissingDriverError(ConfigurationError):
-    """A package is missing; the message names the extra that brings it."""
+class MissingDriverError(ConfigurationError, ImportError):
+    """A package is missing; the message names the extra that brings it.
+
+    `except ImportError` around `import taskguard_celery` catches it as well.
+    """
+
+    __str__ = Exception.__str__  # ImportError's shows its first message, whatever is in `args`
 
 
 class CommandTargetError(ConfigurationError):

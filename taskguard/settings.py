@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
+from taskguard.drivers import extra_of, extras_named
 from taskguard.errors import ConfigurationError
 from taskguard.ledger.protocol import DatabaseLedger
 from taskguard.locks.base import LockProvider
@@ -167,7 +168,8 @@ def make_locks(
 
 def _locks_for_url(url: str, ledger: Any) -> LockProvider:
     if url == BESIDE_LEDGER:
-        from taskguard.lock_table import TableLocks  # SQLAlchemy is optional
+        with extras_named("Locks in a database"):
+            from taskguard.lock_table import TableLocks
 
         return TableLocks.beside(ledger)
     if url.partition(":")[0] == "memory":
@@ -177,8 +179,9 @@ def _locks_for_url(url: str, ledger: Any) -> LockProvider:
     scheme, separator, _ = url.partition("://")
     home = _PROVIDERS.get(scheme)
     if home is not None:
-        module, name = home
-        provider: LockProvider = getattr(importlib.import_module(module), name)(url)
+        with extras_named(f"The lock server {scheme}://", extra_of(scheme)):
+            kind = getattr(importlib.import_module(home[0]), home[1])
+        provider: LockProvider = kind(url)
         return provider
     # The scheme is shown only if it looks like one: a wrong URL may begin with the password.
     looks_like_one = separator and scheme.replace("+", "").isalpha()
@@ -225,7 +228,8 @@ def make_ledger(
         return cast("DatabaseLedger", chosen)
     if isinstance(chosen, str) or hasattr(chosen, "dialect") or hasattr(chosen, "drivername"):
         with _source(given, LEDGER_VARIABLE):
-            from taskguard.ledger.sql import SqlLedger  # SQLAlchemy is optional
+            with extras_named("The ledger", extra_of(chosen)):
+                from taskguard.ledger.sql import SqlLedger
 
             return SqlLedger(chosen)
     raise ConfigurationError(

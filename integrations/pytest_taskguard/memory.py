@@ -16,6 +16,7 @@ import sqlalchemy as sa
 
 from pytest_taskguard.crashes import Crashes
 from taskguard.clock import Clock
+from taskguard.drivers import extras_named
 from taskguard.errors import ConfigurationError
 from taskguard.events import Event
 from taskguard.ledger.connections.engine import make_engine
@@ -41,7 +42,8 @@ class Memory:
     events: list[Event]
 
     def __init__(self, database: Any) -> None:
-        import fakeredis  # an optional package, needed for tests alone
+        with extras_named("A lock server in memory"):
+            import fakeredis
 
         _refuse_in_memory(database)
         self.redis = fakeredis.FakeRedis()

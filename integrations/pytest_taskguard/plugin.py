@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from taskguard.drivers import extras_named
+
 if TYPE_CHECKING:
     from pytest_taskguard.exploring import Explorer
     from pytest_taskguard.memory import Memory
@@ -42,7 +44,8 @@ def taskguard_ledger(tmp_path: Path) -> Any:
 @pytest.fixture
 def taskguard_memory(taskguard_ledger: Any) -> Iterator[Memory]:
     """Every guard of the process runs on a Redis in memory and on `taskguard_ledger`."""
-    from pytest_taskguard.memory import Memory
+    with extras_named("The fixture taskguard_memory", "pytest"):
+        from pytest_taskguard.memory import Memory
 
     memory = Memory(taskguard_ledger)
     with memory.process():

@@ -7,6 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from taskguard import errors
+
+try:
+    import celery as _celery  # noqa: F401
+except ModuleNotFoundError as error:
+    raise errors.MissingDriverError(
+        "taskguard_celery needs the package celery, which is not installed: pip install "
+        "'celery-taskguard[celery]'."
+    ) from error
+
 from taskguard_celery.decorator import guarded_task
 from taskguard_celery.outbox import enqueue, schedule_sweep, sweep
 from taskguard_celery.recognition import guarded_function_of

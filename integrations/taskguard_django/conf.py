@@ -20,10 +20,13 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakSet
 
-from taskguard import UNSET, Finding, Level, SqlLedger, errors
+from taskguard import UNSET, Finding, Level, errors
+
+if TYPE_CHECKING:
+    from taskguard import SqlLedger
 
 __all__ = ["alias", "ledger", "locks", "namespace", "tenant_tables", "testing", "url_of"]
 
@@ -163,6 +166,8 @@ def _ledger_now() -> SqlLedger:
     from django.db import connections
 
     url = url_of(connections[alias()])
+    from taskguard import SqlLedger  # it loads SQLAlchemy, which most commands of Django's spare
+
     name = url.render_as_string(hide_password=False), not testing()
     with _making:
         if name not in _made:
@@ -195,7 +200,13 @@ def url_of(connection: Any) -> Any:
 
     In a test run that is the test database. Raises ConfigurationError: no ledger can be there.
     """
-    import sqlalchemy as sa
+    try:
+        import sqlalchemy as sa
+    except ModuleNotFoundError as error:
+        raise errors.MissingDriverError(
+            "A ledger in Django's database needs the package sqlalchemy, which is not installed: "
+            "pip install 'celery-taskguard[django]'."
+        ) from error
 
     given = connection.settings_dict
     if connection.vendor == "sqlite":

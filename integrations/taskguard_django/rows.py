@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from taskguard import GuardedRow, errors
+from taskguard import errors
 
 __all__ = ["row"]
 
@@ -47,6 +47,8 @@ def row(model: Any, *, id: str | Mapping[str, str], state: str, fence: str, **op
     Raises:
         ConfigurationError: a field is missing or of a kind that does not fit, with what to do.
     """
+    from taskguard import GuardedRow  # it loads SQLAlchemy, which most commands of Django's spare
+
     fields = {field.name: field for field in model._meta.local_concrete_fields}  # noqa: SLF001
     ids = list(id) if isinstance(id, Mapping) else [model._meta.pk.name]  # noqa: SLF001
     for name in (*ids, state, fence):

@@ -7,6 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from taskguard import errors
+
+try:
+    import rq as _rq  # noqa: F401
+except ModuleNotFoundError as error:
+    raise errors.MissingDriverError(
+        "taskguard_rq needs the package rq, which is not installed: pip install "
+        "'celery-taskguard[rq]'."
+    ) from error
+
 from taskguard_rq.decorator import guarded_function_of, guarded_job
 from taskguard_rq.outbox import enqueue, sweep
 from taskguard_rq.runtime import configure, runtime

@@ -34,6 +34,7 @@ from taskguard.cli.printing import indented, logged_printably
 from taskguard.cli.sweep import add_sweep
 from taskguard.cli.targets import CommandError, add_url, opened_ledger
 from taskguard.cli.work import add_waiting, add_work, count
+from taskguard.drivers import extras_named
 from taskguard.errors import TaskguardError
 from taskguard.ledger.protocol import OperatorLedger
 from taskguard.policy import LEAST_PURGE_AGE_S
@@ -130,7 +131,7 @@ def _main(argv: Sequence[str] | None) -> int:
     add_doctor(commands)
     arguments = parser.parse_args(argv)
     try:
-        with logged_printably():
+        with logged_printably(), extras_named("This command"):
             return _run(arguments)
     except (TaskguardError, CommandError) as error:
         print(f"taskguard: {indented(error, by=11)}", file=sys.stderr)

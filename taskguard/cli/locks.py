@@ -11,6 +11,7 @@ import os
 from typing import Any
 
 from taskguard.cli.targets import CommandError
+from taskguard.drivers import extra_of, extras_named
 from taskguard.settings import BESIDE_LEDGER, LEDGER_VARIABLE, LOCKS_VARIABLE, named_source
 
 __all__ = ["add_locks", "add_unlogged", "create_locks", "forget_locks", "locks_sql"]
@@ -44,7 +45,8 @@ def add_unlogged(parser: argparse.ArgumentParser) -> None:
 
 def create_locks(database: Any, *, unlogged: bool) -> None:
     """Create the table in a URL's database, or a ledger's."""
-    from taskguard.lock_table import TableLocks  # SQLAlchemy is optional
+    with extras_named("The table of locks", extra_of(database)):
+        from taskguard.lock_table import TableLocks
 
     with contextlib.closing(TableLocks(database)) as locks:
         locks.create_table(unlogged=unlogged)
@@ -53,7 +55,8 @@ def create_locks(database: Any, *, unlogged: bool) -> None:
 
 def locks_sql(url: str, *, unlogged: bool) -> str:
     """What `create_locks()` would run."""
-    from taskguard.lock_table.table import ddl_statements  # SQLAlchemy is optional
+    with extras_named("The table of locks", extra_of(url)):
+        from taskguard.lock_table.table import ddl_statements
 
     return "".join(f"{each};\n\n" for each in ddl_statements(url, unlogged=unlogged))
 

@@ -18,7 +18,8 @@ import hashlib
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-from taskguard.errors import ConfigurationError, MissingDriverError, StaleTokenError
+from taskguard.drivers import extras_named
+from taskguard.errors import ConfigurationError, StaleTokenError
 
 __all__ = ["FencedValue", "get_value", "set_value"]
 
@@ -50,12 +51,8 @@ def set_value(client: Any, key: Any, value: Any, *, fence: int) -> None:
     """
     if type(fence) is not int or not 1 <= fence <= _MOST:
         raise ConfigurationError(f"fence={fence!r} is no fencing token; pass guard.fence.")
-    try:
+    with extras_named("A fenced value"):
         from redis.exceptions import NoScriptError
-    except ImportError as error:
-        raise MissingDriverError(
-            "Fenced values need the package redis: pip install 'celery-taskguard[redis]'"
-        ) from error
     _refuse_what_answers_later(client)
     try:
         reply = client.evalsha(_SHA, 1, key, value, fence)

@@ -36,6 +36,7 @@ NEEDS_NO_MORE = {
     "a leader": (LEADS, set[str]()),
     "tasks of Celery": (CELERY, {"celery", "kombu", "django"}),
     "taskguard_rq": ("import taskguard_rq", {"rq", "redis"}),
+    "taskguard_django": ("import taskguard_django.apps", {"django"}),
     "the pytest plugin": ("import pytest_taskguard.plugin", set[str]()),
     "taskguard --help": (COMMAND.format(words=["--help"]), set[str]()),
     "taskguard doctor": (COMMAND.format(words=["doctor", "--locks", "memory://"]), set[str]()),
@@ -47,3 +48,82 @@ def test_what_runs_without_a_database_loads_no_driver_of_one(what: str) -> None:
     """With locks only, SQLAlchemy is not installed; where it is, loading it takes 0.5 s."""
     code, needs = NEEDS_NO_MORE[what]
     run_without(ALL - needs, code)
+
+
+CONNECT = "taskguard.connect(locks={!r}, ledger={!r})"
+REDIS = ["redis://h", "rediss://h", "valkey://h", "unix:///s", "sentinel://h/m", "redlock://h,i,j"]
+REDIS += ["redis+cluster://h"]
+DATABASES = {
+    "postgresql": ["postgresql+psycopg", "postgresql+advisory"],
+    "mysql": ["mysql+pymysql", "mariadb+pymysql", "mysql+advisory", "mariadb+advisory"],
+}
+OF_A_DATABASE = [
+    *(
+        (CONNECT.format(f"{scheme}://h/d", None), extra)
+        for extra, schemes in DATABASES.items()
+        for scheme in schemes
+    ),
+    (CONNECT.format(None, "postgresql+psycopg://h/d"), "postgresql"),
+    (CONNECT.format(None, "mariadb+pymysql://h/d"), "mysql"),
+]
+NAMES = ["SqlLedger", "GuardedRow", "ddl_statements", "include_name", "upgrade_statements"]
+MISSING = {
+    "redis": [
+        *((CONNECT.format(url, None), "redis") for url in REDIS),
+        ("taskguard.fenced.set_value(None, 'a', 'b', fence=1)", "redis"),
+        ("main(['doctor', '--locks', 'redis://h'])", "redis"),
+    ],
+    "kazoo": [(CONNECT.format("zookeeper://h", None), "zookeeper")],
+    "sqlalchemy": [
+        *OF_A_DATABASE,
+        (CONNECT.format(None, "sqlite:///d"), "sqlite"),
+        (CONNECT.format("ledger://", None), "postgresql"),
+        *((f"taskguard.{name}", "postgresql") for name in NAMES),
+        ("main(['ledger', 'create', '--sql'])", "postgresql"),
+        ("main(['ledger', 'create', '--url', 'sqlite:///d'])", "sqlite"),
+        ("main(['locks', 'create', '--sql'])", "postgresql"),
+        ("main(['locks', 'create', '--url', 'mysql+pymysql://h/d'])", "mysql"),
+        ("main(['work', 'list', '--url', 'mysql+pymysql://h/d'])", "mysql"),
+        ("import taskguard_django.conf as c; c.url_of(None)", "django"),
+    ],
+    "psycopg": [case for case in OF_A_DATABASE if case[1] == "postgresql"],
+    "pymysql": [case for case in OF_A_DATABASE if case[1] == "mysql"],
+    "MySQLdb": [(CONNECT.format(None, "mysql://h/d"), "mysql")],
+    "celery": [
+        ("import taskguard_celery", "celery"),
+        ("import taskguard_celery.beat", "celery"),
+        ("main(['sweep', '--celery', 'shop:app'])", "celery"),
+        ("main(['doctor', '--celery', 'shop:app'])", "celery"),
+    ],
+    "rq": [
+        ("import taskguard_rq", "rq"),
+        ("main(['relay', '--rq', 'redis://h'])", "rq"),
+        ("main(['doctor', '--rq', 'redis://h'])", "rq"),
+    ],
+    "django": [("import taskguard_django", "django")],
+    "fakeredis": [
+        ("from pytest_taskguard import Memory; Memory('sqlite:///d')", "pytest"),
+    ],
+}
+TRYING = """
+import contextlib, io
+import taskguard
+from taskguard.cli import main
+for code, extra in {cases!r}:
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+            exec(code)
+    except taskguard.errors.MissingDriverError as error:
+        assert isinstance(error, ImportError)
+        said.write(str(error))
+    assert f"pip install 'celery-taskguard[{{extra}}]'" in " ".join(said.getvalue().split()), (
+        code, said.getvalue()
+    )
+"""
+
+
+@pytest.mark.parametrize("package", MISSING)
+def test_a_missing_package_is_named_with_its_extra(package: str) -> None:
+    """By MissingDriverError, which is an ImportError as well, and by the command."""
+    run_without({package}, TRYING.format(cases=MISSING[package]))

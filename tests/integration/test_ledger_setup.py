@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -24,7 +23,6 @@ from taskguard.errors import (
     ConfigurationError,
     LedgerSchemaError,
     LedgerUnavailableError,
-    MissingDriverError,
 )
 from taskguard.ledger.protocol import Claimed
 from taskguard.ledger.schema import upgrades
@@ -111,26 +109,6 @@ def test_another_kind_of_database_is_named() -> None:
     """And those that there are."""
     with pytest.raises(ConfigurationError, match=r"oracle.*postgresql.*mariadb.*mysql.*sqlite"):
         make_ledger("oracle://h/d")
-
-
-@pytest.mark.parametrize(
-    ("url", "module", "extra"),
-    [
-        ("postgresql+psycopg://h/d", "psycopg", "postgresql"),
-        ("mysql+pymysql://h/d", "pymysql", "mysql"),
-        ("mariadb+pymysql://h/d", "pymysql", "mysql"),
-        ("mysql://h/d", "MySQLdb", "mysql"),
-    ],
-)
-def test_a_missing_driver_names_the_extra(
-    url: str, module: str, extra: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of the database that was asked for; a missing SQLAlchemy too."""
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(
-        MissingDriverError, match=rf"celery-taskguard\[{extra}\].*\+{extra[:2]}|psy"
-    ):
-        make_ledger(url)
 
 
 def test_a_database_that_is_not_there_says_where_without_the_password() -> None:

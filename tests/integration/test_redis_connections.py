@@ -18,7 +18,6 @@ from support.waiting import wait_until
 from taskguard.errors import (
     ConfigurationError,
     LockServerUnavailableError,
-    MissingDriverError,
 )
 from taskguard.lease import new_owner
 from taskguard.locks.base import Granted, Held
@@ -299,9 +298,3 @@ class TestProcesses:
         """Importing the provider does not load redis-py."""
         script = "import sys, taskguard.locks.redis; print('redis' in sys.modules)"
         assert run(script) == "False"
-
-    def test_driver_is_missing(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Without redis-py the error names the extra that brings it."""
-        monkeypatch.setitem(sys.modules, "redis", None)
-        with pytest.raises(MissingDriverError, match=r"celery-taskguard\[redis\]"):
-            RedisLocks("redis://localhost")

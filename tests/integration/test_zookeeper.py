@@ -6,8 +6,6 @@ import contextlib
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -529,19 +527,6 @@ class TestUrls:
         with pytest.raises(ConfigurationError) as caught:
             make_locks(url)
         assert "s3cret" not in str(caught.value)
-
-    def test_without_kazoo(self) -> None:
-        """The error names the extra; and who asks for no ZooKeeper loads no kazoo."""
-        script = (
-            "import sys, taskguard\n"
-            "assert 'kazoo' not in sys.modules\n"
-            "sys.modules['kazoo'] = None\n"
-            "try: taskguard.connect(locks='zookeeper://127.0.0.1', ledger=None)\n"
-            "except taskguard.errors.MissingDriverError as error: print(error)"
-        )
-        command = [sys.executable, "-c", script]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert "celery-taskguard[zookeeper]" in done.stdout, done.stderr
 
     def test_greenlets(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """kazoo's threads must be threads."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from taskguard.drivers import extra_of
 from taskguard.errors import ConfigurationError, MissingDriverError
 from taskguard.ledger.connections import sessions
 from taskguard.ledger.connections.pools import (
@@ -51,12 +52,6 @@ _KEEPALIVE = {
     "TCP_KEEPCNT": 3,
     "TCP_USER_TIMEOUT": 15_000,
 }
-_EXTRAS = {  # by backend
-    "postgresql": "postgresql",
-    "mysql": "mysql",
-    "mariadb": "mysql",
-    "sqlite": "sqlite",
-}
 
 
 def make_engine(
@@ -74,11 +69,11 @@ def make_engine(
     if hasattr(database, "sync_engine"):
         _refuse_async(database.url, database.dialect)
     url = read_url(database)
-    backend = url.get_backend_name()
-    if backend not in _EXTRAS:
+    extra = extra_of(url.drivername)
+    if extra is None:
         raise ConfigurationError(
-            f"No ledger for {backend!r}: use postgresql+psycopg://, mariadb+pymysql://, "
-            "mysql+pymysql:// or sqlite:///."
+            f"No ledger for {url.get_backend_name()!r}: use postgresql+psycopg://, "
+            "mariadb+pymysql://, mysql+pymysql:// or sqlite:///."
         )
     try:
         _refuse_async(url, url.get_dialect())
@@ -86,7 +81,7 @@ def make_engine(
     except (ModuleNotFoundError, sa.exc.NoSuchModuleError) as error:
         raise MissingDriverError(
             f"The driver of {url.drivername!r} is not installed: pip install "
-            f"'celery-taskguard[{_EXTRAS[backend]}]', and write postgresql+psycopg:// for "
+            f"'celery-taskguard[{extra}]', and write postgresql+psycopg:// for "
             "psycopg 3, mariadb+pymysql:// or mysql+pymysql:// for PyMySQL."
         ) from error
     emptied_in_children.add(engine)

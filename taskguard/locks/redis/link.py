@@ -28,10 +28,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from taskguard.drivers import extras_named
 from taskguard.errors import (
     ConfigurationError,
     LockServerUnavailableError,
-    MissingDriverError,
 )
 from taskguard.findings import Finding
 from taskguard.locks.redis.address import (
@@ -497,10 +497,6 @@ class Connections:
 
 def driver() -> Any:
     """The package redis; raises MissingDriverError."""
-    try:
+    with extras_named("A lock on Redis or Valkey"):
         import redis
-    except ImportError as error:
-        raise MissingDriverError(
-            "Locks on Redis or Valkey need the package redis: pip install 'celery-taskguard[redis]'"
-        ) from error
     return redis

@@ -29,15 +29,9 @@ Read next: `provider.py`, the steps; `session.py`, the connection and what is do
 what goes over it; `tokens.py`; `address.py`, URLs; `findings.py`, what `check()` looks at.
 """
 
-from taskguard.errors import MissingDriverError
+from taskguard.drivers import extras_named
 
-try:
-    import kazoo as _kazoo  # noqa: F401  # all modules of this package need it
-except ImportError as error:
-    raise MissingDriverError(
-        "Locks on ZooKeeper need kazoo: pip install 'celery-taskguard[zookeeper]'."
-    ) from error
-
-from taskguard.locks.zookeeper.provider import ZooKeeperLocks
+with extras_named("A lock on ZooKeeper"):
+    from taskguard.locks.zookeeper.provider import ZooKeeperLocks
 
 __all__ = ["ZooKeeperLocks"]
