@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import field
 from typing import Any, Protocol
 
 from taskguard.bounds import Bounds
@@ -213,9 +214,13 @@ class Completed:
 
 @value
 class Answered:
-    """The work was done before; `value` is the stored result, or None. Acknowledge."""
+    """The work was done before; `value` is the stored result, or None. Acknowledge.
+
+    `same_message`: this message had done it, in another delivery.
+    """
 
     value: Any
+    same_message: bool = field(default=True, compare=False, repr=False)
 
 
 DROPPED: Mapping[str, str | None] = {

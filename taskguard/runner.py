@@ -312,7 +312,8 @@ class Runner:
         self._admission.emit(Duplicate, delivery, reason="done", age_s=found.age_s)
         self._warn_of_late_answer(delivery, found)
         json_text = found.result_json
-        return Answered(None if json_text is None else self.codec.loads(json_text))
+        value = None if json_text is None else self.codec.loads(json_text)
+        return Answered(value, same_message=found.same_message)
 
     def _outdated(self, delivery: Delivery, found: Answer) -> Outcome:
         """A newer message took its place, so that this one never runs."""

@@ -36,6 +36,7 @@ from taskguard import (
     errors,
 )
 from taskguard_celery.calls import call_in_hand
+from taskguard_celery.chords import count_once
 from taskguard_celery.eager import run_later, with_later_calls
 from taskguard_celery.errbacks import call_errback, failed_request
 from taskguard_celery.hand_off import take_called
@@ -282,6 +283,8 @@ def _deliver_once(
     if isinstance(outcome, Answered) and outcome.value == _ignored(delivery.message):
         raise Ignore(f"{task.name} has ended by an Ignore before")
     if isinstance(outcome, Completed | Answered):
+        answered = isinstance(outcome, Answered) and outcome.same_message
+        count_once(task, answered=answered)
         return _as_seen(outcome.value)
     told = outcome.told(delivery.key) if isinstance(outcome, Dropped) else None
     if told is not None:

@@ -36,6 +36,7 @@ from kombu.asynchronous import set_event_loop
 
 from taskguard import MessageRef, Relay, RelayProcess
 from taskguard_celery.calls import NAME, CelerySender, call_in_hand, call_of
+from taskguard_celery.chords import count_once
 from taskguard_celery.marks import marks_of
 from taskguard_celery.message import NotPublishedError, stores_errors
 from taskguard_celery.runtime import runtime_of
@@ -125,6 +126,7 @@ def revoke_unrun(task: Task, told: str) -> None:
     request, error = task.request, TaskRevokedError(told)
     if request.is_eager:
         raise error
+    count_once(task)
     try:
         task.backend.mark_as_failure(
             request.id,

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import subprocess
+import sys
+import threading
 import uuid
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
-from celery import chain, chord, group
+import pytest
+from celery import Celery, chain, chord, group
+from celery.app.task import Context
 
+from support.needs import missing
 from support.waiting import wait_until
+from taskguard_celery.chords import count_once
 
 
 def test_chain_and_chord_go_on_over_duplicates(shop: Any) -> None:
@@ -88,3 +98,41 @@ def test_a_shared_task_is_guarded_like_any_other(shop: Any) -> None:
         results = [shop.tasks.stamp.delay(1) for _ in range(3)]
         assert [result.get(timeout=60) for result in results] == ["letter:1"] * 3
     assert shop.effects() == Counter({"letter 1": 1})
+
+
+@pytest.mark.parametrize("backend", ["django-db", "cache+memory://"])
+def test_a_member_that_is_delivered_twice_counts_once(tmp_path: Path, backend: str) -> None:
+    """Also with a result backend that counts answers: the chord's body is called with them all."""
+    found = importlib.util.find_spec("django_celery_results")
+    missing(None if found else "django-celery-results is not installed: `make setup` installs it")
+    told = subprocess.run(
+        [sys.executable, "-m", "support.django_chord", backend, str(tmp_path)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
+    )
+    assert told.stdout.splitlines()[-1:] == ["6 SUCCESS"], told.stderr
+
+
+def test_a_member_whose_first_answer_is_not_stored_yet_counts_once() -> None:
+    """The key is free before Celery stores the result, and a duplicate may come in between."""
+    with Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False) as app:
+
+        @app.task(name="add", shared=False)
+        def add(x: int) -> int:
+            return x
+
+        result = chord([add.s(1), add.s(2)])(add.s())
+        member = {"id": result.parent.results[0].id, "group": result.parent.id}
+        body = {**add.s(), "chord_size": 2}
+        first = threading.Timer(
+            0.3, app.backend.mark_as_done, (member["id"], 1, Context(chord=body, **member))
+        )
+        add.push_request(chord=body, **member)
+        first.start()
+        count_once(add, answered=True)
+        first.join()
+        assert add.request.chord is None
+        add.pop_request()
