@@ -1,6 +1,6 @@
-"""The tutorial from its first command to its last, as somebody types it: real server and workers.
+"""The README's first example and the tutorial, typed as they are printed, on real servers.
 
-Only where Redis is differs from what is printed, and `pip`, which `tests/packaging` tries.
+Only where servers are differs from what is printed, and `pip`, which `tests/packaging` tries.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 import redis
+import sqlalchemy as sa
 
 from support.families import Family
 from support.pages import Block, blocks_of
@@ -38,17 +39,27 @@ class Terminals:
 
     folder: Path
     valkey: Any
+    database: str
     left_running: list[Family] = field(default_factory=list)
 
     def write(self, name: str, block: Block) -> None:
         """A file, with this machine's servers."""
-        code = block.text.replace("redis://localhost/1", self.valkey.url_of(1))
-        (self.folder / name).write_text(code.replace("redis://localhost", self.valkey.url_of(0)))
+        (self.folder / name).write_text(self._here(block.text))
+
+    def _here(self, text: str) -> str:
+        """With this machine's servers."""
+        for printed, here in (
+            ("redis://localhost/1", self.valkey.url_of(1)),
+            ("redis://localhost", self.valkey.url_of(0)),
+            ("postgresql+psycopg://shop@localhost/shop", self.database),
+        ):
+            text = text.replace(printed, here)
+        return text
 
     def type(self, block: Block) -> str:
         """Each command; what the last one prints."""
         said = ""
-        for command in block.text.splitlines():
+        for command in self._here(block.text).splitlines():
             program, *words = shlex.split(command)
             if program == "sqlite3":
                 said = self._sqlite(*words)
@@ -104,13 +115,34 @@ class Terminals:
 
 
 @pytest.fixture
-def terminals(valkey: Any, redis_url: str, tmp_path: Path) -> Iterator[Terminals]:
-    made = Terminals(tmp_path, valkey)
+def terminals(valkey: Any, redis_url: str, pg_url: str, tmp_path: Path) -> Iterator[Terminals]:
+    made = Terminals(tmp_path, valkey, pg_url)
     yield made
     for each in made.left_running:
         each.kill()
     for log in tmp_path.glob("*.log"):
         print(log.read_text(errors="replace")[-4000:])
+
+
+def test_the_first_example_of_the_readme_ships_once(terminals: Terminals) -> None:
+    """Two calls, one effect; the worker's own import of the module sends nothing."""
+    engine = sa.create_engine(terminals.database, poolclass=sa.NullPool)
+    with engine.begin() as db:
+        db.execute(sa.text("create table orders (id int, shipped boolean)"))
+        db.execute(sa.text("insert into orders values (42, false)"))
+    shop, calls = blocks_of("README.md", "python")[:2]
+    (start,) = (each for each in blocks_of("README.md", "sh") if "ledger create" in each.text)
+    terminals.write("shop.py", shop)
+    terminals.type(start)
+    wait_until(lambda: " ready." in terminals.log(), timeout_s=120, message="it is ready")
+    terminals._run("python", ["-c", calls.text])
+    wait_until(
+        lambda: terminals.log().count("succeeded in") == 2, timeout_s=120, message="both calls"
+    )
+    assert terminals.log().count("answered as a duplicate") == 1
+    assert len(set(re.findall(r"Task shop.ship\[(.*?)\] received", terminals.log()))) == 2
+    with engine.connect() as db:
+        assert db.execute(sa.text("select shipped from orders")).scalars().all() == [True]
 
 
 def test_the_tutorial_ships_each_order_once(terminals: Terminals) -> None:
