@@ -136,15 +136,20 @@ def enqueue_in(
         found = partial(_found, runtime, placed, duplicate, in_place_of)
         once = Once(found, replaces=duplicate == "replace")
     request = runtime.runner.request(delivery)
+    due_in_s = _DUE_IN_S + (waits_s(json.loads(delivery.call or "null")) if delivery.strict else 0)
     if isinstance(session, ExternalConnection):
-        ledger.enqueue_external(session, request, due_in_s=_DUE_IN_S, once=once)
+        ledger.enqueue_external(session, request, due_in_s=due_in_s, once=once)
     else:
-        ledger.enqueue(db, request, due_in_s=_DUE_IN_S, once=once)
+        ledger.enqueue(db, request, due_in_s=due_in_s, once=once)
     if placed.outcome in ("attached", "skipped"):
         return placed
 
+    pause_s = AGAIN_AFTER_S if again_after_s is None else again_after_s
+    # What holds up a strict line stays due: a relay calls it in its turn if it does not come soon.
+    in_line = delivery.strict and placed.outcome == "sent"
+
     def publish() -> None:
-        _send_if_committed(ledger, placed.delivery, send, again_after_s or AGAIN_AFTER_S)
+        _send_if_committed(ledger, placed.delivery, send, None if in_line else pause_s)
 
     placed.publish = publish
     _publish_after(session, db, publish)
@@ -297,9 +302,12 @@ def _after_commit(session: Any) -> _AfterCommit:
 
 
 def _send_if_committed(
-    ledger: OutboxLedger, delivery: Delivery, send: Send, again_after_s: float
+    ledger: OutboxLedger, delivery: Delivery, send: Send, again_after_s: float | None
 ) -> None:
-    """Never raises: what could not be sent now is sent by a sweep."""
+    """Never raises: what could not be sent now is sent by a sweep.
+
+    `again_after_s`: None: the message counts as lost when its work is due, as that is written.
+    """
     try:
         found = ledger.overdue(limit=1, work=delivery.work)
         own = bool(found) and found[0].message.name == delivery.message.name
@@ -308,7 +316,7 @@ def _send_if_committed(
             return
         call = json.loads(delivery.call or "null")
         send(call, delivery.message)
-        if own:
+        if own and again_after_s is not None:
             ledger.sent(found, again_after_s=again_after_s + waits_s(call))
     except Exception as error:  # noqa: BLE001  # committed is committed
         logger.warning("%s: not sent yet, a sweep will: %s", delivery.work, error)

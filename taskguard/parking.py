@@ -255,23 +255,56 @@ class Line:
     def retried(
         self,
         claim: Claim,
+        parking: Parking,
         *,
         retries: int,
         call: Mapping[str, Any] | None,
+        again: Delivery | None,
         app: str,
         in_s: float,
     ) -> None:
         """The message of FAILED work was sent once more, to come in `in_s`; it keeps its place.
 
-        `retries`: the number with which it comes, so that older copies of it are superseded.
-        `call`: how to send it once more. Never raises: without an answer it is sent again.
+        Unless that is for another key, or other work: then it stands in its new line. `retries`:
+        the number with which it comes, so that older copies of it are superseded. `call`: how to
+        send it once more. `again`: what comes then; None: that is not known. Never raises: without
+        an answer it is sent again.
         """
+        if again is not None and (again.work, again.line) != (claim.work, claim.request.line):
+            self._move(claim, again, parking, in_s=in_s)
+            return
         text = None if call is None else stored_call(call, claim.request.message, app)
         try:
             due_in_s = in_s + EXPECTED_S
             self._ledger.keep(claim, retries=retries, call=text, due_in_s=due_in_s)
         except TaskguardError as error:
             logger.warning("%s: its retry is not noted: %s", claim.work, error)
+
+    def _move(self, claim: Claim, again: Delivery, parking: Parking, *, in_s: float) -> None:
+        """The FAILED work leaves its line, whose next one is called; `again` stands in its own.
+
+        There its place is that of the moment at which its message was sent first.
+        """
+        was, message = claim.request, again.message
+        request = replace(
+            was,
+            keys=again.keys,
+            line_key=again.line_key,
+            work=again.work,
+            formerly=again.formerly,
+            message=message,
+            fingerprint=again.fingerprint,
+            row=again.row,
+            call=again.call,
+        )
+        try:
+            self._ledger.leave(claim, retries=message.retries)
+            self._ledger.enqueue(None, request, due_in_s=in_s + EXPECTED_S)
+        except TaskguardError as error:
+            logger.warning("%s: that it left its line is not noted: %s", claim.work, error)
+            return
+        for key in was.lines:
+            self._call_next(key, again.app, parking, None)
 
     def gave_up(self, claim: Claim, parking: Parking, *, retries: int, app: str) -> None:
         """The message of FAILED work does not come again: the next of its line is called.

@@ -241,9 +241,14 @@ class _Recalls(Sweeper):
         now_s = self._now_s()
         self._again_at_s = {work: at_s for work, at_s in self._again_at_s.items() if at_s > now_s}
         while found := ledger.overdue(limit=self._batch, after=after, parked=True):
+            after = found[-1]
+            # What was enqueued, and has not come, is called when it is the first in its line.
+            uncalled = [each for each in found if each.in_place and not each.sends]
+            if uncalled:
+                ledger.sent(uncalled, again_after_s=None)
+                found = [each for each in found if each not in uncalled]
             if those := [each for each in found if each.work not in self._again_at_s]:
                 return those
-            after = found[-1]
         return []
 
     def _now_s(self) -> float:

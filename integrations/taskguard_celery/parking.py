@@ -18,12 +18,13 @@ import logging
 import multiprocessing
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from billiard.process import current_process
 from billiard.util import _run_after_forkers
-from celery import Celery, Task, platforms
+from celery import Celery, Signature, Task, platforms
 from celery.exceptions import TaskRevokedError
 from celery.signals import (
     task_failure,
@@ -34,15 +35,17 @@ from celery.signals import (
 from celery.states import REVOKED
 from kombu.asynchronous import set_event_loop
 
-from taskguard import MessageRef, Relay, RelayProcess
+from taskguard import MessageRef, Relay, RelayProcess, errors
+from taskguard_celery.arguments import body_arguments
 from taskguard_celery.calls import NAME, CelerySender, call_in_hand, call_of
 from taskguard_celery.chords import count_once
 from taskguard_celery.marks import marks_of
 from taskguard_celery.message import NotPublishedError, stores_errors
+from taskguard_celery.recognition import guarded_function_of
 from taskguard_celery.runtime import runtime_of
 
 if TYPE_CHECKING:
-    from taskguard import Claim
+    from taskguard import Claim, Delivery
 
 __all__ = ["CeleryParking", "CeleryRelay", "gave_up", "revoke_unrun"]
 
@@ -95,18 +98,49 @@ def _on_failure(sender: Any = None, **_: Any) -> None:
 
 
 def _on_retry(sender: Any = None, request: Any = None, reason: Any = None, **_: Any) -> None:
-    """Celery has sent the message again: until it comes its work keeps its place."""
+    """Celery has sent the message again: until it comes its work keeps its place.
+
+    With other arguments it may be another work, or have another key, by now.
+    """
     claim = vars(request).pop(_FAILED, None)
     if claim is None:
         return
-    runtime, call = runtime_of(sender.app), None
-    if reason.sig is not None:  # with what the retry has changed: arguments, for example
-        again = {k: v for k, v in reason.sig.options.items() if k not in ("countdown", "eta")}
-        call = call_of(
-            sender.app, {**reason.sig, "options": again}, sender.serializer, marks=marks_of(request)
-        )
+    runtime, call, delivery = runtime_of(sender.app), None, None
     again, in_s = claim.request.message.retries + 1, _seconds_until(reason.when)
-    runtime.runner.line.retried(claim, retries=again, call=call, app=runtime.namespace, in_s=in_s)
+    if reason.sig is not None:
+        options = {k: v for k, v in reason.sig.options.items() if k not in ("countdown", "eta")}
+        again_sig = {**reason.sig, "options": options}
+        call = call_of(sender.app, again_sig, sender.serializer, marks=marks_of(request))
+        if _arguments(reason.sig) != _arguments(request):
+            delivery = _retry_of(sender, reason.sig, claim, call, retries=again)
+    line, app = runtime.runner.line, runtime.namespace
+    parking = CeleryParking(sender)
+    line.retried(claim, parking, retries=again, call=call, again=delivery, app=app, in_s=in_s)
+
+
+def _arguments(call: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return tuple(call.args or ()), dict(call.kwargs or {})
+
+
+def _retry_of(
+    task: Task, signature: Signature, claim: Claim, call: Mapping[str, Any], *, retries: int
+) -> Delivery | None:
+    """The next delivery of a message that is retried; None if its arguments make no key."""
+    compiled = guarded_function_of(task)
+    assert compiled is not None  # noqa: S101  # it had a claim
+    try:
+        args, kwargs = body_arguments(task, *_arguments(signature))
+        return compiled.delivery(
+            args,
+            kwargs,
+            namespace=runtime_of(task.app).namespace,
+            task=task.name,
+            message=replace(claim.request.message, retries=retries, deferrals=0),
+            call=call,
+        )
+    except (errors.TaskguardError, TypeError) as error:
+        logger.warning("%s: the key of its retry is not known: %s", claim.work, error)
+        return None
 
 
 def _seconds_until(when: Any) -> float:

@@ -246,7 +246,7 @@ def _deliver(
         refuse_rate_limit(job, compiled)
         if compiled.policy.order == "strict":
             refuse_unkept(job, compiled.name)
-        parking = RQParking(job, message)
+        parking = RQParking(job, message, compiled)
     delivery_of = functools.partial(
         compiled.delivery,
         args,

@@ -139,9 +139,21 @@ class RQParking:
 
     queue = NAME
 
-    def __init__(self, job: Job, message: MessageRef) -> None:
+    def __init__(self, job: Job, message: MessageRef, function: GuardedFunction) -> None:
         self._job = job
         self._message = message
+        self._function = function
+        self._given = _arguments(job)
+
+    def next_delivery(self, message: MessageRef, call: Mapping[str, Any]) -> Delivery | None:
+        """The next delivery of the job; None if its body left its arguments as they were."""
+        args, kwargs = _arguments(self._job)
+        if (args, kwargs) == self._given:
+            return None
+        bound = getattr(self._job.func, "__self__", None)
+        args = args if bound is None else (bound, *args)
+        values: dict[str, Any] = {"namespace": runtime().namespace, "message": message}
+        return self._function.delivery(args, kwargs, call=call, **values)
 
     def call(self) -> dict[str, Any] | None:
         """The job in hand as a stored call; None where it is to be put off."""
@@ -155,7 +167,11 @@ class RQParking:
 
     def failed(self, claim: Claim) -> None:
         """Wait for the worker to say whether RQ tries the job again."""
-        setattr(self._job, _FAILED, claim)
+        setattr(self._job, _FAILED, (claim, self))
+
+
+def _arguments(job: Job) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return tuple(job.args or ()), dict(job.kwargs or {})
 
 
 def allow_parking(job: Job, *, rank: int = 0) -> None:
@@ -289,19 +305,21 @@ def tell_line(job: Job, *, in_s: float) -> None:
     long after now it comes, if it does. All its deliveries have one number, as there are no copies
     of a job: so a retry is run, and so is what somebody requeues by hand.
     """
-    claim = vars(job).pop(_FAILED, None)
-    if claim is None:
+    failed = vars(job).pop(_FAILED, None)
+    if failed is None:
         return
+    claim, parking = failed
     try:
         here, message = runtime(), claim.request.message
-        retries = message.retries
+        line, app, retries = here.runner.line, here.namespace, message.retries
         if job.get_status(refresh=False) in _COMES_AGAIN:
-            here.runner.line.retried(
-                claim, retries=retries, call=call_of(job, message), app=here.namespace, in_s=in_s
+            call = call_of(job, message)
+            again = parking.next_delivery(message, call)
+            line.retried(
+                claim, parking, retries=retries, call=call, again=again, app=app, in_s=in_s
             )
         else:
-            parking = RQParking(job, message)
-            here.runner.line.gave_up(claim, parking, retries=retries, app=here.namespace)
+            line.gave_up(claim, parking, retries=retries, app=app)
     except Exception:
         logger.exception("%s: what RQ has made of its job %s is not noted", claim.work, job.id)
 

@@ -121,7 +121,9 @@ def overdue(
     to run or to be told that it is superseded, or for all but that.
     """
     with database.transaction(bounded=False) as db:
-        select = sa.select(*(WORK.c[name] for name in _COLUMNS)).where(
+        in_place = sa.case((sa.and_(stands(WORK), WORK.c.strict == 1), 1), else_=0)
+        columns = *(WORK.c[name] for name in _COLUMNS), in_place.label("in_place")
+        select = sa.select(*columns).where(
             WORK.c.due.is_not(None), WORK.c.call.is_not(None), WORK.c.state.in_(_OPEN)
         )
         if work is None:
@@ -184,9 +186,15 @@ def look(
 
 
 def sent(
-    database: Database, items: Sequence[Overdue], *, again_after_s: float, counted: bool = True
+    database: Database,
+    items: Sequence[Overdue],
+    *,
+    again_after_s: float | None,
+    counted: bool = True,
 ) -> int:
     """Note that messages were sent again: their work is due again after so long. Returns how many.
+
+    None: they were not sent, and wait in their places to be called.
 
     Work that was claimed or ended meanwhile is left out: its claim says when it is due. So is work
     whose row somebody has locked. `counted`: False if the sending was only tried; who was called
@@ -198,9 +206,10 @@ def sent(
         WORK.c.due.in_({work.due_us for work in items}),
         WORK.c.state.in_(_OPEN),
         *(() if counted else (~stands(WORK),)),
+        *(() if again_after_s is not None else (stands(WORK),)),
     )
     with database.transaction(lock_timeout_s=_SENT_LOCK_S, bounded=False) as db:
-        again = database.now_us(db) + int(again_after_s * 1e6)
+        again = None if again_after_s is None else database.now_us(db) + int(again_after_s * 1e6)
         free = sa.select(WORK.c.id).where(these).order_by(WORK.c.id)
         free = free.with_for_update(key_share=True, skip_locked=True)
         ids = set(db.execute(free).scalars().all())

@@ -293,6 +293,7 @@ class Overdue:
         attempts: how often it was claimed.
         sends: how often its message was sent since the last claim, as far as that is noted.
         wait_s: so long after it was read its message is to come, and not before.
+        in_place: it is NEW, and keeps its place in a strict line.
     """
 
     work: str
@@ -302,6 +303,7 @@ class Overdue:
     due_us: int
     attempts: int = 0
     wait_s: float = 0.0
+    in_place: bool = False
 
     @property
     def sends(self) -> int:
@@ -758,8 +760,14 @@ class OutboxLedger(Ledger, Protocol):
         """
         ...
 
-    def sent(self, items: Sequence[Overdue], *, again_after_s: float, counted: bool = True) -> int:
-        """Note that the messages of these were sent again; not `counted`: it was only tried."""
+    def sent(
+        self, items: Sequence[Overdue], *, again_after_s: float | None, counted: bool = True
+    ) -> int:
+        """Note that the messages of these were sent again; not `counted`: it was only tried.
+
+        `again_after_s`: their work is overdue again after so long; None: it waits in its place in
+        a strict line until it is called, which counts as a sending.
+        """
         ...
 
     def abandon(self, work: Overdue, *, error: str) -> bool:

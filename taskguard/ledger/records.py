@@ -113,4 +113,5 @@ def overdue_from(
     claimed = (row.retries, 0) if row.message == message else (0, 0)
     retries, deferrals = max(claimed, recorded.get((message, row.id), (0, 0)))
     ref = MessageRef(message, retries, deferrals)
-    return Overdue(row.id, row.task, ref, row.call, row.due, row.attempts)
+    in_place = bool(getattr(row, "in_place", False))
+    return Overdue(row.id, row.task, ref, row.call, row.due, row.attempts, in_place=in_place)

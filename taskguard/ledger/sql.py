@@ -392,8 +392,10 @@ class SqlLedger:
             )
         )
 
-    def sent(self, items: Sequence[Overdue], *, again_after_s: float, counted: bool = True) -> int:
-        """Note that the messages of these were sent again; not `counted`: it was only tried."""
+    def sent(
+        self, items: Sequence[Overdue], *, again_after_s: float | None, counted: bool = True
+    ) -> int:
+        """Note that the messages of these were sent again; see `protocol.py`."""
         return self._database.twice(
             lambda: outbox.sent(self._database, items, again_after_s=again_after_s, counted=counted)
         )

@@ -135,3 +135,33 @@ def test_enqueued_in_order(shop: Any) -> None:
     assert began(shop) == list(range(20))
     assert set(shop.effects().values()) == {1}
     assert places(shop) == []
+
+
+@pytest.mark.once
+def test_what_was_enqueued_and_the_broker_has_lost(shop: Any) -> None:
+    """A relay sends it within seconds, in its order, and those behind it wait for that."""
+    shop.let_go()
+    lost = [enqueue(shop.tasks.strictly, ("a", number)).result for number in range(3)]
+    with shop.broker() as broker:
+        broker.flushdb()
+    with shop.worker(concurrency=2):
+        later = shop.tasks.strictly.delay("a", 3)
+        assert [each.get(timeout=60) for each in (*lost, later)] == list(range(4))
+    assert began(shop) == list(range(4))
+    assert set(shop.effects().values()) == {1}
+    assert places(shop) == []
+
+
+@pytest.mark.once
+def test_a_retry_for_another_key(shop: Any) -> None:
+    """It leaves its line at once, and stands in its new one by when it was sent first."""
+    with shop.worker(concurrency=2):
+        results = send_behind(shop, {0: "moves"}, count=3)
+        shop.let_go()
+        assert [each.get(timeout=60) for each in results[1:]] == [1, 2]
+        other = shop.tasks.strictly.delay("b", 3)
+        assert results[0].get(timeout=60) == 0
+        assert other.get(timeout=60) == 3
+    assert [step.item for step in shop.steps("began")] == ["a 0", "a 1", "a 2", "b 0", "b 3"]
+    assert set(shop.effects().values()) == {1}
+    assert places(shop) == []

@@ -131,3 +131,12 @@ def test_who_kills_his_horse_too_often(office: Any) -> None:
     with office.engine.connect() as db:
         dead = db.execute(sa.select(WORK.c.crashes).where(WORK.c.state == "DEAD")).scalars().all()
     assert dead == [3]  # by default
+
+
+def test_a_retry_for_another_key(office: Any) -> None:
+    """Its body has changed the job's arguments: it leaves its line at once for another one."""
+    run_behind(office, {0: "moves"}, retry=Retry(max=2, interval=3), effects=4)
+    items = [item for item, _ in office.steps("began")]
+    assert items == ["a 0", "a 1", "a 2", "a 3", "b 0"]
+    assert set(office.effects().values()) == {1}
+    wait_until(lambda: places(office) == [])

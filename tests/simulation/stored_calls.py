@@ -119,18 +119,23 @@ class StoredCalls:
             return row.due <= now_us and not self.is_locked(("work", row.id))
 
         found = sorted(filter(is_due, self.work_items.values()), key=lambda row: (row.due, row.id))
-        return [overdue_of(called(self, row)) for row in found[:limit]]
+        return [
+            replace(overdue_of(called(self, row)), in_place=stands(row) and bool(row.strict))
+            for row in found[:limit]
+        ]
 
     def sent(
-        self: _Rows, items: Sequence[Overdue], *, again_after_s: float, counted: bool = True
+        self: _Rows, items: Sequence[Overdue], *, again_after_s: float | None, counted: bool = True
     ) -> int:
-        again_us = self.now_us() + int(again_after_s * 1e6)
+        again_us = None if again_after_s is None else self.now_us() + int(again_after_s * 1e6)
         noted = 0
         for item in items:
             row = self.work_items.get(item.work)
             if row is None or row.due != item.due_us or row.state not in _SENDABLE:
                 continue
             if self.is_locked(("work", row.id)) or (stands(row) and not counted):
+                continue
+            if again_us is None and not stands(row):
                 continue
             call = row.call
             if counted and call is not None:

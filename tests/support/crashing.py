@@ -84,7 +84,7 @@ taskguard_celery.decorator.CeleryQueue = lambda task: crashes.queue(celery_queue
 taskguard_celery.decorator.CeleryParking = lambda task: crashes.parking(celery_parking(task))  # type: ignore[assignment,misc,arg-type]
 taskguard_rq.decorator.RQQueue = lambda job: crashes.queue(rq_queue(job))  # type: ignore[assignment,misc,arg-type]
 rq_parking = taskguard_rq.decorator.RQParking
-taskguard_rq.decorator.RQParking = lambda job: crashes.parking(rq_parking(job))  # type: ignore[assignment,misc,arg-type]
+taskguard_rq.decorator.RQParking = lambda *of: crashes.parking(rq_parking(*of))  # type: ignore[assignment,misc,arg-type]
 taskguard_rq.configure(locks=locks, ledger=ledger)
 
 

@@ -240,6 +240,11 @@ def strictly(name: str, number: int, how: str = "", *, guard: Guard) -> object:
         raise ValueError(item)
     if how == "always Retry" or (how == "returns Retry" and guard.attempt == 1):
         return Retry(max=2, interval=1)
+    if how == "moves":
+        job = get_current_job()
+        assert job is not None
+        job.args = ("b", number)
+        raise ValueError(item)
     if how == "always dies" or (how == "dies" and guard.attempt == 1):
         os.kill(os.getpid(), 9)
     with guard.transaction() as db:

@@ -579,11 +579,19 @@ def _of_app(app: str) -> sa.ColumnElement[bool]:
 
 
 def _of_queues(queues: Sequence[str] | None) -> sa.ColumnElement[bool]:
-    """By the beginning of the call, which no integration writes otherwise."""
+    """By the beginning of the call, which no integration writes otherwise.
+
+    Before that may stand how often the call was sent; see `records.COUNT`.
+    """
     if queues is None:
         return sa.true()
-    begins = (f'{{"queue": {json.dumps(queue)},' for queue in queues)
-    return sa.or_(*(WORK.c.call.startswith(text, autoescape=True) for text in begins))
+    names = [f'"queue": {json.dumps(queue)},' for queue in queues]
+    begin = sa.func.substr(WORK.c.call, 1, _COUNTED + max(map(len, names), default=0))
+    counted = begin.startswith('{"sent": [')
+    return sa.or_(
+        *(WORK.c.call.startswith("{" + name, autoescape=True) for name in names),
+        *(sa.and_(counted, begin.contains(f"], {name}", autoescape=True)) for name in names),
+    )
 
 
 def waiting(database: Database, key: str | None, *, limit: int) -> list[Waiting]:

@@ -639,6 +639,31 @@ class TestStrict:
         book.ledger.complete(head.claim, None)
         assert call(book) == "m2"
 
+    def test_one_that_was_enqueued_and_has_not_come(self, book: Any) -> None:
+        """It waits in its place and is called from there, which counts as the first sending."""
+        head = self.begin(book)
+        with book.transaction() as db:
+            book.ledger.enqueue(db, strict(2), due_in_s=0.0)
+        assert book.ledger.park(strict(3))
+        [overdue] = book.ledger.overdue(parked=True)
+        assert (overdue.in_place, overdue.sends) == (True, 0)
+        assert book.ledger.sent([overdue], again_after_s=None) == 1
+        assert book.ledger.sent([overdue], again_after_s=None) == 0
+        assert call(book) is None
+        book.ledger.complete(head.claim, None)
+        for queues, keys in ((["test", "x"], [KEY]), (["x"], [])):
+            assert list(book.ledger.look(queues=queues).keys) == keys
+        assert call(book) == "m2"
+        book.make_due()
+        [overdue] = book.ledger.overdue(parked=True)
+        assert (overdue.in_place, overdue.sends) == (True, 1)
+        begun = self.begin(book, 2)
+        assert book.ledger.fail(begun.claim, "boom")
+        book.make_due()
+        [overdue] = book.ledger.overdue(parked=True)
+        assert overdue.in_place is False
+        assert book.ledger.sent([overdue], again_after_s=None) == 0
+
     def test_who_was_enqueued_holds_up_only_those_behind(self, book: Any) -> None:
         """Who was sent before it is called as soon as the key is free: it has not been called."""
         now_us = book.ledger.now_us()
