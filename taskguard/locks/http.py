@@ -22,7 +22,6 @@ import http.client
 import os
 import re
 import socket
-import ssl
 import threading
 import time
 from collections import deque
@@ -32,12 +31,12 @@ from functools import lru_cache
 from urllib.parse import parse_qsl, unquote
 
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
+from taskguard.locks.tls import FILES, Tls
 from taskguard.values import value
 
 __all__ = ["Endpoint", "HttpLink", "Reply", "ServerUrl", "parse_url"]
 
 _MOST_IDLE = 64
-_FILES = ("ca", "cert", "key")
 _HOST = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[^:\[\]\s/]+)(?::(?P<port>\d{1,5}))?")
 
 
@@ -60,7 +59,7 @@ class ServerUrl:
     endpoints: tuple[Endpoint, ...]
     user: str
     password: str
-    tls: ssl.SSLContext | None
+    tls: Tls | None
 
 
 @value
@@ -104,22 +103,13 @@ def parse_url(url: str, *, plain: str, tls: str, port: int) -> ServerUrl:
     return ServerUrl(endpoints, unquote(user), unquote(password), context)
 
 
-def _tls(scheme: str, options: Mapping[str, str]) -> ssl.SSLContext:
-    if set(options) - set(_FILES) or ("key" in options and "cert" not in options):
+def _tls(scheme: str, options: Mapping[str, str]) -> Tls:
+    if set(options) - set(FILES) or ("key" in options and "cert" not in options):
         raise ConfigurationError(
             f"The lock server's URL {scheme}://… takes the options ca=, cert= and key= (of cert), "
             "each the path of a PEM file."
         )
-    try:
-        context = ssl.create_default_context(cafile=options.get("ca"))
-        if "cert" in options:
-            context.load_cert_chain(options["cert"], options.get("key"))
-    except OSError as error:  # also ssl.SSLError
-        names = ", ".join(f"{name}={options[name]}" for name in _FILES if name in options)
-        raise ConfigurationError(
-            f"The lock server's certificates cannot be used ({names}): {error}."
-        ) from error
-    return context
+    return Tls(options)
 
 
 class HttpLink:
@@ -234,7 +224,9 @@ class HttpLink:
         connection = (
             http.client.HTTPConnection(host, port, timeout=timeout_s)
             if self._tls is None
-            else http.client.HTTPSConnection(host, port, timeout=timeout_s, context=self._tls)
+            else http.client.HTTPSConnection(
+                host, port, timeout=timeout_s, context=self._tls.context()
+            )
         )
         try:
             connection.connect()

@@ -7,12 +7,12 @@ Does not guarantee that there is a ZooKeeper.
 from __future__ import annotations
 
 import re
-import ssl
 from dataclasses import field
 from urllib.parse import parse_qsl, unquote, urlencode
 
 from taskguard.errors import ConfigurationError
 from taskguard.locks.http import Endpoint, parse_url
+from taskguard.locks.tls import Tls
 from taskguard.policy import DAY_S, check_number
 from taskguard.values import value
 
@@ -38,7 +38,7 @@ class Address:
     user: str
     password: str = field(repr=False)
     session_s: float
-    tls: ssl.SSLContext | None
+    tls: Tls | None
 
     @property
     def hosts(self) -> str:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import socket
-import ssl
 import threading
 import time
 from collections import deque
@@ -33,6 +32,7 @@ from kazoo.retry import KazooRetry
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
 from taskguard.errors import LockServerUnavailableError
+from taskguard.locks.tls import Tls
 from taskguard.locks.zookeeper.address import Address
 from taskguard.locks.zookeeper.tokens import NO_EPOCH, Epoch, read_epoch
 from taskguard.locks.zookeeper.wire import GetEphemerals, Nodes, Transaction, errors, freeing
@@ -76,7 +76,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
     believes authorities that `ca=` leaves out, and leaves connections open that failed.
     """
 
-    def __init__(self, tls: ssl.SSLContext | None, *, timeout_s: Callable[[], float]) -> None:
+    def __init__(self, tls: Tls | None, *, timeout_s: Callable[[], float]) -> None:
         super().__init__()
         self.failure: BaseException | None = None
         self._tls = tls
