@@ -35,8 +35,23 @@ from taskguard.events import (
 )
 from taskguard.events import Claimed as ClaimedEvent
 from taskguard.lease import Lease, Owner, asked, new_owner, trusted_until_s
-from taskguard.ledger.protocol import Answer, Busy, Claim, Claimed, ClaimRequest, Ledger
-from taskguard.locks.base import CALLED, NOBODY, Granted, Held, HintingLocks, LockProvider
+from taskguard.ledger.protocol import (
+    Answer,
+    Busy,
+    Claim,
+    Claimed,
+    ClaimRequest,
+    Ledger,
+)
+from taskguard.locks.base import (
+    CALLED,
+    NOBODY,
+    Granted,
+    Held,
+    HintingLocks,
+    LockProvider,
+    Renewal,
+)
 from taskguard.states import Decision
 from taskguard.watchdog import TrackedLease, Watchdog
 
@@ -46,6 +61,7 @@ logger = logging.getLogger("taskguard")
 
 _POLL_S = 0.25
 _MOST_UNSETTLED = 1_000
+_LATE_RENEWALS = 2
 
 
 @dataclass(slots=True)
@@ -154,6 +170,10 @@ class Admission:
         asked_at_s = self.clock.monotonic_s()
         asker.in_line = False
         admitted = self._admit(delivery, owner, wait_s)
+        if isinstance(admitted, Granted) and self._is_late(asked_at_s, admitted.ttl_s):
+            # The connection is there now, and the same owner gets the same grant.
+            asked_at_s = self.clock.monotonic_s()
+            admitted = self._admit(delivery, owner, wait_s)
         if isinstance(admitted, Held):
             asker.in_line = waits and self.locks is not None and self.locks.traits.fair
             if not last and self._is_lease(delivery, admitted):
@@ -304,6 +324,7 @@ class Admission:
         try:
             found = self.ledger.claim(request)
             if isinstance(found, Claimed):
+                asked_at_s = self._renewed_at_s(found.claim, asked_at_s)
                 self._note_claim(delivery, tracked, found, asked_at_s)
                 return Admitted(tracked, found)
         except BaseException as error:
@@ -321,6 +342,28 @@ class Admission:
         if answered_by_record and isinstance(found, Answer):
             return _until_body_ends(found, lease.ttl_s)
         return found
+
+    def _renewed_at_s(self, claim: Claim, asked_at_s: float) -> float:
+        """When a claim was last asked for; a grant that came too late is renewed.
+
+        By the second renewal there is a connection for renewals as well.
+        """
+        for _ in range(_LATE_RENEWALS):
+            if not self._is_late(asked_at_s, claim.request.ttl_s):
+                break
+            renewed_at_s = self.clock.monotonic_s()
+            try:
+                if cast("Ledger", self.ledger).renew([claim]) != [Renewal.RENEWED]:
+                    break  # the watchdog finds it lost
+            except TaskguardError as error:
+                logger.debug("%s: a late grant is not renewed: %s", ", ".join(claim.keys), error)
+                break
+            asked_at_s = renewed_at_s
+        return asked_at_s
+
+    def _is_late(self, asked_at_s: float, ttl_s: float) -> bool:
+        """Whether a grant took longer to arrive than it may be trusted: a connection was made."""
+        return self.clock.monotonic_s() >= trusted_until_s(asked_at_s=asked_at_s, ttl_s=ttl_s)
 
     def _settle(self, request: ClaimRequest) -> bool:
         """End a claim whose answer never arrived, if it was granted; that counts as no crash.

@@ -10,12 +10,12 @@ from taskguard.errors import LockServerUnavailableError
 from taskguard.findings import Finding, Level
 from taskguard.locks.base import LockProvider, Traits
 
-__all__ = ["check_locks", "judge_leases", "without_a_ledger"]
+__all__ = ["LEFT_AT_A_RENEWAL", "check_locks", "judge_leases", "names_of", "without_a_ledger"]
 
 # Where a ledger refuses the second effect, these are good to know; without one nothing does.
 _MADE_GOOD_BY_A_LEDGER = frozenset({"no_persistence", "async_replicas", "locks_in_memory"})
 # A lease is renewed at a third: so much of it is left at the worst.
-_LEFT_AT_A_RENEWAL = 2 / 3
+LEFT_AT_A_RENEWAL = 2 / 3
 
 
 def check_locks(
@@ -51,7 +51,7 @@ def judge_leases(
         yield Finding(
             "ttl_raised",
             Level.NOTE,
-            where=_named(short),
+            where=names_of(short),
             what=f"Their ttl_s is below {traits.min_ttl_s:g}, the least of {where}.",
             why=f"After a holder's death the key is taken over within {traits.min_ttl_s:g} s.",
             mend=f"ttl_s={traits.min_ttl_s:g} says what happens.",
@@ -59,15 +59,15 @@ def judge_leases(
     hasty = [
         task
         for task in tasks
-        if task.policy.ttl_s * _LEFT_AT_A_RENEWAL < traits.failover_s
+        if task.policy.ttl_s * LEFT_AT_A_RENEWAL < traits.failover_s
         and task.policy.ttl_s >= traits.min_ttl_s
     ]
     if hasty:
-        least_s = traits.failover_s / _LEFT_AT_A_RENEWAL
+        least_s = traits.failover_s / LEFT_AT_A_RENEWAL
         yield Finding(
             "ttl_below_failover",
             Level.NOTE if has_ledger else Level.WARNING,
-            where=_named(hasty),
+            where=names_of(hasty),
             what=f"Their leases may end before {where} has failed over, which takes about "
             f"{traits.failover_s:g} s.",
             why="With locks alone each fail-over loses all leases that are held; a ledger keeps "
@@ -76,7 +76,8 @@ def judge_leases(
         )
 
 
-def _named(tasks: Sequence[GuardedTask]) -> str:
+def names_of(tasks: Sequence[GuardedTask]) -> str:
+    """The tasks, for a finding."""
     first = ", ".join(sorted(task.name for task in tasks)[:3])
     more = len(tasks) - 3
     return f"the tasks {first} and {more} more" if more > 0 else f"the tasks {first}"

@@ -100,7 +100,7 @@ class TableLocks:
     @property
     def traits(self) -> Traits:
         """Leases with tokens, also for several at once."""
-        return Traits(shares=True, in_database=True)
+        return Traits(shares=True, in_database=True, failover_s=self._database.failover_s)
 
     def acquire(
         self,

@@ -32,7 +32,7 @@ from taskguard.ledger.protocol import (
     Seen,
     WorkView,
 )
-from taskguard.locks.base import Granted, Held, Hold, Traits
+from taskguard.locks.base import Granted, Held, Hold, Holder, Traits
 from taskguard.states import State
 
 if TYPE_CHECKING:
@@ -136,6 +136,9 @@ class PortLocks(Boundary):
 
     def renew(self, holds: Sequence[Hold]) -> list[str]:
         return self._ask("renew", lambda: self.world.locks.renew(holds))
+
+    def holders(self, key: str) -> list[Holder]:
+        return self._ask("holders", lambda: self.world.locks.holders(key))
 
     def wait(self, key: str, owner: Owner, *, timeout_s: float) -> None:
         locks = self.world.locks

@@ -30,6 +30,7 @@ from taskguard.ledger.connections.engine import (
     LEVEL,
     READ_COMMITTED,
     begins_itself,
+    failover_s,
     make_engine,
 )
 from taskguard.ledger.connections.executed import Executed
@@ -128,6 +129,14 @@ class Database:
         if not host:  # a file, or a server that the driver finds by itself
             return f"{url.drivername} {url.database or ':memory:'}"
         return f"{url.drivername} {host}{f':{port}' if port else ''}/{url.database or ''}"
+
+    @functools.cached_property
+    def failover_s(self) -> float:
+        """Seconds that a new connection takes if all hosts of the URL but the last are silent.
+
+        0.0 for one host, and for an Engine of the user's own, whose time-outs are unknown.
+        """
+        return failover_s(self.engine.url) if self.dialect.own else 0.0
 
     def is_mariadb(self) -> bool:
         """Whether the server is a MariaDB; where the URL says MySQL, the server is asked."""

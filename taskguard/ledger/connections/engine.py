@@ -8,6 +8,7 @@ a forked child. No message holds a password.
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 from typing import Any
 
@@ -15,7 +16,7 @@ import sqlalchemy as sa
 
 from taskguard.drivers import extra_of
 from taskguard.errors import ConfigurationError, MissingDriverError
-from taskguard.ledger.connections import sessions
+from taskguard.ledger.connections import services, sessions
 from taskguard.ledger.connections.pools import (
     Lifo,
     emptied_in_children,
@@ -28,6 +29,8 @@ __all__ = [
     "LEVEL",
     "READ_COMMITTED",
     "begins_itself",
+    "failover_s",
+    "hosts_of",
     "make_engine",
     "read_url",
 ]
@@ -36,6 +39,8 @@ LEVEL = "taskguard_level"  # in a connection's `info`: the isolation level of lo
 READ_COMMITTED = "read committed"  # as PostgreSQL writes it
 
 CONNECT_TIMEOUT_S = 5
+_LEAST_CONNECT_S = 2  # libpq takes no less
+_NO_LIMIT_S = 130.0  # as psycopg has it for connect_timeout=0
 _POOL = {"pool_size": 10, "max_overflow": -1}  # `pools.py` counts them
 _POSTGRESQL: dict[str, Any] = {
     "keepalives": 1,
@@ -142,10 +147,9 @@ def _create(
 ) -> sa.Engine:
     unpooled: dict[str, Any] = {"poolclass": sa.NullPool}
     if url.get_backend_name() == "sqlite":
-        connect: dict[str, Any] = {
-            "timeout": max(lock_timeout_s, 5.0),
-            "factory": sessions.noting_connection(),
-        }
+        connect: dict[str, Any] = {"factory": sessions.noting_connection()}
+        if "timeout" not in url.query:
+            connect["timeout"] = max(lock_timeout_s, 5.0)
         engine = sa.create_engine(url, connect_args=connect, **({} if pooled else unpooled))
         sa.event.listen(engine, "connect", _tune_sqlite)
         sa.event.listen(engine, "begin", _begin_immediate)
@@ -153,7 +157,7 @@ def _create(
     if url.get_backend_name() in ("mysql", "mariadb"):
         pool = {"poolclass": Lifo, **_POOL} if pooled else unpooled
         return _create_mysql(url, pool, connect_timeout_s)
-    connect = {**_POSTGRESQL, "connect_timeout": connect_timeout_s}
+    connect = _postgresql_options(url, connect_timeout_s)
     options = {"connect_args": connect, **(_POOL if pooled else unpooled)}
     if not begins_itself(url):
         engine = sa.create_engine(url, isolation_level="READ COMMITTED", **options)
@@ -172,6 +176,41 @@ def _create(
     sa.event.listen(engine, "connect", _tune_psycopg)
     sa.event.listen(engine, "reset", end_transaction)
     return engine
+
+
+def _postgresql_options(url: sa.URL, connect_timeout_s: int) -> dict[str, Any]:
+    """Options of libpq, except those that the URL, the environment or a service file gives."""
+    of_service = services.options_of(url)
+    limit_s = max(_LEAST_CONNECT_S, connect_timeout_s // len(hosts_of(url)))
+    options = {**_POSTGRESQL, "connect_timeout": limit_s}
+    if "connect_timeout" in of_service:  # which psycopg does not read
+        options["connect_timeout"] = of_service.pop("connect_timeout")
+    elif "PGCONNECT_TIMEOUT" in os.environ:
+        del options["connect_timeout"]
+    given = url.query.keys() | of_service.keys()
+    return {name: option for name, option in options.items() if name not in given}
+
+
+def hosts_of(url: sa.URL) -> list[str]:
+    """The hosts that a connection to PostgreSQL tries, one after the other; at least one."""
+    named = url.query.get("host", ())
+    texts = [url.host or "", *((named,) if isinstance(named, str) else named)]
+    hosts = [host for text in texts for host in text.split(",") if host]
+    elsewhere = services.options_of(url).get("host") or os.environ.get("PGHOST", "")
+    return hosts or elsewhere.split(",")
+
+
+def failover_s(url: sa.URL) -> float:
+    """Seconds that a connection takes if each of its hosts but the last one gives no answer."""
+    if url.get_backend_name() != "postgresql" or (others := len(hosts_of(url)) - 1) < 1:
+        return 0.0
+    options = _postgresql_options(url, CONNECT_TIMEOUT_S)
+    given = url.query.get("connect_timeout") or os.environ.get("PGCONNECT_TIMEOUT")
+    try:
+        limit_s = float(str(options.get("connect_timeout", given)))
+    except ValueError:
+        return 0.0  # libpq says what is wrong with it
+    return others * max(float(_LEAST_CONNECT_S), limit_s) if limit_s > 0 else _NO_LIMIT_S * others
 
 
 def _create_mysql(url: sa.URL, pool: dict[str, Any], connect_timeout_s: int) -> sa.Engine:
