@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 from celery import Celery, Task
@@ -146,7 +147,9 @@ class CelerySender:
         stored = stores_errors(task, options.get("ignore_result"))
         backend = self._app.backend if task is None else task.backend
         error = errors.StoredCallError(f"{signature.task}: {reason}")
-        backend.mark_as_failure(request.id, error, request=request, store_result=stored)
+        # Errbacks are its callbacks, and no children of the task in which it is given up.
+        fail = partial(backend.mark_as_failure, request.id, error)
+        outside(lambda: fail(request=request, store_result=stored))
 
     def task_id_of(self, call: dict[str, Any]) -> str:
         """The id of the task that a stored call sends. Raises StoredCallError."""
@@ -207,6 +210,7 @@ class CelerySender:
             headers[EXPIRES_HEADER] = signature.options["expires"]
             # Not as an option of `apply_async()`, which takes None for nothing said.
             signature.options["expires"] = None
+        signature["args"] = tuple(signature.args or ())  # JSON has made a list of them
         try:
             with publishing(marks):
                 result = signature.apply_async(retries=message.retries, headers=headers, **options)

@@ -1,13 +1,13 @@
-"""How a message is sent again: as it came, whatever is at work in this process.
+"""How a message is sent again: as it came.
 
 Guarantees: a message in hand that is sent again keeps its id, links, chord, group, parent, root,
-priority, route, headers and properties, its serializer and compression. What the process does
-meanwhile has no part in it: the message is published outside every task, in an empty context, and
-past the `apply_async()` of its task. `before_task_publish` handlers run, and change nothing. Its
-route is its own, whatever `task_routes` says.
+priority, route, headers and properties, its serializer and compression. The task at work adds
+nothing to it: the message is published outside every task, in an empty context, and past the
+`apply_async()` of its own task. `before_task_publish` handlers run, and change nothing.
+`task_routes` does not apply.
 
-Two options are not kept: an `expiration` of the broker's (see `message.py`), and RabbitMQ's
-`user_id`, which names whoever publishes.
+Two properties are not kept: an `expiration` of the broker's (see `message.py`), and RabbitMQ's
+`user_id`, which names the publishing user.
 
 Read next: `marks.py`; `calls.py` for how a message is stored.
 """
@@ -140,13 +140,14 @@ def forward(
 @contextmanager
 def _no_task() -> Iterator[None]:
     """Celery knows of no task that is at work in this thread, or greenlet."""
-    tasks = []
+    tasks = list(_task_stack.stack)
     try:
-        while _task_stack.stack:
-            tasks.append(_task_stack.pop())
+        for _ in tasks:
+            _task_stack.pop()
         yield
     finally:
-        for task in reversed(tasks):
+        # A time limit may have come while they were taken off.
+        for task in tasks[len(_task_stack.stack) :]:
             _task_stack.push(task)
 
 

@@ -1,9 +1,8 @@
-"""What taskguard knows about a Celery message, in one header that user code cannot lose.
+"""The marks of a Celery message: taskguard's own facts about it, in one header.
 
-The header names the message it belongs to, so that headers which a body copies to another message
-are not taken for that message's own. It is written when kombu publishes the message, after base
-classes, `Task.retry(headers=…)`, routers and `before_task_publish` handlers: these may replace all
-headers.
+The header names its message. So a body may copy headers to another message, which gets marks of its
+own. The header is written when kombu publishes the message, after base classes,
+`Task.retry(headers=…)`, routers and `before_task_publish` handlers: these may replace all headers.
 
 Guarantees: a message keeps its marks over retries and deferrals, and while its call is stored.
 A message that was published without this package has none, and gets none later: the time of its
@@ -125,7 +124,7 @@ def marks_of(request: Any) -> Marks:
 
 @dataclass(frozen=True, slots=True)
 class _Publishing:
-    """What this package is publishing.
+    """The message that this package is publishing.
 
     Attributes:
         marks: the marks of the message.
@@ -147,9 +146,9 @@ def publishing(
     headers: Mapping[str, Any] | None = None,
     properties: Mapping[str, Any] | None = None,
 ) -> Iterator[None]:
-    """Give these marks to the message with their name, whoever publishes it in the block.
+    """Give these marks to the message with their name, if it is published in the block.
 
-    With `headers` it has these and no others, whatever handlers of `before_task_publish` add.
+    With `headers` the message has these and no others: handlers of `before_task_publish` add none.
     """
     token = _publishing.set(_Publishing(marks, headers, properties or {}))
     try:

@@ -259,11 +259,18 @@ def _keep_parent(task: Task, signature: Signature) -> None:
         return
     request = parent.request
     inherited = {"root_id": request.root_id or request.id, "parent_id": request.id}
-    if task.app.conf.task_inherit_parent_priority and task.priority is None:
+    if task.app.conf.task_inherit_parent_priority and _has_no_priority(task, signature):
         inherited["priority"] = (request.delivery_info or {}).get("priority")
     for name, value in inherited.items():
         if options.get(name) is None:
             options[name] = value
+
+
+def _has_no_priority(task: Task, signature: Signature) -> bool:
+    """Whether neither the task has one, nor its route."""
+    options, router = dict(signature.options), task.app.amqp.router
+    routed = router.route(options, task.name, signature.args, signature.kwargs, task)
+    return task.priority is None and routed.get("priority") is None
 
 
 def _delay(signature: Signature, delay_s: float | None) -> None:

@@ -1,4 +1,4 @@
-"""What taskguard knows about a job: fields of its record that RQ, and user code, leave alone.
+"""The marks of an RQ job: taskguard's own facts about it, in fields of its record.
 
 `job.meta` is the user's: a body, a callback or a class of jobs may replace it. So each mark is a
 field of its own in the job's hash in Redis. RQ keeps such fields, and deletes them with the record.

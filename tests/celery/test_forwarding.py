@@ -22,7 +22,8 @@ from support.claims import request
 from support.request_ids import request_id, requests
 from support.waiting import wait_until
 from taskguard import MessageRef
-from taskguard_celery import guarded_task
+from taskguard.states import State
+from taskguard_celery import enqueue, guarded_task
 from taskguard_celery.calls import CelerySender
 from taskguard_celery.marks import HEADER, MESSAGE_HEADERS
 
@@ -96,23 +97,33 @@ def overwrite(headers: dict[str, Any], properties: dict[str, Any], **_: Any) -> 
 
 
 @contextmanager
-def holding(app: Celery) -> Iterator[Context]:
-    """Within a task of another tenant, in a process whose handlers say so."""
-    task, token = app.tasks["holder"], tenant.set("the holder's")
-    before_task_publish.connect(overwrite)
+def at_work(app: Celery, name: str) -> Iterator[Context]:
+    """Within a task, which a message named so brought."""
+    task = app.tasks["holder"]
     push_current_task(task)
-    task.push_request(id="holder", called_directly=False, delivery_info={"priority": 9})
+    task.push_request(id=name, called_directly=False, delivery_info={"priority": 9})
     try:
         yield task.request
     finally:
         task.pop_request()
         pop_current_task()
+
+
+@contextmanager
+def holding(app: Celery) -> Iterator[Context]:
+    """Within a task of another tenant, in a process whose handlers say so."""
+    token = tenant.set("the holder's")
+    before_task_publish.connect(overwrite)
+    try:
+        with at_work(app, "holder") as request:
+            yield request
+    finally:
         before_task_publish.disconnect(overwrite)
         tenant.reset(token)
 
 
 def content(message: Any) -> dict[str, Any]:
-    """What a message is, but for the number of its delivery, and the way on which it came."""
+    """A message, without the number of its delivery and the route on which it came."""
     headers, marks = dict(message.headers), dict(message.headers[HEADER])
     for name in ("deferrals", "called"):
         marks.pop(name, None)
@@ -166,6 +177,42 @@ def test_a_message_in_hand_keeps_its_options(
     assert holder.children == []
     told = [(each["args"], each["root_id"], each["parent_id"]) for each in events]
     assert told[0] == told[1]
+
+
+# Work that is enqueued does not expire; a signature has a `type` of its own.
+SENT = {
+    name: {option: value for option, value in options.items() if option != "type"}
+    for name, options in OPTIONS.items()
+    if name != "expires"
+}
+
+
+@pytest.mark.parametrize("options", SENT.values(), ids=SENT)
+def test_what_is_enqueued_is_the_message_that_a_call_sends(
+    app: Celery, options: dict[str, Any]
+) -> None:
+    """Also if a sweep sends it, in another task: it stays a child of the one that enqueued it."""
+    task, options = app.tasks["line"], {"task_id": str(uuid.uuid4()), **options}
+    with at_work(app, "enqueues") as request:
+        task.apply_async((1,), **options)
+        [called] = messages_of(app)
+        enqueue(task, (1,), **options)
+        assert len(request.children) == 2
+    [first] = messages_of(app)
+    ledger = app.conf.taskguard_ledger
+    [work] = ledger.list_work(State.NEW)
+    call, message = json.loads(work.call), MessageRef(work.message)
+    token = tenant.set("the sweeper's")
+    with at_work(app, "sweeps") as request, CelerySender(app).batch() as send:
+        send(call, message)
+        assert request.children == []
+    tenant.reset(token)
+    [swept] = messages_of(app)
+    assert content(swept) == content(first)
+    for each in (called, first):
+        del each.headers[HEADER]["sent"]
+    assert content(first) == content(called)
+    assert {route(each) for each in (called, first, swept)} == {route(called)}
 
 
 @pytest.mark.once

@@ -1,4 +1,4 @@
-"""What taskguard knows about a message stays known, whatever user code makes of its headers."""
+"""A message keeps its marks, whatever user code makes of its headers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What taskguard knows about a job stays known, and a job that is sent again is the same one."""
+"""A job keeps its marks, and a job that is sent again stays the same job."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "timeout": {"timeout": -1},
     "ttl": {"ttl": 90},
 }
-# Of its last enqueueing and execution.
+# Fields of the last enqueueing and execution.
 PASSING = {b"enqueued_at", b"status", b"started_at", b"worker_name", b"last_heartbeat"}
 
 
