@@ -13,6 +13,7 @@ Read next: `sweep.py`, `ledger/outbox.py` for what is stored, `ledger/unique.py`
 
 from __future__ import annotations
 
+import contextvars
 import json
 import logging
 import time
@@ -147,9 +148,12 @@ def enqueue_in(
     pause_s = AGAIN_AFTER_S if again_after_s is None else again_after_s
     # What holds up a strict line stays due: a relay calls it in its turn if it does not come soon.
     in_line = delivery.strict and placed.outcome == "sent"
+    # Its trace, or tenant, is that of the enqueue, wherever the COMMIT comes from.
+    context = contextvars.copy_context()
 
     def publish() -> None:
-        _send_if_committed(ledger, placed.delivery, send, None if in_line else pause_s)
+        sent_again_s = None if in_line else pause_s
+        context.copy().run(_send_if_committed, ledger, placed.delivery, send, sent_again_s)
 
     placed.publish = publish
     _publish_after(session, db, publish)

@@ -24,7 +24,7 @@ from celery._state import _task_stack
 from celery.app.routes import Router
 from celery.canvas import Signature
 
-from taskguard_celery.marks import HEADER, MESSAGE_HEADERS, Marks, marks_of, publishing
+from taskguard_celery.marks import HEADER, MESSAGE_HEADERS, Marks, Stored, marks_of, publishing
 
 __all__ = ["came", "forward", "outside", "signature_in_hand"]
 
@@ -108,14 +108,16 @@ def forward(
     options = signature.options
     headers = {**options["headers"], "retries": retries}
     headers.pop(HEADER, None)
+    args, kwargs = signature.args or (), signature.kwargs or {}
+    stored = Stored(args, kwargs, headers, options[_PROPERTIES])
     kept = {name: options[name] for name in _OPTIONS if options.get(name) is not None}
 
     def send() -> None:
-        with publishing(marks, headers, options[_PROPERTIES]):
+        with publishing(marks, stored):
             app.send_task(
                 signature.task,
-                signature.args,
-                signature.kwargs,
+                list(args),
+                dict(kwargs),
                 task_id=options["task_id"],
                 countdown=countdown,
                 retries=retries,

@@ -26,7 +26,16 @@ from kombu.messaging import Producer
 
 from taskguard_celery.ticks import take_tick
 
-__all__ = ["HEADER", "MESSAGE_HEADERS", "Marks", "Route", "marks_of", "name_of", "publishing"]
+__all__ = [
+    "HEADER",
+    "MESSAGE_HEADERS",
+    "Marks",
+    "Route",
+    "Stored",
+    "marks_of",
+    "name_of",
+    "publishing",
+]
 
 HEADER = "taskguard"
 
@@ -123,51 +132,62 @@ def marks_of(request: Any) -> Marks:
 
 
 @dataclass(frozen=True, slots=True)
+class Stored:
+    """A message as it came.
+
+    Attributes:
+        args: its positional arguments.
+        kwargs: its keyword arguments.
+        headers: all headers, but `eta`.
+        properties: the properties that no option of a call stands for.
+    """
+
+    args: Any
+    kwargs: Any
+    headers: Mapping[str, Any]
+    properties: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class _Publishing:
     """The message that this package is publishing.
 
     Attributes:
         marks: the marks of the message.
-        headers: all headers, but `eta`; None: as Celery and user code make them.
-        properties: properties that the message must have, too.
+        stored: how the message came; None: it is as Celery and user code make it.
     """
 
     marks: Marks
-    headers: Mapping[str, Any] | None
-    properties: Mapping[str, Any]
+    stored: Stored | None
 
 
 _publishing: ContextVar[_Publishing | None] = ContextVar("taskguard_publishing", default=None)
 
 
 @contextmanager
-def publishing(
-    marks: Marks,
-    headers: Mapping[str, Any] | None = None,
-    properties: Mapping[str, Any] | None = None,
-) -> Iterator[None]:
+def publishing(marks: Marks, stored: Stored | None = None) -> Iterator[None]:
     """Give these marks to the message with their name, if it is published in the block.
 
-    With `headers` the message has these and no others: handlers of `before_task_publish` add none.
+    With `stored` the message is as it came: handlers of `before_task_publish` change nothing.
     """
-    token = _publishing.set(_Publishing(marks, headers, properties or {}))
+    token = _publishing.set(_Publishing(marks, stored))
     try:
         yield
     finally:
         _publishing.reset(token)
 
 
-def _mark(headers: dict[str, Any], body: Any, options: dict[str, Any]) -> None:
-    """Write the marks of a message that is about to be published into its headers."""
+def _mark(headers: dict[str, Any], body: Any, options: dict[str, Any]) -> Any:
+    """Write the marks of a message that is about to be published. Return its body."""
     named = headers if "task" in headers else body  # protocol 1 has id and task in its body
     if not isinstance(named, Mapping) or not {"id", "task"} <= named.keys():
-        return
+        return body
     name = name_of(named["id"], headers.get("replaced_task_nesting"))
     ours = _publishing.get()
     if ours is not None and ours.marks.message == name:
         marks = ours.marks
-        if ours.headers is not None:
-            _restore(headers, options, ours.headers, ours.properties)
+        if ours.stored is not None:
+            body = _restore(headers, body, options, ours.stored)
     else:
         marks = (
             _in_hand(name, named)
@@ -178,21 +198,20 @@ def _mark(headers: dict[str, Any], body: Any, options: dict[str, Any]) -> None:
     if isinstance(serializer, str):
         marks = replace(marks, serializer=serializer)
     headers[HEADER] = marks.header()
+    return body
 
 
-def _restore(
-    headers: dict[str, Any],
-    options: dict[str, Any],
-    stored: Mapping[str, Any],
-    properties: Mapping[str, Any],
-) -> None:
-    """Give a message the headers and properties with which it came."""
-    for name in headers.keys() - stored.keys() - {*MESSAGE_HEADERS}:
+def _restore(headers: dict[str, Any], body: Any, options: dict[str, Any], stored: Stored) -> Any:
+    """Give a message the headers, properties and arguments with which it came."""
+    for name in headers.keys() - stored.headers.keys() - {*MESSAGE_HEADERS}:
         del headers[name]
-    headers.update(stored)
+    headers.update(stored.headers)
     for name in _NO_PROPERTIES:
         options.pop(name, None)
-    options.update(properties)
+    options.update(stored.properties)
+    if isinstance(body, dict):  # protocol 1
+        return {**body, "args": stored.args, "kwargs": stored.kwargs}
+    return (stored.args, stored.kwargs, *body[2:])
 
 
 def _in_hand(name: str, published: Mapping[str, Any]) -> Marks | None:
@@ -215,7 +234,7 @@ def _watch(publish: Any) -> Any:
     def marked_publish(self: Producer, body: Any, *args: Any, **options: Any) -> Any:
         headers = options.get("headers")
         if isinstance(headers, dict):
-            _mark(headers, body, options)
+            body = _mark(headers, body, options)
         return publish(self, body, *args, **options)
 
     return marked_publish

@@ -10,12 +10,14 @@ from contextvars import ContextVar
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from celery import Celery, Task
 from celery._state import pop_current_task, push_current_task
 from celery.app.task import Context
 from celery.events import EventDispatcher
 from celery.signals import before_task_publish
 from kombu import Exchange, Queue
+from sqlalchemy import orm
 
 from support.celery_process import come, local_app, messages_of
 from support.claims import request
@@ -88,8 +90,9 @@ class Careless(Task):  # type: ignore[misc]  # Celery has no types
         return super().apply_async(args, kwargs, **options)
 
 
-def overwrite(headers: dict[str, Any], properties: dict[str, Any], **_: Any) -> None:
+def overwrite(headers: dict[str, Any], properties: dict[str, Any], body: Any, **_: Any) -> None:
     """As a handler of `before_task_publish` does that says where a message comes from."""
+    body[1]["tenant"] = tenant.get()
     for name in [name for name in headers if name not in MESSAGE_HEADERS]:
         del headers[name]
     headers.update({"tenant": tenant.get(), "origin": "overwritten", "parent_id": "overwritten"})
@@ -213,6 +216,21 @@ def test_what_is_enqueued_is_the_message_that_a_call_sends(
         del each.headers[HEADER]["sent"]
     assert content(first) == content(called)
     assert {route(each) for each in (called, first, swept)} == {route(called)}
+
+
+def test_what_is_enqueued_is_sent_in_the_context_of_its_enqueue(
+    app: Celery, sqlite_url: str
+) -> None:
+    """Though that is over when its transaction is committed."""
+    task, engine = app.tasks["line"], sa.create_engine(sqlite_url)
+    with orm.Session(engine) as session:
+        token = tenant.set("the caller's")
+        enqueue(task, (1,), session=session)
+        tenant.reset(token)
+        session.commit()
+    engine.dispose()
+    [message] = messages_of(app)
+    assert message.headers["tenant"] == "the caller's"
 
 
 @pytest.mark.once
