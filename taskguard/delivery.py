@@ -150,6 +150,9 @@ class Delivery:
             of a task (`policy.limit`), whose holders have a key each.
         bounds: how many may hold its one key at once, and how often it may be begun, where its
             policy says so. With slots in it `keys` is one of them, and it asks for that.
+        timed_out: tells, when the process that runs its body is told to end, that this is for the
+            time that the body has taken (a hard time limit), which counts as a crash; None: the
+            queue has no such limit.
         orders: exceptions by which body and queue speak with each other: Celery's Retry, a time
             limit. They are obeyed also where the database has ended the body's transaction.
     """
@@ -177,6 +180,7 @@ class Delivery:
     is_lock: bool = False
     limit: int = 1
     bounds: Bounds | None = None
+    timed_out: Callable[[], bool] | None = None
     orders: tuple[type[Exception], ...] = ()
 
     @property

@@ -225,6 +225,7 @@ class GuardedFunction:
         expires_at_s: float | None = None,
         call: Mapping[str, Any] | None = None,
         redelivered: bool = False,
+        timed_out: Callable[[], bool] | None = None,
         orders: tuple[type[Exception], ...] = (),
     ) -> Delivery:
         """The delivery of one call. Raises KeyArgumentError or TypeError for its arguments.
@@ -256,6 +257,7 @@ class GuardedFunction:
             work=work,
             formerly=formerly,
             redelivered=redelivered,
+            timed_out=timed_out,
             orders=orders,
             task=name,
             message=message,

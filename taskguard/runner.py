@@ -784,6 +784,7 @@ class Runner:
     ) -> None:
         """After a BaseException: a shutdown gives the work back, any other exit is a crash.
 
+        So is a hard time limit, which comes as a shutdown does: the next body would exceed it, too.
         Where there is a queue, a cancelled body is its failure: queues take CancelledError for
         the end of their worker, and would deliver this message again and again.
         """
@@ -797,18 +798,35 @@ class Runner:
                 ) from error
         elif guard.completed:
             return
+        elif is_shutdown(error) and delivery.timed_out is not None and delivery.timed_out():
+            self._after_crash(delivery, tracked, error, timed_out=True)
         elif is_shutdown(error):
             # Also for a revoke and GreenletExit: another worker is to do the work, at once.
             self._end_claim(tracked, lambda ledger, claim: ledger.give_back(claim))
         else:
             self._after_crash(delivery, tracked, error)
 
-    def _after_crash(self, delivery: Delivery, tracked: TrackedLease, error: BaseException) -> None:
+    def _after_crash(
+        self,
+        delivery: Delivery,
+        tracked: TrackedLease,
+        error: BaseException,
+        *,
+        timed_out: bool = False,
+    ) -> None:
         """The body ends its process, and would end the next one's: counted as a crash."""
-        text = _error_text(error)
+        text = "the hard time limit was over" if timed_out else _error_text(error)
         # If the ledger does not answer, the lease runs out, which counts the same.
         self._end_claim(tracked, lambda ledger, claim: ledger.crash(claim, text), late=False)
         self._emit_failed(delivery, tracked, error)
+        if timed_out:
+            logger.warning(
+                "%s %s: the hard time limit was over, and the queue ends this process: that counts "
+                "as a crash. Give the task a longer limit, or a soft one that its body can catch.",
+                delivery.task,
+                delivery.key,
+            )
+            return
         logger.warning(
             "%s %s: the body raised %s, and nobody told this process to stop: that counts as a "
             "crash. Let the body return, or raise an Exception.",

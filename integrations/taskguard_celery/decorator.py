@@ -17,6 +17,7 @@ Read next: `message.py` for how a message is put off, `recognition.py` for whose
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -46,6 +47,7 @@ from taskguard_celery.message import (
     NotPublishedError,
     expires_at_s,
     is_redelivered,
+    is_timed_out,
     message_of,
     published_at_s,
     put_off_unread,
@@ -243,6 +245,7 @@ def _deliver_once(
         if queue is None:
             raise
         put_off_unread(queue, error)
+    started_s = time.monotonic()
     published_s = published_at_s(request)
     policy = compiled.policy
     parks = policy.parks and queue is not None
@@ -261,6 +264,7 @@ def _deliver_once(
         called=called,
         rank=rank_of(task.app, request) if policy.order == "priority" else 0,
         expires_at_s=expires_at_s(task.app, request) if parks else None,
+        timed_out=functools.partial(is_timed_out, task, started_s=started_s),
         orders=_ORDERS,
         call=call_in_hand(task) if stored and queue is not None else None,
     )

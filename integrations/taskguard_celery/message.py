@@ -23,6 +23,7 @@ import time
 from datetime import datetime
 from typing import Any, NoReturn
 
+from billiard.process import current_process
 from celery import Task
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from celery.utils.time import maybe_make_aware
@@ -49,8 +50,10 @@ __all__ = [
     "detect_quorum_queues",
     "expires_at_s",
     "is_redelivered",
+    "is_timed_out",
     "longest_wait_s",
     "message_of",
+    "note_time_limit",
     "published_at_s",
     "put_off_unread",
     "rank_of",
@@ -73,6 +76,8 @@ _LONGEST_PAUSE_S = 10.0
 # Half of RabbitMQ's consumer_timeout, after which it closes the worker's channel.
 _MAX_WAIT_S = 900.0
 _SHARE_OF_TIME_LIMIT = 0.5
+# A hard time limit may come this much before the delivery has taken so long.
+_LIMIT_COMES_EARLY_S, _LIMIT_COMES_EARLY_SHARE = 0.5, 0.1
 
 
 def message_of(request: Any) -> MessageRef:
@@ -160,6 +165,31 @@ def longest_wait_s(task: Task) -> float:
     if visible_s is not None:
         bounds_s.append(visible_s * _SHARE_OF_VISIBILITY_TIMEOUT)
     return min(bounds_s)
+
+
+_worker_time_limit_s: list[float] = []
+
+
+def note_time_limit(worker: Any) -> None:
+    """Note the hard time limit of a worker (`--time-limit`), which its children inherit."""
+    limit_s = getattr(worker, "time_limit", None)
+    _worker_time_limit_s[:] = [float(limit_s)] if limit_s else []
+
+
+def is_timed_out(task: Task, *, started_s: float) -> bool:
+    """Whether the hard time limit of the message in hand is over, so that the pool ends this child.
+
+    `started_s`: when its delivery began, by `time.monotonic()`; the pool counts from a moment
+    before. Only a pool that forks has such a limit. One that was set by `celery control time_limit`
+    is known to the pool alone.
+    """
+    if getattr(current_process(), "index", None) is None:
+        return False
+    hard_s, _ = task.request.timelimit or (None, None)
+    limits_s = [hard_s, task.time_limit, *_worker_time_limit_s, task.app.conf.task_time_limit]
+    limit_s = float(next(filter(None, limits_s), 0.0))
+    early_s = min(_LIMIT_COMES_EARLY_S, limit_s * _LIMIT_COMES_EARLY_SHARE)
+    return limit_s > 0.0 and time.monotonic() - started_s >= limit_s - early_s
 
 
 class CeleryQueue:

@@ -30,7 +30,7 @@ from taskguard_celery.doctor import configuration_of
 from taskguard_celery.findings import LOSING, findings_of_task, settings_of, time_limit_s
 from taskguard_celery.hand_off import consume_hand_offs
 from taskguard_celery.marks import marks_of
-from taskguard_celery.message import message_of
+from taskguard_celery.message import message_of, note_time_limit
 from taskguard_celery.parking import CeleryParking, CeleryRelay
 from taskguard_celery.rabbitmq_queues import ConsumeBeside
 from taskguard_celery.recognition import (
@@ -148,6 +148,7 @@ def _on_worker_init(sender: Any = None, **_: Any) -> None:
 
 def _on_worker_setup(instance: Any = None, **_: Any) -> None:
     """Run the checks: logging is set up now, and nothing has been forked or fetched."""
+    note_time_limit(instance)
     try:
         check_worker(instance.app)
         if _parks(instance.app):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import sqlalchemy as sa
 
 from support.waiting import wait_until
 from taskguard.ledger.tables import WORK
+from taskguard.states import State
 from taskguard_celery import enqueue
 
 
@@ -149,6 +151,26 @@ def test_what_was_enqueued_and_the_broker_has_lost(shop: Any) -> None:
         assert [each.get(timeout=60) for each in (*lost, later)] == list(range(4))
     assert began(shop) == list(range(4))
     assert set(shop.effects().values()) == {1}
+    assert places(shop) == []
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("of", ["message", "worker"])
+def test_a_head_over_its_hard_time_limit(make_shop: Any, of: str) -> None:
+    """Each run counts as a crash, so that it is DEAD in the end, and those behind it go on."""
+    shop = make_shop(SHOP_SETTINGS=json.dumps({"task_time_limit": 1} if of == "worker" else {}))
+    options = {"time_limit": 1} if of == "message" else {}
+    shop.let_go()
+    with shop.worker(concurrency=2) as worker:
+        head = shop.tasks.strictly.apply_async(("a", 0, "hangs"), **options)
+        shop.wait_for_steps("began")
+        behind = shop.tasks.strictly.delay("a", 1)
+        assert behind.get(timeout=60) == 1
+        assert "the hard time limit was over" in worker.text()
+    assert attempts(shop, 0) == 3
+    [dead] = shop.ledger.list_work(State.DEAD)
+    assert head.id in dead.id
+    assert dead.crashes == 3
     assert places(shop) == []
 
 

@@ -218,6 +218,8 @@ def strictly(self: Task, name: str, number: int, how: str = "", *, guard: Guard)
         raise ValueError(item)
     if how.startswith("retries") and guard.attempt == 1:
         raise self.retry(countdown=10 if how == "retries late" else 3)
+    while how == "hangs":
+        time.sleep(0.05)
     if how == "moves":
         raise self.retry(args=("b", number), countdown=5)
     if how == "dies" and guard.attempt == 1:
