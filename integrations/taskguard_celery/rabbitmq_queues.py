@@ -170,8 +170,8 @@ class QueueBeside:
     def _say_other(self, problem: Exception) -> None:
         self._warn(
             f"The queue {self.name} was not declared as {self._own.name} is: {problem}. taskguard "
-            "uses it as it is. To have it made anew, stop the workers and run "
-            f"`rabbitmqctl delete_queue {self.name}`: what was in it is sent again."
+            "uses it as it is. If its arguments are wrong, stop the workers and run "
+            f"`rabbitmqctl delete_queue {self.name}`: its messages are sent again."
         )
 
     def _say_missing(self, problem: Exception | None) -> None:
