@@ -10,17 +10,17 @@ delivers again what a killed one left in Redis.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from celery import Task
+from celery import Task, bootsteps
 from celery._state import get_current_app
 from celery.signals import (
     celeryd_after_setup,
     task_revoked,
     worker_init,
     worker_process_init,
-    worker_ready,
 )
 
 from taskguard import GuardedFunction, errors, examine, log_findings
@@ -143,7 +143,7 @@ def _check_servers(app: Any, rows: list[Any]) -> None:
 
 def _on_worker_init(sender: Any = None, **_: Any) -> None:
     """Steps of a worker are made before it is set up."""
-    sender.app.steps["consumer"].add(ConsumeBeside)
+    sender.app.steps["consumer"].update((ConsumeBeside, LookAfter))
 
 
 def _on_worker_setup(instance: Any = None, **_: Any) -> None:
@@ -162,15 +162,32 @@ def _on_worker_setup(instance: Any = None, **_: Any) -> None:
         raise SystemExit(f"taskguard: {error}") from error
 
 
-def _on_worker_ready(sender: Any = None, **_: Any) -> None:
-    if next(guarded_tasks(sender.app), None) is not None:
-        _look_for_lost_children(sender)
-        _look_for_lost_messages(sender)
-    relay = getattr(sender.controller, "taskguard_relay", None)
+class LookAfter(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
+    """A worker looks after its relay, its children and lost messages.
+
+    It starts anew with each connection: Celery before 5.6 drops all timers with the last one.
+    """
+
+    name = "taskguard-look-after"
+    requires = ("celery.worker.consumer.tasks:Tasks",)
+    _timers: tuple[Any, ...] = ()
+
+    def start(self, consumer: Any) -> None:
+        """Start the timers, and cancel those of the connection before."""
+        for timer in self._timers:
+            timer.cancel()
+        self._timers = tuple(_timers_of(consumer))
+
+
+def _timers_of(consumer: Any) -> Iterator[Any]:
+    if next(guarded_tasks(consumer.app), None) is not None:
+        yield from _look_for_lost_children(consumer)
+        yield from _look_for_lost_messages(consumer)
+    relay = getattr(consumer.controller, "taskguard_relay", None)
     if relay is not None:
         relay.keep()
-        timer = sender.timer if sender.hub is None else sender.hub
-        timer.call_repeatedly(_KEEP_RELAY_S, relay.keep)
+        timer = consumer.timer if consumer.hub is None else consumer.hub
+        yield timer.call_repeatedly(_KEEP_RELAY_S, relay.keep)
 
 
 def _on_child_ready(sender: str | None = None, **_: Any) -> None:
@@ -198,7 +215,7 @@ def _parks(app: Any) -> bool:
     return any(compiled.policy.parks for _, compiled in guarded_tasks(app))
 
 
-def _look_for_lost_children(consumer: Any) -> None:
+def _look_for_lost_children(consumer: Any) -> Iterator[Any]:
     """Look after the children of a prefork pool more often than Celery does.
 
     Celery hears that a child's pipe was closed, asks at once whether the child has ended, and
@@ -207,10 +224,10 @@ def _look_for_lost_children(consumer: Any) -> None:
     """
     maintain = getattr(consumer.pool, "maintain_pool", None)
     if consumer.hub is not None and maintain is not None:
-        consumer.hub.call_repeatedly(_LOOK_FOR_LOST_CHILDREN_S, maintain)
+        yield consumer.hub.call_repeatedly(_LOOK_FOR_LOST_CHILDREN_S, maintain)
 
 
-def _look_for_lost_messages(consumer: Any) -> None:
+def _look_for_lost_messages(consumer: Any) -> Iterator[Any]:
     """Deliver again, without an event loop (gevent, eventlet), what was not acknowledged in time.
 
     kombu does so when a poll of Redis ends without an event; but its BRPOP ends after 1 s, which
@@ -233,7 +250,7 @@ def _look_for_lost_messages(consumer: Any) -> None:
         except channel.connection_errors as error:
             logger.debug("looking for messages of killed workers got no answer: %s", error)
 
-    consumer.timer.call_repeatedly(interval_s, restore)
+    yield consumer.timer.call_repeatedly(interval_s, restore)
 
 
 def _on_revoked(sender: Any = None, request: Any = None, expired: bool = False, **_: Any) -> None:
@@ -284,6 +301,5 @@ def _end(task: Task, compiled: GuardedFunction, request: Any, *, expired: bool) 
 
 worker_init.connect(_on_worker_init, weak=False)
 celeryd_after_setup.connect(_on_worker_setup, weak=False)
-worker_ready.connect(_on_worker_ready, weak=False)
 worker_process_init.connect(_on_child_ready, weak=False)
 task_revoked.connect(_on_revoked, weak=False)

@@ -7,6 +7,7 @@ import signal
 from collections import Counter
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import sqlalchemy as sa
@@ -22,7 +23,7 @@ from taskguard.errors import ConfigurationError
 from taskguard_celery import guarded_task
 from taskguard_celery.findings import findings_of_app, settings_of_app
 from taskguard_celery.message import rank_of
-from taskguard_celery.startup import _on_worker_ready
+from taskguard_celery.startup import LookAfter
 from taskguard_sandbox.servers import free_port
 
 SECRET = "s3cret-horse"
@@ -173,17 +174,31 @@ def test_guarded_task_over_shared_task_says_so_too() -> None:
 
 
 def test_lost_children_are_looked_for_well_within_a_lease() -> None:
-    """A timer of the prefork pool's own; a worker without guarded tasks is left alone."""
-    called: list[float] = []
-    hub = SimpleNamespace(call_repeatedly=lambda delay, _: called.append(delay))
+    """By a timer for each connection of a worker; one without guarded tasks is left alone."""
+    started: list[tuple[float, Mock]] = []
+
+    def call_repeatedly(delay_s: float, _: Any) -> Mock:
+        started.append((delay_s, Mock()))
+        return started[-1][1]
+
     pool = SimpleNamespace(maintain_pool=lambda: None)
-    bare = Celery("bare", set_as_current=False)
-    worker = {"hub": hub, "pool": pool, "task_consumer": None, "controller": None}
-    _on_worker_ready(SimpleNamespace(app=bare, **worker))
-    assert called == []
-    _on_worker_ready(SimpleNamespace(app=make_app(), **worker))
-    assert len(called) == 1
-    assert called[0] <= 1
+    worker = {
+        "hub": SimpleNamespace(call_repeatedly=call_repeatedly),
+        "pool": pool,
+        "task_consumer": None,
+        "controller": None,
+    }
+    bare, guarded = (
+        SimpleNamespace(app=app, **worker)
+        for app in (Celery("bare", set_as_current=False), make_app())
+    )
+    LookAfter(bare).start(bare)
+    assert started == []
+    step = LookAfter(guarded)
+    for _ in range(2):
+        step.start(guarded)
+    assert [delay_s <= 1 for delay_s, _ in started] == [True, True]
+    assert [timer.cancel.called for _, timer in started] == [True, False]
 
 
 def test_a_worker_warns_once_for_each_guarded_task_and_safe_defaults_silence_it(

@@ -149,7 +149,7 @@ def queue_up(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> i
     return _take_turn(name, number, seconds, guard)
 
 
-@task(name="shop.reject", acks_late=True)
+@task(name="shop.reject")
 @guarded_task(key="queue:<name>", once_per="message", busy="park", ttl_s=TTL_S)
 def reject(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> int:
     """As `queue_up`, and the broker is to take the message out of its queue."""
