@@ -4,7 +4,9 @@ Guarantees: only work that has ended (DONE, FAILED; DEAD if asked for) goes, and
 ended before the cut-off (released by their holders, or run out, as after a crash), and whose rate
 allowed a start by then; a burst that is used up is allowed again within `retention_s`. The
 DELETE repeats that condition; a batch is a transaction of its own, and rows that somebody has
-locked are left for the next time. No fence goes back: the next one of a key that is gone is the
+locked are left for the next time. FAILED work stays, with its attempts and what its steps have
+stored, as long as it keeps its place in a strict line for a retry, or its caller has not heard that
+a newer message took its place. No fence goes back: the next one of a key that is gone is the
 database's clock, which is ahead of every fence from before the cut-off. A holder that sleeps for so
 long, and finds its key gone, is refused as if another had it.
 
@@ -56,7 +58,7 @@ def purge(database: Database, *, older_than_s: float, batch: int, dead: bool) ->
     work_items = _in_batches(
         database,
         (WORK.c.id,),
-        lambda: sa.and_(WORK.c.state.in_(states), WORK.c.finished < before_us),
+        lambda: sa.and_(WORK.c.state.in_(states), WORK.c.finished < before_us, _is_over(before_us)),
         batch,
     )
     messages = _in_batches(
@@ -80,6 +82,16 @@ def purge(database: Database, *, older_than_s: float, batch: int, dead: bool) ->
         batch,
     )
     return Purged(work_items=work_items, messages=messages, keys=keys)
+
+
+def _is_over(before_us: int) -> sa.ColumnElement[bool]:
+    """Whether nothing is to come of work that has ended.
+
+    FAILED work in a place keeps that for its retry, or its caller has not heard yet that a newer
+    message took it. Work whose message is to be sent is due.
+    """
+    is_sent_no_more = sa.or_(WORK.c.call.is_(None), sa.func.coalesce(WORK.c.due, 0) < before_us)
+    return sa.and_(WORK.c.parked.is_(None), is_sent_no_more)
 
 
 def _in_batches(

@@ -639,6 +639,25 @@ class TestStrict:
         book.ledger.complete(head.claim, None)
         assert call(book) == "m2"
 
+    def test_a_purge_leaves_what_keeps_its_place(self, book: Any) -> None:
+        """However long it waits for its retry, which goes on with its progress and attempts."""
+        head = self.begin(book)
+        assert book.ledger.park(strict(2))
+        assert book.ledger.note(head.claim, '{"step": 1}')
+        assert book.ledger.fail(head.claim, "boom")
+        assert book.purge() == 0
+        assert book.ledger.keep(head.claim, retries=1, call=None, due_in_s=600.0)
+        assert book.purge() == 0
+        book.make_due()
+        assert book.purge() == 0
+        assert isinstance(book.ledger.claim(strict(2)), Busy)
+        again = self.begin(book, message=message_of(1, retries=1))
+        assert (again.attempt, again.progress_json) == (2, '{"step": 1}')
+        assert book.ledger.fail(again.claim, "boom")
+        assert book.ledger.leave(again.claim, retries=2)
+        assert book.purge() == 1
+        assert call(book) == "m2"
+
     def test_one_that_was_enqueued_and_has_not_come(self, book: Any) -> None:
         """It waits in its place and is called from there, which counts as the first sending."""
         head = self.begin(book)

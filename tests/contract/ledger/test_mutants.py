@@ -29,7 +29,7 @@ from contract.ledger.conftest import Book
 from taskguard.errors import LedgerSchemaError, StaleTokenError
 from taskguard.ledger import decisions as answers
 from taskguard.ledger import endings as ending_statements
-from taskguard.ledger import outbox, unique
+from taskguard.ledger import outbox, retention, unique
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.protocol import Claim, Claimed
 from taskguard.ledger.sql import SqlLedger
@@ -292,6 +292,11 @@ def in_both_lines(made: Mutation) -> None:
 def with_any_former_state(made: Mutation) -> None:
     """What runs, or has ended, under its former id is parked."""
     made.replace(lines, "may_wait", lambda *_: True)
+
+
+def purged_by_state_alone(made: Mutation) -> None:
+    """What has ended is forgotten, whatever is to come of it."""
+    made.replace(retention, "_is_over", lambda *_: sa.true())
 
 
 def without_copies_of_the_end(made: Mutation) -> None:
@@ -640,6 +645,8 @@ MUTANTS: list[tuple[Callable[[Mutation], None], Callable[[Any], None]]] = [
     (replace_what_is_begun, replace_what_has_progress),
     (without_former_records, claim_after_the_former_guard),
     (without_copies_of_the_end, claim_before_the_former_guard),
+    (purged_by_state_alone, in_line.TestStrict().test_a_purge_leaves_what_keeps_its_place),
+    (purged_by_state_alone, newest_wins.TestWaiting().test_a_purge_leaves_who_has_not_heard),
     (without_former_lines, OfFormerLines().test_nobody_goes_before_those_of_the_former_line),
     (behind_itself, OfFormerLines().test_a_message_is_not_behind_itself),
     (in_both_lines, OfFormerLines().test_it_takes_its_place_along),

@@ -347,6 +347,17 @@ class TestWaiting:
             book.ledger.told(f"ship order:{number}")
         assert [each.message.id for each in book.ledger.overdue(parked=True)] == ["m3"]
 
+    def test_a_purge_leaves_who_has_not_heard(self, book: Any) -> None:
+        """It is sent until its caller hears that it never runs; then it may be forgotten."""
+        claim(book, 1)
+        parked(book, 2)
+        parked(book, 3)
+        assert book.purge() == 0
+        book.make_due()
+        assert [each.message.id for each in book.ledger.overdue(parked=True)] == ["m2"]
+        book.ledger.told("ship order:2")
+        assert book.purge() == 1
+
     def test_it_keeps_its_place(self, book: Any) -> None:
         """A delivery that comes twice, or finds the key taken after all."""
         claim(book, 1)
