@@ -50,6 +50,7 @@ from taskguard_rq.parking import (
     refuse_used_again,
     take_out,
 )
+from taskguard_rq.preloading import note_loaded
 from taskguard_rq.queue import RQQueue
 from taskguard_rq.redelivery import is_of_rq_scheduler, is_redelivered, sent_at
 from taskguard_rq.relay import note_parking
@@ -138,6 +139,8 @@ def guarded_job(
                     return _deliver(job, compiled, message, marks.line, args, kwargs)
                 except RetryReturnedError as asked:
                     return asked.retry
+                finally:
+                    note_loaded()
 
             if is_async and not _is_called_by_rq(job, wrapper):
                 return in_thread(run)

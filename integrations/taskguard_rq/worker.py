@@ -10,7 +10,8 @@ newer job, or it expired in its line. Of jobs in line those of a queue
 that the worker looks into first have priority.
 
 Work horses find the drivers of the lock server and the ledger loaded: each of them is a fork that
-would load them anew, for a quarter of a second of every job.
+would load them anew, for a quarter of a second of every job. If only the jobs' module says which
+they are (`taskguard_rq.configure()`), the first horse loads them.
 
 Does not guarantee the former for a `SpawnWorker` before RQ 3, whose children are stock workers.
 """
@@ -39,7 +40,7 @@ from taskguard_rq.parking import (
     defer_in_registry,
     tell_line,
 )
-from taskguard_rq.preloading import load
+from taskguard_rq.preloading import load, tell_version
 from taskguard_rq.queue import Deferral
 from taskguard_rq.redelivery import note_start
 from taskguard_rq.relay import RQRelay, look_for_lines, note_parking
@@ -64,6 +65,7 @@ _SCHEDULER = list(inspect.signature(BaseWorker.work).parameters).index("with_sch
 def _load(connection: Any) -> None:
     """Load what work horses need, and say what is wrong with the servers, by connections that are
     closed again; a worker whose tables are not as they have to be ends here."""
+    tell_version(connection)
     try:
         runtime()
     except ConfigurationError:

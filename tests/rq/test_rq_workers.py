@@ -117,6 +117,29 @@ def test_work_horses_find_drivers_loaded(
     assert office.effects() == Counter({"1": 1})
 
 
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("taskguard_rq.GuardedWorker", ()),
+        ("rq.Worker", ("--with-scheduler", "-c", "support.self_configured")),
+    ],
+)
+def test_work_horses_load_nothing_anew_where_the_jobs_module_configures(
+    office: Any, kind: str, options: tuple[str, ...]
+) -> None:
+    """With the class alone the first horse loads the drivers, and its worker then has them too."""
+    locks, ledger = office.environment.values()
+    unset = dict.fromkeys(office.environment, "")
+    office.worker(kind, *options, **unset, OFFICE_LOCKS=locks, OFFICE_LEDGER=ledger)
+    jobs = [office.queue.enqueue("support.self_configured.send", number) for number in range(3)]
+    office.wait_for(lambda: jobs[-1].get_status(refresh=True) == "finished", "sent", timeout_s=15)
+    for job in jobs[1:]:
+        loaded = job.return_value()
+        drivers = ("taskguard", "sqlalchemy", "psycopg", "redis")
+        assert [name for name in loaded if name.startswith(drivers)] == []
+        assert len(loaded) < 20
+
+
 def test_one_job_enqueued_many_times_runs_one_body(office: Any) -> None:
     """The same id, twenty times in the queue, two workers."""
     job = office.queue.enqueue(charge, 7, 1.0, job_id="charge-7")
