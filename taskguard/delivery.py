@@ -229,6 +229,7 @@ class Answered:
 
 DROPPED: Mapping[str, str | None] = {
     "superseded": None,
+    "replaced": 'replaced: a newer call of {key} took its place (duplicate="replace")',
     "outdated": "superseded: a newer message of {key} took its place",
     "revoked": "revoked: the work of {key} was revoked",
     "skipped": 'skipped: {key} was not free (busy="skip")',
@@ -242,12 +243,13 @@ DROPPED: Mapping[str, str | None] = {
 class Dropped:
     """Acknowledge without a result, once the caller can read that the message never runs.
 
-    `reason` is a key of `DROPPED`: "superseded" (by a copy of the same message), "outdated" (by a
-    newer message of its task and key), "revoked" or "skipped", or, of the user's own row, "missing"
-    or "ineligible".
+    `reason` is a key of `DROPPED`: "superseded" (by a copy of the same message), "replaced" (by the
+    message `by` of a newer call), "outdated" (by a newer message of its task and key), "revoked" or
+    "skipped", or, of the user's own row, "missing" or "ineligible".
     """
 
     reason: str
+    by: str | None = None
 
     def told(self, key: str) -> str | None:
         """What the caller reads: the reason, then a sentence. None: a live copy answers it."""

@@ -186,9 +186,9 @@ class Takeover(Event):
 class Duplicate(Event):
     """The delivery needed no body.
 
-    `reason` is done, superseded (by a copy of the same message), outdated (by a newer message of
-    its task and key), revoked, skipped, mismatch or dead; of the user's own row, missing or
-    ineligible.
+    `reason` is done, superseded (by a copy of the same message), replaced (by a newer call),
+    outdated (by a newer message of its task and key), revoked, skipped, mismatch or dead; of the
+    user's own row, missing or ineligible.
     """
 
     name: ClassVar[str] = "duplicate"

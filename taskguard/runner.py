@@ -289,7 +289,8 @@ class Runner:
         """The record speaks for this delivery."""
         decision = found.decision
         if decision is Decision.SUPERSEDED:
-            return self._drop(delivery, "superseded")
+            by = found.replaced_by
+            return self._drop(delivery, "superseded" if by is None else "replaced", by=by)
         if decision is Decision.OUTDATED:
             return self._outdated(delivery, found)
         if decision is Decision.MISMATCH:
@@ -398,9 +399,22 @@ class Runner:
                 found.age_s / 3_600,
             )
 
-    def _drop(self, delivery: Delivery, reason: str) -> Dropped:
+    def _drop(self, delivery: Delivery, reason: str, by: str | None = None) -> Dropped:
         self._admission.emit(Duplicate, delivery, reason=reason)
-        return Dropped(reason)
+        return Dropped(reason, by)
+
+    def _drop_old(self, delivery: Delivery, ledger: Ledger) -> Dropped:
+        """Drop a message whose number is lower than one on record: an old copy, or a replaced call.
+
+        Without an answer it counts as an old copy, whose caller hears from the other one.
+        """
+        by = None
+        try:
+            found = ledger.peek(self.request(delivery))
+            by = found.replaced_by if isinstance(found, Answer) else None
+        except TaskguardError as error:
+            logger.debug("%s: whether its call was replaced got no answer: %s", delivery.key, error)
+        return self._drop(delivery, "superseded" if by is None else "replaced", by=by)
 
     def _turn_away(self, delivery: Delivery, busy: Busy) -> Outcome:
         """The key stays taken: `busy=` decides, but deliveries of started work are put off."""
@@ -472,7 +486,7 @@ class Runner:
             if self.ledger is None or delivery.work is None or not queue.new_message_per_deferral:
                 publish(deferrals)
             elif not self.ledger.defer(self.request(delivery), publish):
-                return self._drop(delivery, "superseded")
+                return self._drop_old(delivery, self.ledger)
         except _TROUBLE:
             if not published:
                 publish(deferrals)

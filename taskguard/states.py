@@ -16,6 +16,7 @@ __all__ = [
     "BY_ROW",
     "EXPIRED",
     "OUTDATED",
+    "REPLACED_RETRIES",
     "TRANSITIONS",
     "Decision",
     "Place",
@@ -69,6 +70,9 @@ OUTDATED = "superseded by a newer message"
 
 EXPIRED = "its message expired"
 """What the record says of FAILED work whose message has expired before its turn."""
+
+REPLACED_RETRIES = 2**31 - 1
+"""Number of retries recorded of a message whose call was replaced: the most the column takes."""
 
 BY_ROW: dict[tuple[State, State], str] = {
     (State.DONE, State.PROCESSING): "claimed after its own row was set back to new",

@@ -41,6 +41,7 @@ __all__ = [
     "call_in_hand",
     "call_of",
     "id_in",
+    "task_id_in",
 ]
 
 NAME = "celery"
@@ -95,9 +96,19 @@ def id_in(standing: Standing, sender: CelerySender) -> str:
     """The id of the task whose message is to do this work, for its result."""
     if standing.call is not None:
         return sender.task_id_of(json.loads(standing.call))
-    # `message_of()` made it: the id, perhaps how often it was replaced, and when it was published.
-    name, _, published = standing.message.rpartition("@")
-    return (name if published else standing.message).partition("~")[0]
+    return task_id_in(standing.message)
+
+
+def task_id_in(message: str) -> str:
+    """Return the id of the task in the name of a message, as `MessageRef.name` makes it.
+
+    That is the id, perhaps how often it was replaced, and when it was published.
+    """
+    name, _, published = message.rpartition("@")
+    return (name if published else message).partition("~")[0]
+
+
+_LINKS = ("link", "link_error", "chain", "chord", "group_id", "group_index")
 
 
 class CelerySender:
@@ -150,6 +161,14 @@ class CelerySender:
         # Errbacks are its callbacks, and no children of the task in which it is given up.
         fail = partial(backend.mark_as_failure, request.id, error)
         outside(lambda: fail(request=request, store_result=stored))
+
+    def links_of(self, call: dict[str, Any]) -> dict[str, Any]:
+        """Return the options of a stored call that say who waits for its result.
+
+        Raises StoredCallError.
+        """
+        options = self._read(call).options
+        return {name: options[name] for name in _LINKS if options.get(name) is not None}
 
     def task_id_of(self, call: dict[str, Any]) -> str:
         """The id of the task that a stored call sends. Raises StoredCallError."""

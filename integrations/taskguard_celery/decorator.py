@@ -36,7 +36,7 @@ from taskguard import (
     TaskGuard,
     errors,
 )
-from taskguard_celery.calls import call_in_hand
+from taskguard_celery.calls import call_in_hand, task_id_in
 from taskguard_celery.chords import count_once
 from taskguard_celery.eager import run_later, with_later_calls
 from taskguard_celery.errbacks import call_errback, failed_request
@@ -290,11 +290,21 @@ def _deliver_once(
         answered = isinstance(outcome, Answered) and outcome.same_message
         count_once(task, answered=answered)
         return _as_seen(outcome.value)
-    told = outcome.told(delivery.key) if isinstance(outcome, Dropped) else None
-    if told is not None:
-        revoke_unrun(task, told)
+    if isinstance(outcome, Dropped):
+        _tell_caller(task, request, outcome, key=delivery.key)
     # Acknowledged without a result: the message is published again, or its answer is another's.
     raise Ignore(str(outcome))
+
+
+def _tell_caller(task: Task, request: Any, dropped: Dropped, *, key: str) -> None:
+    """Tell the caller of a message that it never runs, unless another message answers it.
+
+    That is a live copy of the message, or a newer call that took its place under its id.
+    """
+    told = dropped.told(key)
+    if told is not None and task_id_in(dropped.by or "") != request.id:
+        count_once(task)
+        revoke_unrun(task, told)
 
 
 def _run_later(task: Task, request: Any, error: errors.KeyAlreadyHeldError) -> NoReturn:

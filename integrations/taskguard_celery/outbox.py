@@ -10,6 +10,7 @@ crash in between left unpublished, a sweep publishes.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import time
@@ -178,6 +179,9 @@ def enqueue(
 
     def in_place_of(first: Standing) -> Delivery:
         message.id = id_in(first, sender)
+        if first.call is not None:
+            # Its chord or chain gets the result of the call that takes its place.
+            signature.options.update(sender.links_of(json.loads(first.call)))
         return message.delivery()
 
     placed = enqueue_in(

@@ -9,6 +9,7 @@ from taskguard.lease import Owner
 from taskguard.ledger.protocol import Answer, Busy, Claim, Claimed, ClaimRequest, WorkView
 from taskguard.states import (
     OUTDATED,
+    REPLACED_RETRIES,
     Decision,
     Place,
     State,
@@ -144,7 +145,7 @@ class Records(NamedTuple):
     ) -> Answer | Busy:
         """`answer()` by the record that counts; if that is a former one, the answer names it."""
         row = self.speaking
-        told = answer(request, row, decision, self.now_us, own_state)
+        told = answer(request, row, decision, self.now_us, own_state, recorded=self.recorded)
         if isinstance(told, Answer) and row is not None and row.id != request.work:
             return replace(told, recorded_as=row.id)
         return told
@@ -219,8 +220,13 @@ def answer(
     decision: Decision,
     now_us: int,
     own_state: object = None,
+    *,
+    recorded: tuple[int, int],
 ) -> Answer | Busy:
-    """What a delivery that gets no claim is told; `own_state` is that of the user's own row."""
+    """What a delivery that gets no claim is told; `own_state` is that of the user's own row.
+
+    `recorded` is the number that is recorded of the delivery's message.
+    """
     if decision is Decision.BUSY:
         assert row is not None  # noqa: S101  # whose lease it is
         return Busy(
@@ -230,7 +236,9 @@ def answer(
             started=True,
         )
     if decision not in _OF_RECORDS:
-        return Answer(decision, row_state=own_state)
+        replaced = decision is Decision.SUPERSEDED and recorded[0] == REPLACED_RETRIES
+        by = row.message if replaced and row is not None else None
+        return Answer(decision, row_state=own_state, replaced_by=by)
     if row is None or (decision is Decision.DONE and row.state != State.DONE.value):
         return Answer(decision)  # by the user's own row; there is no record of a result
     return Answer(

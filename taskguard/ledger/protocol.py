@@ -387,6 +387,8 @@ class Answer:
         same_message: the message that completed the work is this delivery's.
         age_s: seconds since the work finished.
         recorded_as: the former id whose record says so; None: the record of the work's own id.
+        replaced_by: if SUPERSEDED because the message's call was replaced, the message that the
+            record names now. None: a live copy of the message has higher numbers.
     """
 
     decision: Decision
@@ -398,6 +400,7 @@ class Answer:
     same_message: bool = True
     age_s: float = 0.0
     recorded_as: str | None = None
+    replaced_by: str | None = None
 
 
 ClaimAnswer = Claimed | Busy | Answer

@@ -26,12 +26,10 @@ from taskguard.ledger.connections.database import Database
 from taskguard.ledger.protocol import ClaimRequest, MessageRef, Once, Standing
 from taskguard.ledger.records import message_of
 from taskguard.ledger.tables import MESSAGES, NO_PLACE, WORK
-from taskguard.states import State
+from taskguard.states import REPLACED_RETRIES, State
 
 __all__ = ["decide", "failed_message", "not_superseded", "supersede"]
 
-# No message is ever retried so often: the most that the column takes.
-_HIGHEST = 2**31 - 1
 _OPEN = (State.NEW.value, State.PROCESSING.value)
 _COLUMNS = ("id", "state", "message", "call", "due", "fingerprint", "progress", "attempts", "fence")
 
@@ -116,15 +114,15 @@ def supersede(database: Database, db: sa.Connection, request: ClaimRequest, mess
     """Every delivery of this message is from now on an old copy, which does not run the work."""
     if message == request.message.name:
         return
-    highest = MessageRef(message, retries=_HIGHEST)
+    highest = MessageRef(message, retries=REPLACED_RETRIES)
     database.dialect.raise_deferrals(
-        db, highest, _HIGHEST, work=str(request.work), now_us=database.now_us(db)
+        db, highest, REPLACED_RETRIES, work=str(request.work), now_us=database.now_us(db)
     )
 
 
 def not_superseded() -> sa.ColumnElement[bool]:
     """Whether a message's numbers are those of its deliveries."""
-    return MESSAGES.c.retries < _HIGHEST
+    return MESSAGES.c.retries < REPLACED_RETRIES
 
 
 def failed_message(db: sa.Connection, request: ClaimRequest) -> str | None:

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from celery import chord
+from celery.exceptions import TaskRevokedError
 from sqlalchemy import orm
 
 from support.due import make_due
 from support.waiting import wait_until
 from taskguard.errors import AlreadyEnqueuedError, ConfigurationError
 from taskguard.states import State
-from taskguard_celery import enqueue, sweep
+from taskguard_celery import enqueue, runtime_of, sweep
 
 
 def sent(shop: Any) -> int:
@@ -95,6 +97,28 @@ def test_the_newest_arguments_run_under_the_first_id(shop: Any) -> None:
     assert shop.effects() == Counter({"1 c": 1})
     assert len(shop.steps("began")) == 1
     assert shop.work("shop.index", 1).attempts == 1
+
+
+def test_callers_of_a_replaced_call_hear_of_it(shop: Any) -> None:
+    """A chord whose member waits for its key gets the newest result. A failed message that was to
+    be retried is REVOKED: the newer call has an id of its own."""
+    tasks = shop.tasks
+    with shop.worker(concurrency=2):
+        with runtime_of(tasks.app).lock("order:1"):
+            told = chord([tasks.number.s(1, 10)])(tasks.total.s())
+            wait_until(lambda: len(shop.ledger.waiting()) == 1, timeout_s=60, message="it waits")
+            assert enqueue(tasks.number, (1, 20), duplicate="replace").outcome == "replaced"
+        assert told.get(timeout=60) == 20
+        failed = tasks.number.delay(2, -1)
+        wait_until(lambda: failed.state == "RETRY", timeout_s=60, message="its first failure")
+        assert enqueue(tasks.number, (2, 30), duplicate="replace").result.get(timeout=60) == 30
+        assert failed.get(timeout=60) == 30  # its retry found the newer call DONE
+        failed = tasks.number.delay(3, -1)
+        wait_until(lambda: failed.state == "RETRY", timeout_s=60, message="its first failure")
+        with runtime_of(tasks.app).lock("order:3"):
+            enqueue(tasks.number, (3, 40), duplicate="replace")
+            with pytest.raises(TaskRevokedError, match="a newer call of order:3 took its place"):
+                failed.get(timeout=60)
 
 
 @pytest.mark.once

@@ -98,14 +98,14 @@ def test_on_a_connection_a_replacement_is_sent_by_hand_or_by_a_sweep(rig: Rig) -
         second = rig.put(db, "b", "replace")
         db.commit()
     assert rig.messages == ["a"]
-    assert rig.run("a") == Dropped("superseded")
+    assert rig.run("a") == Dropped("replaced", by="b")
     second()
     assert rig.messages == ["a", "b"]
     rig.put(None, "c", "replace")
     rig.pass_time()
     rig.sweep()
     assert rig.messages == ["a", "b", "c", "c"]
-    assert rig.run("b") == Dropped("superseded")
+    assert rig.run("b") == Dropped("replaced", by="c")
     assert rig.run("c").value == "c"
     assert rig.run("a").value == "c"
 
@@ -126,7 +126,7 @@ def test_in_a_guarded_body_a_replacement_commits_with_done(rig: Rig) -> None:
     assert rig.messages == ["a"]
     rig.runtime.runner.deliver(other, lambda guard: body(guard, fails=False))
     assert rig.messages == ["a", "b"]
-    assert rig.run("a") == Dropped("superseded")
+    assert rig.run("a") == Dropped("replaced", by="b")
     assert rig.run("b").value == "b"
 
 

@@ -98,7 +98,7 @@ def test_skipped_or_refused_nothing_is_enqueued(office: Any) -> None:
 
 
 def test_the_newest_arguments_run(office: Any) -> None:
-    """The older jobs come, and do nothing."""
+    """The older jobs come, do nothing, and are CANCELED."""
     jobs = [put(office, words, duplicate="replace") for words in ("a", "b", "c")]
     assert [each.outcome for each in jobs] == ["sent", "replaced", "replaced"]
     assert office.queue.count == 3
@@ -106,8 +106,8 @@ def test_the_newest_arguments_run(office: Any) -> None:
     wait_for_result(office, jobs[-1].job, "c")
     for older in jobs[:-1]:
         ended = Job.fetch(older.job.id, connection=office.connection)
-        assert ended.is_finished
-        assert ended.return_value() is None
+        assert ended.get_status() == "canceled"
+        assert ended.get_meta()["taskguard_line"] == "replaced"
     assert office.effects() == Counter({"1 c": 1})
     assert len(office.steps("began")) == 1
 

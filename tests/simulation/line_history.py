@@ -149,8 +149,12 @@ class LineHistory(History):
         if isinstance(told, Parked):
             self._world.counts["told Parked"] += 1
             self._expect_stored(message)
-        elif dropped == "superseded" and self._is_replaced(*message.name):
+        elif dropped == "replaced" and not self._is_replaced(*message.name):
+            raise ViolationError("S7", f"{message.id} was told that it was replaced")
+        elif dropped == "replaced":
             self._world.counts["told that it was replaced"] += 1
+        elif dropped == "superseded" and self._is_replaced(*message.name):
+            self._world.counts["replaced, and not told"] += 1  # the ledger gave no answer
         elif dropped == "superseded" and message.name in self._gave_up:
             pass  # a copy of one whose caller has heard that it failed
         else:

@@ -311,6 +311,15 @@ def index(order: int, words: str, waits: bool = False, *, guard: Guard) -> str:
     return words
 
 
+@task(name="shop.number", autoretry_for=(ValueError,), max_retries=1, default_retry_delay=2)
+@guarded_task(key="order:<order>", busy="park", ttl_s=TTL_S)
+def number(order: int, value: int) -> int:
+    """Returns its second argument; a negative one fails."""
+    if value < 0:
+        raise ValueError(value)
+    return value
+
+
 @task(name="shop.index_each")
 @guarded_task(key="order:<order>", once_per="message", ttl_s=TTL_S)
 def index_each(order: int) -> None:

@@ -124,4 +124,4 @@ def _answered(request: ClaimRequest, found: _Found) -> ClaimAnswer | None:
     decision = decide_row(request, row, recorded, found.now_us)
     if decision in CLAIMABLE or decision is Decision.BURY:
         return None
-    return answer(request, row, decision, found.now_us)
+    return answer(request, row, decision, found.now_us, recorded=recorded)

@@ -406,7 +406,7 @@ def _refused(request: ClaimRequest, first: _FoundFirst) -> ClaimAnswer | None:
     if decision is Decision.BURY:
         return None
     if decision not in CLAIMABLE:
-        return answer(request, row, decision, first.now_us)
+        return answer(request, row, decision, first.now_us, recorded=recorded)
     if not found.holder or found.holder == str(request.owner):
         return None
     return _held(found, row, first.now_us)
@@ -437,7 +437,7 @@ def _answered(
     if fence is not None or decision is Decision.BURY:
         return None
     if decision not in CLAIMABLE:
-        return answer(request, row, decision, found.now_us)
+        return answer(request, row, decision, found.now_us, recorded=recorded)
     return _taken(request, found, row)
 
 
