@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from taskguard.errors import ConfigurationError
 from taskguard.values import value
 
-__all__ = ["MOST_SLOTS", "Bounds", "Rate", "is_slot", "rate_of", "slots_of"]
+__all__ = ["MOST_SLOTS", "NO_RATES", "Bounds", "Rate", "is_slot", "rate_of", "slots_of"]
 
 MOST_SLOTS = 1_000
 """A delivery that finds all slots taken has asked the lock server for each of them."""
@@ -49,6 +51,10 @@ class Rate:
     def charged_us(self, opens_us: int, now_us: int) -> int:
         """What is to be noted after a start now. `opens_us` may have been long ago."""
         return max(opens_us, now_us - (self.burst - 1) * self.interval_us) + self.interval_us
+
+
+NO_RATES: Mapping[str, Rate | None] = MappingProxyType({})
+"""No rates are declared by the name of a task, so the one on record counts."""
 
 
 @value

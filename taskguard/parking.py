@@ -38,7 +38,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
-from taskguard.bounds import Bounds
+from taskguard.bounds import NO_RATES, Bounds, Rate
 from taskguard.delivery import NOT_BEFORE, Delivery, Parking, stored_call
 from taskguard.errors import (
     CallWithdrawnError,
@@ -342,6 +342,7 @@ def call_next(
     bounds: Bounds | None = None,
     ahead_s: float | None = None,
     most: int = 1,
+    rates: Mapping[str, Rate | None] = NO_RATES,
 ) -> int:
     """Call the first in line, or `most` of them as there is room: how many were called.
 
@@ -358,11 +359,12 @@ def call_next(
         ahead_s: so long before its rate allows the start one is called, to come then; None: the key
             has no bounds.
         most: how many are called at most.
+        rates: what tasks declare now, without `bounds`: it counts more than what is on record.
     """
     queues, called = list(senders), 0
     ask = functools.partial(ledger.call_next, key, expected_s=EXPECTED_S, app=app, queues=queues)
     while called < most:
-        found = ask(bounds=bounds, ahead_s=ahead_s)
+        found = ask(bounds=bounds, ahead_s=ahead_s, rates=rates)
         if found is None:
             break
         try:

@@ -14,13 +14,14 @@ down delays no message of another one. Does not guarantee the order of what it c
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from taskguard.api import TaskGuard
-from taskguard.bounds import MOST_SLOTS
+from taskguard.bounds import MOST_SLOTS, Rate
 from taskguard.clock import Clock
 from taskguard.delivery import MessageRef
 from taskguard.errors import (
@@ -58,6 +59,8 @@ class Relay:
     Args:
         runtime: locks and ledger.
         senders: how to send, by the name of the queue that a stored call carries, as for a Sweeper.
+            A sender may have `rate_of(task)`, which gives the rate that the task has now (None: it
+            has none), and raises LookupError for a task that is not known here.
         callers: the same for who is called for the first time; as `senders` by default.
         every_s: how often it looks, in seconds.
     """
@@ -77,6 +80,8 @@ class Relay:
             name: self._broken.watched(name, send, away_of(senders.get(name, send)))
             for name, send in given.items()
         }
+        self._senders = senders
+        self._rates: dict[str, Rate | None] = {}  # by the names of tasks
         self._after: str | None = None  # the last key that a look has seen
         self._every_s = every_s
         # A relay that sends to RQ keeps none from sending to Celery.
@@ -112,7 +117,8 @@ class Relay:
     def is_needed(self) -> bool:
         """Return True if messages wait for a key, or if the ledger gives no answer."""
         try:
-            return bool(self._runtime.ledger and self._runtime.ledger.waiting(limit=1))
+            ledger, app = self._runtime.ledger, self._runtime.namespace
+            return ledger is not None and ledger.has_lines(app=app, queues=list(self._callers))
         except TaskguardError as error:
             logger.debug("whether messages wait for a key got no answer: %s", error)
             return True
@@ -158,8 +164,11 @@ class Relay:
             ahead_s=AHEAD_S,
             after=self._after,
             announce=self._following.announcement,
+            rates=self._rates,
         )
         self._after = seen.after
+        for task in seen.early:
+            self._declare(task)
         if seen.expired:
             self._send_expired(ledger, app, queues)
         for key in seen.keys:
@@ -167,7 +176,14 @@ class Relay:
             if not callers:
                 break
             called += call_next(
-                ledger, key, callers, events, app=app, ahead_s=AHEAD_S, most=MOST_SLOTS
+                ledger,
+                key,
+                callers,
+                events,
+                app=app,
+                ahead_s=AHEAD_S,
+                most=MOST_SLOTS,
+                rates=self._rates,
             )
         if seen.overdue:
             try:
@@ -175,6 +191,14 @@ class Relay:
             except (KeyBusyError, LeaseLostError):
                 logger.debug("another relay calls again what was lost")
         return called
+
+    def _declare(self, task: str) -> None:
+        """Find out which rate a task has now: a deploy may have removed or raised it."""
+        for send in self._senders.values():
+            rate_of = getattr(send, "rate_of", None)
+            if rate_of is not None:
+                with contextlib.suppress(LookupError):
+                    self._rates[task] = rate_of(task)
 
     def _send_expired(self, ledger: LineLedger, app: str, queues: Sequence[str]) -> None:
         """Send messages that expired while they waited: the worker that gets one announces it."""

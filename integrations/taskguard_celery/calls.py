@@ -34,6 +34,7 @@ from taskguard_celery.forwarding import came, forward, outside, signature_in_han
 from taskguard_celery.hand_off import to_hand_off
 from taskguard_celery.marks import HEADER, Marks, marks_of, name_of, publishing
 from taskguard_celery.message import EXPIRES_HEADER, stores_errors
+from taskguard_celery.recognition import guarded_function_of
 
 __all__ = [
     "NAME",
@@ -264,6 +265,11 @@ class CelerySender:
         except Exception as error:
             # The call is wrong, not the broker: a later sweep would read the same.
             raise errors.StoredCallError(f"its stored call cannot be read: {error!r}") from error
+
+    def rate_of(self, task: str) -> Any:
+        """Return the rate that a task has now; None: none. Raises LookupError if it is unknown."""
+        compiled = guarded_function_of(self._app.tasks[task])
+        return None if compiled is None else compiled.policy.starts
 
     def is_away(self, error: Exception) -> bool:
         """Whether the connection to the broker failed, not one queue or one message."""

@@ -42,12 +42,12 @@ from taskguard_celery.chords import count_once
 from taskguard_celery.marks import marks_of
 from taskguard_celery.message import NotPublishedError, stores_errors
 from taskguard_celery.recognition import guarded_function_of
-from taskguard_celery.runtime import runtime_of
+from taskguard_celery.runtime import build, runtime_of
 
 if TYPE_CHECKING:
-    from taskguard import Claim, Delivery
+    from taskguard import Claim, Delivery, TaskGuard
 
-__all__ = ["CeleryParking", "CeleryRelay", "gave_up", "revoke_unrun"]
+__all__ = ["CeleryParking", "CeleryRelay", "gave_up", "relay_is_needed", "revoke_unrun"]
 
 logger = logging.getLogger("taskguard")
 
@@ -233,8 +233,21 @@ class CeleryRelay:
 
 
 def _make_relay(app: Celery) -> Relay:
+    return _relay_of(runtime_of(app), app)
+
+
+def _relay_of(runtime: TaskGuard, app: Celery) -> Relay:
     sender = CelerySender(app)
-    return Relay(runtime_of(app), {NAME: sender}, {NAME: sender.hand_off})
+    return Relay(runtime, {NAME: sender}, {NAME: sender.hand_off})
+
+
+def relay_is_needed(app: Celery) -> bool:
+    """Return True if the ledger holds messages of this app that wait, by connections of its own."""
+    runtime = build(app)
+    try:
+        return bool(_relay_of(runtime, app).is_needed())
+    finally:
+        runtime.close()
 
 
 def _step_down(**_: Any) -> None:

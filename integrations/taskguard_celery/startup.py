@@ -31,7 +31,7 @@ from taskguard_celery.findings import LOSING, findings_of_task, settings_of, tim
 from taskguard_celery.hand_off import consume_hand_offs
 from taskguard_celery.marks import marks_of
 from taskguard_celery.message import message_of, note_time_limit
-from taskguard_celery.parking import CeleryParking, CeleryRelay
+from taskguard_celery.parking import CeleryParking, CeleryRelay, relay_is_needed
 from taskguard_celery.rabbitmq_queues import ConsumeBeside
 from taskguard_celery.recognition import (
     guarded_function_of,
@@ -151,10 +151,14 @@ def _on_worker_setup(instance: Any = None, **_: Any) -> None:
     note_time_limit(instance)
     try:
         check_worker(instance.app)
-        if _parks(instance.app):
-            _expect_ledger(instance.app)
+        parks, ledger = _parks(instance.app), _has_ledger(instance.app)
+        if parks and not ledger:
+            raise _no_ledger()
+        if parks or (ledger and relay_is_needed(instance.app)):
+            # Also for messages that another deploy has parked.
             consume_hand_offs(instance.app)
-            instance.taskguard_relay = _start_relay(instance)
+        if ledger:
+            instance.taskguard_relay = _start_relay(instance, parks=parks)
     except Exception as error:
         # Any error: a check that could not be made does not say that tasks can run.
         logger.critical("the worker does not start: %s", error)
@@ -194,21 +198,31 @@ def _on_child_ready(sender: str | None = None, **_: Any) -> None:
     trace_briefly(get_current_app(), sender)
 
 
-def _start_relay(worker: Any) -> CeleryRelay:
-    """A process is started now: before the pool, and before there are connections to inherit."""
+def _start_relay(worker: Any, *, parks: bool) -> CeleryRelay:
+    """A process is started now: before the pool, and before there are connections to inherit.
+
+    If no task parks, it ends again unless the ledger holds messages that wait.
+    """
     forks = worker.pool_cls.__module__ == "celery.concurrency.prefork"
-    relay = CeleryRelay(worker.app, forks=forks, parks=True)
+    relay = CeleryRelay(worker.app, forks=forks, parks=parks)
     if forks:
         relay.keep()
     return relay
 
 
-def _expect_ledger(app: Any) -> None:
-    if build(app).ledger is None:
-        raise errors.ConfigurationError(
-            'A task may wait for its key (busy="park", "latest" or "supersede"), and there is no '
-            'ledger to wait in. Configure one (taskguard_ledger_url), or say busy="retry".'
-        )
+def _has_ledger(app: Any) -> bool:
+    """Whether there is a ledger; of an app without guarded tasks, whether one is configured."""
+    try:
+        return build(app).ledger is not None
+    except errors.ConfigurationError:
+        return False  # of an app with guarded tasks, `check_worker()` has said so
+
+
+def _no_ledger() -> errors.ConfigurationError:
+    return errors.ConfigurationError(
+        'A task may wait for its key (busy="park", "latest" or "supersede"), and there is no '
+        'ledger to wait in. Configure one (taskguard_ledger_url), or say busy="retry".'
+    )
 
 
 def _parks(app: Any) -> bool:

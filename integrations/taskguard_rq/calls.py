@@ -28,6 +28,7 @@ from rq import Queue
 from rq.exceptions import InvalidJobOperation, NoSuchJobError
 from rq.job import Job, JobStatus
 from rq.registry import DeferredJobRegistry, FailedJobRegistry, ScheduledJobRegistry
+from rq.utils import import_attribute
 
 from taskguard import NOT_BEFORE, MessageRef, Standing, errors
 from taskguard_rq.expiry import kept_by_redis
@@ -250,6 +251,16 @@ class RQSender:
             raise errors.StoredCallError(f"its stored job cannot be read: {error!r}") from error
         job.is_lost = True
         return job
+
+    def rate_of(self, task: str) -> Any:
+        """Return the rate that a function has now; None: none. Raises LookupError if unknown."""
+        from taskguard_rq.decorator import guarded_function_of  # which imports this module
+
+        try:
+            compiled = guarded_function_of(import_attribute(task))
+        except Exception as error:
+            raise LookupError(task) from error
+        return None if compiled is None else compiled.policy.starts
 
     def is_away(self, error: Exception) -> bool:
         """Whether the connection to Redis failed, not one queue or one job."""

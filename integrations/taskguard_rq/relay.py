@@ -100,6 +100,7 @@ class _OneByOne:
     def __init__(self, sender: RQSender) -> None:
         self._sender = sender
         self.is_away = sender.is_away
+        self.rate_of = sender.rate_of
 
     def __call__(self, call: dict[str, Any], message: MessageRef) -> None:
         self._sender(call, message)

@@ -11,10 +11,11 @@ Does not send anything: `taskguard/outbox.py` and `taskguard/sweep.py` do.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import sqlalchemy as sa
 
+from taskguard.bounds import Rate
 from taskguard.ledger import unique
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.own_rows import changes as rows
@@ -157,6 +158,7 @@ def look(
     after: str | None,
     most: int,
     announce: str | None,
+    rates: Mapping[str, Rate | None],
 ) -> Seen:
     """What a relay has to do, in one transaction; see `protocol.py`."""
     with database.transaction(bounded=False) as db:
@@ -173,7 +175,7 @@ def look(
             lines.of_relay(app, queues),
         )
         overdue = db.execute(late.limit(1)).first() is not None
-        keys, goes_on = lines.open_keys(
+        keys, goes_on, early = lines.open_keys(
             db,
             now_us,
             app=app,
@@ -181,8 +183,9 @@ def look(
             ahead_us=int(ahead_s * 1e6),
             after=after,
             most=most,
+            rates=rates,
         )
-    return Seen(tuple(keys), goes_on, expired=expired, overdue=overdue)
+    return Seen(tuple(keys), goes_on, expired=expired, overdue=overdue, early=tuple(early))
 
 
 def sent(

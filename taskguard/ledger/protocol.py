@@ -17,11 +17,11 @@ Times in requests are seconds, in rows µs of the *database's* clock.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from taskguard.bounds import Bounds
+from taskguard.bounds import NO_RATES, Bounds, Rate
 from taskguard.findings import Finding
 from taskguard.keys import SHORT_CHARS, shorten
 from taskguard.lease import Owner
@@ -440,12 +440,14 @@ class Seen:
         after: the last key that was read; None: there are no more.
         expired: whether a message has expired while it waited.
         overdue: whether a message was called and has not come.
+        early: tasks of messages that wait, by the record, for their rate; but those of `rates`.
     """
 
     keys: tuple[str, ...] = ()
     after: str | None = None
     expired: bool = False
     overdue: bool = False
+    early: tuple[str, ...] = ()
 
 
 @value
@@ -817,13 +819,14 @@ class LineLedger(OutboxLedger, Protocol):
         queues: Sequence[str] | None = None,
         bounds: Bounds | None = None,
         ahead_s: float | None = None,
+        rates: Mapping[str, Rate | None] = NO_RATES,
     ) -> Overdue | None:
         """Note that the first in line is called, if the key is free: its message is to be sent.
 
         Only one of the namespace `app`, and whose call is for one of `queues`; None: for any. With
         `ahead_s` the key may be bounded, by `bounds` or, if the caller knows of none, as it was
         last; and if its rate allows the next start in at most so long, then his message is to come
-        at that moment (`Overdue.wait_s`).
+        at that moment (`Overdue.wait_s`). `rates`: as in `look()`, where there are no `bounds`.
         """
         ...
 
@@ -853,6 +856,10 @@ class LineLedger(OutboxLedger, Protocol):
         """
         ...
 
+    def has_lines(self, *, app: str = "", queues: Sequence[str] | None = None) -> bool:
+        """Return True if a message of this namespace, and of these queues (None: any), waits."""
+        ...
+
     def look(
         self,
         *,
@@ -862,6 +869,7 @@ class LineLedger(OutboxLedger, Protocol):
         after: str | None = None,
         most: int = 2000,
         announce: str | None = None,
+        rates: Mapping[str, Rate | None] = NO_RATES,
     ) -> Seen:
         """What a relay has to do for a namespace and these queues (None: any), in one transaction.
 

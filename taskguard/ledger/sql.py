@@ -12,13 +12,13 @@ renewals of others. For one machine.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 from weakref import WeakSet
 
 import sqlalchemy as sa
 
-from taskguard.bounds import Bounds
+from taskguard.bounds import NO_RATES, Bounds, Rate
 from taskguard.errors import (
     CallTooLargeError,
     ConfigurationError,
@@ -433,6 +433,7 @@ class SqlLedger:
         queues: Sequence[str] | None = None,
         bounds: Bounds | None = None,
         ahead_s: float | None = None,
+        rates: Mapping[str, Rate | None] = NO_RATES,
     ) -> Overdue | None:
         """Note that the first in line is called, if the key is free; see `protocol.py`."""
         call = functools.partial(
@@ -443,6 +444,7 @@ class SqlLedger:
             expected_s=expected_s,
             bounds=bounds,
             ahead_s=ahead_s,
+            rates=rates,
         )
         found = self._database.twice(call)
         return None if found is None else overdue_of(found)
@@ -468,6 +470,10 @@ class SqlLedger:
         statements = self._transactions.statements
         return self._database.twice(lambda: statements.leave(claim, retries=retries))
 
+    def has_lines(self, *, app: str = "", queues: Sequence[str] | None = None) -> bool:
+        """Return True if a message of this namespace, and of these queues (None: any), waits."""
+        return self._database.twice(lambda: lines.has_lines(self._database, app=app, queues=queues))
+
     def look(
         self,
         *,
@@ -477,6 +483,7 @@ class SqlLedger:
         after: str | None = None,
         most: int = 2000,
         announce: str | None = None,
+        rates: Mapping[str, Rate | None] = NO_RATES,
     ) -> Seen:
         """What a relay has to do; see `protocol.py`."""
         return self._database.twice(
@@ -488,6 +495,7 @@ class SqlLedger:
                 after=after,
                 most=most,
                 announce=announce,
+                rates=rates,
             )
         )
 

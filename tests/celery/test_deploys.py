@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections import Counter
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
+import taskguard
 from support.waiting import wait_until
 from taskguard.ledger.tables import WORK
 
@@ -104,3 +107,59 @@ def test_a_line_goes_on_over_a_deploy(make_shop: Any, ends: str) -> None:
     assert began == list(range(7))
     with shop.engine.connect() as db:
         assert db.execute(sa.select(WORK.c.id).where(WORK.c.parked.is_not(None))).all() == []
+
+
+PARK = {"busy": "park"}
+DEPLOYS = {
+    "park": (PARK, {"busy": "retry"}),
+    "strict": ({**PARK, "order": "strict"}, {"busy": "retry"}),
+    "order": ({**PARK, "order": "strict"}, PARK),
+    "rate": ({**PARK, "rate": "1/h"}, PARK),
+    "rate and park": ({**PARK, "rate": "1/h"}, {"busy": "retry"}),
+    "a higher rate": ({**PARK, "rate": "1/h"}, {**PARK, "rate": "5/s"}),
+    "latest": ({"busy": "latest"}, {"busy": "retry"}),
+}
+
+
+def deploy(declared: dict[str, Any], **settings: Any) -> dict[str, str]:
+    """The environment of workers of a deploy."""
+    return {
+        "SHOP_APP": "support.lone_shop",
+        "SHOP_DECLARED": json.dumps(declared),
+        "SHOP_SETTINGS": json.dumps(settings),
+    }
+
+
+def leave_in_line(shop: Any, declared: dict[str, Any], count: int, **settings: Any) -> list[Any]:
+    """Messages that a worker of a deploy has parked, behind a plain lock, before it was killed."""
+    runtime = taskguard.connect(
+        locks=shop.environment["SHOP_LOCKS"],
+        ledger=shop.environment["SHOP_DATABASE"],
+        namespace=settings.get("taskguard_namespace", ""),
+    )
+    with contextlib.closing(runtime), shop.worker(deploy(declared, **settings)) as worker:
+        if "rate" in declared:
+            shop.tasks.queue_up.delay("a", 99).get(timeout=60)
+        with runtime.lock("queue:a"):
+            results = [shop.tasks.queue_up.delay("a", number) for number in range(count)]
+            wait_until(lambda: len(standing(shop)) == count, message="all wait")
+            worker.kill()
+    return results
+
+
+def standing(shop: Any) -> list[Any]:
+    """The records that have a place in a line."""
+    with shop.engine.connect() as db:
+        return list(db.execute(sa.select(WORK).where(WORK.c.parked.is_not(None))))
+
+
+@pytest.mark.parametrize("what", DEPLOYS)
+def test_what_waits_outlives_a_deploy_that_takes_options_away(shop: Any, what: str) -> None:
+    """Also where no task parks any more: what the ledger holds decides, not what is declared."""
+    before, after = DEPLOYS[what]
+    count = 1 if what == "latest" else 3
+    results = leave_in_line(shop, before, count)
+    with shop.worker(deploy(after)):
+        assert [each.get(timeout=60) for each in results] == list(range(count))
+    assert standing(shop) == []
+    assert set(shop.effects().values()) == {1}

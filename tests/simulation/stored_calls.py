@@ -8,12 +8,12 @@ nobody else has locked.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from taskguard.bounds import Bounds, is_slot
+from taskguard.bounds import NO_RATES, Bounds, Rate, is_slot
 from taskguard.errors import LineFullError
 from taskguard.ledger.protocol import (
     Claim,
@@ -226,7 +226,9 @@ class StoredCalls:
         queues: Sequence[str] | None = None,
         bounds: Bounds | None = None,
         ahead_s: float | None = None,
+        rates: Mapping[str, Rate | None] = NO_RATES,
     ) -> Overdue | None:
+        del rates
         by, ahead_us = object(), int((ahead_s or 0.0) * 1e6)
         first = _first(self.work_items.values(), key)
         if first is None:
@@ -254,8 +256,9 @@ class StoredCalls:
         after: str | None = None,
         most: int = 1000,
         announce: str | None = None,
+        rates: Mapping[str, Rate | None] = NO_RATES,
     ) -> Seen:
-        del announce
+        del announce, rates
         now_us = self.now_us()
 
         def has_room(row: Work) -> bool:

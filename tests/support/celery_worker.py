@@ -47,8 +47,9 @@ class CeleryWorker:
         }
         if queue is not None:
             self._environment["SHOP_QUEUE"] = queue
+        app = environment.get("SHOP_APP", "support.shop")
         self._command = [
-            sys.executable, "-m", "celery", "-A", "support.shop", "worker", "-P", pool,
+            sys.executable, "-m", "celery", "-A", app, "worker", "-P", pool,
             "-c", str(concurrency), "-l", "INFO", "--without-gossip", "--without-mingle",
         ]  # fmt: skip
         self._family: Family | None = None

@@ -18,12 +18,13 @@ Read next: `taskguard/bounds.py` for the rate, `lines.py` for who is called.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from taskguard.bounds import Bounds, is_slot, range_of_slots
+from taskguard.bounds import Bounds, Rate, is_slot, range_of_slots
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.connections.prepared import Prepared
 from taskguard.ledger.protocol import Busy, ClaimRequest
@@ -107,12 +108,20 @@ class BoundedClaim(LockedClaim):
 
 
 def room(
-    db: sa.Connection, key: str, now_us: int, *, bounds: Bounds | None, ahead_us: int
+    db: sa.Connection,
+    key: str,
+    now_us: int,
+    task: str,
+    *,
+    bounds: Bounds | None,
+    ahead_us: int,
+    rates: Mapping[str, Rate | None],
 ) -> int | None:
     """Whether somebody may be called: fewer hold a key, and are expected, than its limit allows.
 
     And its rate allows a start in at most `ahead_us`: in how many µs. Without `bounds` it goes by
-    what was noted last, and of a key with a rate it calls one at a time.
+    what was noted last, and of a key with a rate it calls one at a time. What `rates` says of the
+    task counts more than a rate that was noted: a deploy has removed or raised it.
     """
     noted = db.execute(sa.select(KEYS.c.slots, KEYS.c.next_start).where(KEYS.c.key == key)).first()
     slots, next_start = (None, None) if noted is None else noted
@@ -126,6 +135,13 @@ def room(
         held = int(db.execute(sa.select(lines.holders(key, now_us))).scalar_one())
     if expected + held >= limit or db.execute(alone).first() is not None:
         return None
+    if bounds is None and next_start is not None and task in rates:
+        rate = rates[task]
+        opens_us = None if rate is None else rate.opens_us(next_start, now_us)
+        if opens_us is not None and opens_us != next_start:
+            # Noted, as a claim does: from the next look on the interval has begun.
+            db.execute(sa.update(KEYS).where(KEYS.c.key == key).values(next_start=opens_us))
+        next_start = opens_us
     opens_us = next_start or 0
     if bounds is not None and bounds.rate is not None:
         opens_us = bounds.rate.opens_us(next_start, now_us)

@@ -26,12 +26,12 @@ the contract suite compares the two.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import sqlalchemy as sa
 
-from taskguard.bounds import range_of_slots
+from taskguard.bounds import Rate, range_of_slots
 from taskguard.errors import LineFullError
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.protocol import Claim, ClaimRequest, Waiting, sends_of
@@ -47,6 +47,7 @@ __all__ = [
     "called_of",
     "expired",
     "has_expired",
+    "has_lines",
     "in_line",
     "is_behind",
     "is_on_record",
@@ -364,7 +365,7 @@ def is_on_record(db: sa.Connection, request: ClaimRequest) -> bool:
 class Room(Protocol):
     """Whether somebody may be called: in how many µs his work may begin; None: nobody may be."""
 
-    def __call__(self, db: sa.Connection, key: str, now_us: int) -> int | None: ...
+    def __call__(self, db: sa.Connection, key: str, now_us: int, task: str) -> int | None: ...
 
 
 def call_next(
@@ -385,7 +386,7 @@ def call_next(
     with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
         now_us = database.now_us(db)
         head = (
-            sa.select(WORK.c.id, WORK.c.rank, WORK.c.parked, WORK.c.call)
+            sa.select(WORK.c.id, WORK.c.rank, WORK.c.parked, WORK.c.call, WORK.c.task)
             .where(WORK.c.key == key, _waits())
             .order_by(*_in_order())
             .limit(1)
@@ -393,7 +394,7 @@ def call_next(
         first = db.execute(head).first()
         if first is None or not _is_for(json.loads(first.call), app, queues):
             return None
-        wait_us = room(db, key, now_us)
+        wait_us = room(db, key, now_us, first.task)
         if wait_us is None or _is_held_up(db, key, first):
             return None
         changed = db.execute(
@@ -424,8 +425,9 @@ def _is_for(call: dict[str, Any], app: str, queues: Sequence[str] | None) -> boo
     return call.get("app", "") == app and (queues is None or call.get("queue") in queues)
 
 
-def room(db: sa.Connection, key: str, now_us: int) -> int | None:
+def room(db: sa.Connection, key: str, now_us: int, task: str) -> int | None:
     """Nobody may be called while the key is held, or another one is expected."""
+    del task
     held = sa.select(sa.literal(1)).where(KEYS.c.key == key, KEYS.c.lease_until > now_us)
     called = sa.select(sa.literal(1)).where(called_of(WORK, key, now_us))
     return 0 if db.execute(sa.union_all(held, called).limit(1)).first() is None else None
@@ -437,6 +439,7 @@ def _is_held_up(db: sa.Connection, key: str, first: Any) -> bool:
     return db.execute(sa.select(sa.literal(1)).where(*kept).limit(1)).first() is not None
 
 
+_READ = ("key", "id", "task", "state", "due", "strict", "rank", "parked")
 # How much later than now a message is expected that was called with its rate's delay. What is due
 # later was enqueued. There may be a lot of that, and it is not read.
 _LONGEST_EXPECTED_US = 65_000_000
@@ -451,8 +454,12 @@ def open_keys(
     ahead_us: int,
     after: str | None,
     most: int,
-) -> tuple[list[str], str | None]:
-    """Return the keys whose first waiting message may be called now, and the last key looked at.
+    rates: Mapping[str, Rate | None],
+) -> tuple[list[str], str | None, list[str]]:
+    """Return keys whose first waiting message may be called now, and the last key that was read.
+
+    The third value has the tasks of messages that wait for a rate on record, but those of `rates`:
+    what these declare now counts.
 
     At most `most` messages in lines are read, by key, those whose key comes after `after`. The
     second value is None if there are no more. A key is open if nobody holds it, its rate allows a
@@ -461,22 +468,23 @@ def open_keys(
     namespace and of these queues: other relays know where the others go.
     """
     begins = [WORK.c.parked.is_not(None)] + ([] if after is None else [WORK.c.key > after])
-    columns = (WORK.c[name] for name in ("key", "id", "state", "due", "strict", "rank", "parked"))
+    columns = (WORK.c[name] for name in _READ)
     page = sa.select(*columns).where(*begins).order_by(WORK.c.key, *_in_order()).limit(most)
     last = page.with_only_columns(WORK.c.key).limit(1).offset(most - 1)
     goes_on: str | None = db.execute(last).scalar()
     read = page.subquery()
-    may_begin = (
-        sa.func.coalesce(KEYS.c.lease_until, 0) <= now_us,
-        sa.func.coalesce(KEYS.c.next_start, 0) <= now_us + ahead_us,
-    )
+    with_keys = read.outerjoin(KEYS, KEYS.c.key == read.c.key)
+    is_free = sa.func.coalesce(KEYS.c.lease_until, 0) <= now_us
+    is_early = sa.func.coalesce(KEYS.c.next_start, 0) > now_us + ahead_us
     free = (
         sa.select(read, sa.func.coalesce(KEYS.c.slots, 1).label("slots"))
-        .select_from(read.outerjoin(KEYS, KEYS.c.key == read.c.key))
-        .where(*may_begin)
+        .select_from(with_keys)
+        .where(is_free, sa.or_(~is_early, *_outdated(read, now_us, rates)))
         .order_by(read.c.key, read.c.rank, read.c.parked)
     )
     rows = db.execute(free).all()
+    unknown = sa.select(read.c.task).distinct().select_from(with_keys).where(is_early)
+    early = [task for task in db.execute(unknown).scalars() if task not in rates]
     slots = {row.key: row.slots for row in rows}
     firsts = _firsts(rows)
     if (
@@ -486,11 +494,24 @@ def open_keys(
         firsts[goes_on] = db.execute(first.order_by(*_in_order())).scalar()
     ids = [first for first in firsts.values() if first is not None]
     if not ids:
-        return [], goes_on
+        return [], goes_on, early
     ours = sa.select(WORK.c.key).where(WORK.c.id.in_(ids), _left(), of_relay(app, queues))
     found = sorted(db.execute(ours).scalars())
     taken = _taken(db, now_us, [key for key in found if slots[key] > 1]) if found else {}
-    return [key for key in found if taken.get(key, 0) < slots[key]], goes_on
+    return [key for key in found if taken.get(key, 0) < slots[key]], goes_on, early
+
+
+def _outdated(
+    read: Any, now_us: int, rates: Mapping[str, Rate | None]
+) -> list[sa.ColumnElement[bool]]:
+    """Conditions that a start on record is by another rate than the task has now."""
+    tasks: dict[int, list[str]] = {}
+    for task, rate in rates.items():
+        tasks.setdefault(rate.interval_us if rate is not None else 0, []).append(task)
+    return [
+        sa.and_(read.c.task.in_(names), KEYS.c.next_start > now_us + interval_us)
+        for interval_us, names in tasks.items()
+    ]
 
 
 def _firsts(rows: Iterable[Any]) -> dict[str, str | None]:
@@ -518,6 +539,13 @@ def _taken(db: sa.Connection, now_us: int, several: Sequence[str]) -> dict[str, 
         for key, count in db.execute(held):
             taken[key] = taken.get(key, 0) + count
     return taken
+
+
+def has_lines(database: Database, *, app: str, queues: Sequence[str] | None) -> bool:
+    """Return True if a message of this namespace and these queues has a place in a line."""
+    mine = sa.select(sa.literal(1)).where(WORK.c.parked.is_not(None), of_relay(app, queues))
+    with database.transaction(bounded=False) as db:
+        return db.execute(mine.limit(1)).first() is not None
 
 
 def has_expired(db: sa.Connection, now_us: int, *, app: str, queues: Sequence[str] | None) -> bool:

@@ -8,12 +8,12 @@ cannot decide.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 
-from taskguard.bounds import Bounds
+from taskguard.bounds import NO_RATES, Bounds, Rate
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.connections.libpq import NOT_SENT, Commit
 from taskguard.ledger.connections.prepared import Prepared
@@ -150,11 +150,14 @@ class Statements:
         expected_s: float,
         bounds: Bounds | None = None,
         ahead_s: float | None = None,
+        rates: Mapping[str, Rate | None] = NO_RATES,
     ) -> lines.Called | None:
         """Note that the first in line is called, if the key is free."""
         room: lines.Room = lines.room
         if ahead_s is not None:
-            room = functools.partial(bounded.room, bounds=bounds, ahead_us=int(ahead_s * 1e6))
+            room = functools.partial(
+                bounded.room, bounds=bounds, ahead_us=int(ahead_s * 1e6), rates=rates
+            )
         return lines.call_next(
             self.database, key, app=app, queues=queues, expected_s=expected_s, room=room
         )

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from taskguard.bounds import Bounds
+from taskguard.bounds import NO_RATES, Bounds, Rate
 from taskguard.errors import TransactionRetryError
 from taskguard.lease import Owner
 from taskguard.ledger.connections.database import Database, LockTimeoutError
@@ -337,6 +337,7 @@ class PostgreSQLStatements(Statements):
         expected_s: float,
         bounds: Bounds | None = None,
         ahead_s: float | None = None,
+        rates: Mapping[str, Rate | None] = NO_RATES,
     ) -> Called | None:
         if ahead_s is not None:
             return super().call_next(
@@ -346,6 +347,7 @@ class PostgreSQLStatements(Statements):
                 expected_s=expected_s,
                 bounds=bounds,
                 ahead_s=ahead_s,
+                rates=rates,
             )
         values = {
             "key": key,
