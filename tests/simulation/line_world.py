@@ -341,7 +341,10 @@ class LineWorld(World):
         self.boundary(worker.process, f"told of {message.id}{message.number}")
         again = claim.request.message.retries + 1
         if isinstance(told, BoomError):
-            worker.runner.line.retried(claim, retries=again, call=None, app="", in_s=0.5)
+            parking = PortParking(worker, message)
+            worker.runner.line.retried(
+                claim, parking, retries=again, call=None, again=None, app="", in_s=0.5
+            )
         else:
             parking = PortParking(worker, message)
             worker.runner.line.gave_up(claim, parking, retries=again, app="")
