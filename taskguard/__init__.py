@@ -55,7 +55,7 @@ if TYPE_CHECKING:
         Traits,
     )
     from taskguard.locks.memory import MemoryLocks
-    from taskguard.outbox import Duplicate, OutcomeOfEnqueue, check_delay, enqueue_in
+    from taskguard.outbox import Duplicate, OutcomeOfEnqueue, Placed, check_delay, enqueue_in
     from taskguard.overrides import Overrides, overridden
     from taskguard.policy import Policy
     from taskguard.runner import Runner
@@ -103,6 +103,7 @@ _HOMES = {
     "NOT_BEFORE": "delivery",
     "Duplicate": "outbox",
     "OutcomeOfEnqueue": "outbox",
+    "Placed": "outbox",
     "Standing": "ledger.protocol",
     "check_delay": "outbox",
     "Outcome": "delivery",
@@ -174,6 +175,7 @@ __all__ = [
     "Owner",
     "Parked",
     "Parking",
+    "Placed",
     "Policy",
     "Queue",
     "Relay",

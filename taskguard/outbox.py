@@ -58,7 +58,7 @@ AGAIN_AFTER_S = 3_600.0
 Duplicate = Literal["answer", "attach", "skip", "replace", "raise"]
 """What `enqueue()` does where the same work is waiting or in progress."""
 
-OutcomeOfEnqueue = Literal["sent", "attached", "skipped", "replaced"]
+OutcomeOfEnqueue = Literal["stored", "sent", "attached", "skipped", "replaced"]
 """What `enqueue()` has done."""
 
 _LONGEST_DELAY_S = 365 * DAY_S
@@ -72,18 +72,23 @@ class Placed:
 
     Attributes:
         delivery: what is stored and sent; with "attached" and "skipped" nothing is.
-        outcome: "sent" as soon as the transaction commits, "attached", "skipped" or "replaced".
+        outcome: "sent", which the message is as soon as the transaction commits; "stored": it has
+            not been sent, and waits for a call of this, or for a sweep; "attached", "skipped" or
+            "replaced".
         first: what stood there: what was attached to, or was replaced; None: nothing did.
     """
 
     delivery: Delivery
     outcome: OutcomeOfEnqueue = "sent"
     first: Standing | None = None
-    publish: Callable[[], None] | None = None
+    publish: Callable[[], bool] | None = None
 
     def __call__(self) -> None:
-        if self.publish is not None:
-            self.publish()
+        if self.publish is None:
+            return
+        sent = self.publish()
+        if self.outcome in ("stored", "sent"):
+            self.outcome = "sent" if sent else "stored"
 
 
 def check_delay(delay_s: float | None) -> None:
@@ -105,7 +110,7 @@ def enqueue_in(
     """Write a delivery's work as NEW in the user's transaction, and send its message after it.
 
     On an ORM Session, and on the connection of a guard's transaction, the message is sent as soon
-    as that has committed. On a connection of the user's own nobody hears of its COMMIT: call what
+    as that has committed. On a connection of the user's own nothing hears of its COMMIT: call what
     is returned after it, or leave it to the sweep. Rolled back, nothing is sent.
 
     Args:
@@ -151,12 +156,13 @@ def enqueue_in(
     # Its trace, or tenant, is that of the enqueue, wherever the COMMIT comes from.
     context = contextvars.copy_context()
 
-    def publish() -> None:
+    def publish() -> bool:
         sent_again_s = None if in_line else pause_s
-        context.copy().run(_send_if_committed, ledger, placed.delivery, send, sent_again_s)
+        return context.copy().run(_send_if_committed, ledger, placed.delivery, send, sent_again_s)
 
     placed.publish = publish
-    _publish_after(session, db, publish)
+    if not _publish_after(session, db, placed) and placed.outcome == "sent":
+        placed.outcome = "stored"
     return placed
 
 
@@ -184,8 +190,11 @@ def _opened(session: Any, delivery: Delivery) -> tuple[Any, Any]:
     return session, session.connection() if isinstance(session, orm.Session) else session
 
 
-def _publish_after(session: Any, db: Any, publish: Callable[[], None]) -> None:
-    """Publish when the session has committed, or now where there is none."""
+def _publish_after(session: Any, db: Any, publish: Callable[[], None]) -> bool:
+    """Publish when the session has committed, or now if there is none.
+
+    Returns False for a connection of the user's own: nothing here hears of its COMMIT.
+    """
     from sqlalchemy import orm
 
     if isinstance(session, ExternalConnection):
@@ -196,6 +205,9 @@ def _publish_after(session: Any, db: Any, publish: Callable[[], None]) -> None:
         guard.after_commit(publish)
     elif isinstance(session, orm.Session):
         _after_commit(session).add(session, publish)
+    else:
+        return False
+    return True
 
 
 def _refuse_duplicates_of_messages(delivery: Delivery, duplicate: str) -> None:
@@ -307,8 +319,8 @@ def _after_commit(session: Any) -> _AfterCommit:
 
 def _send_if_committed(
     ledger: OutboxLedger, delivery: Delivery, send: Send, again_after_s: float | None
-) -> None:
-    """Never raises: what could not be sent now is sent by a sweep.
+) -> bool:
+    """Return whether it was sent. Never raises: what could not be sent now is sent by a sweep.
 
     `again_after_s`: None: the message counts as lost when its work is due, as that is written.
     """
@@ -317,13 +329,15 @@ def _send_if_committed(
         own = bool(found) and found[0].message.name == delivery.message.name
         # The work is another message's, or done: this one is answered. None: it was rolled back.
         if not own and ledger.view(str(delivery.work)) is None:
-            return
+            return False
         call = json.loads(delivery.call or "null")
         send(call, delivery.message)
         if own and again_after_s is not None:
             ledger.sent(found, again_after_s=again_after_s + waits_s(call))
     except Exception as error:  # noqa: BLE001  # committed is committed
         logger.warning("%s: not sent yet, a sweep will: %s", delivery.work, error)
+        return False
+    return True
 
 
 def waits_s(call: Any) -> float:

@@ -14,7 +14,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         Duplicate,
         GuardedFunction,
         OutcomeOfEnqueue,
+        Placed,
         Standing,
         Swept,
         TaskGuard,
@@ -61,18 +62,18 @@ class Enqueued:
 
     Attributes:
         result: where its result will be; with "attached" and "replaced" that of the first message.
-        outcome: "sent", "attached" or "replaced".
+        outcome: "sent", which it is as soon as its transaction commits; "stored": it was not sent,
+            and waits for `send()` or a sweep; "attached" or "replaced".
     """
 
-    def __init__(
-        self,
-        result: AsyncResult,
-        send: Callable[[], None],
-        outcome: OutcomeOfEnqueue = "sent",
-    ) -> None:
+    def __init__(self, result: AsyncResult, placed: Placed) -> None:
         self.result = result
-        self.outcome = outcome
-        self._send = send
+        self._placed = placed
+
+    @property
+    def outcome(self) -> OutcomeOfEnqueue:
+        """As the enqueue, and what was sent since, have made it."""
+        return self._placed.outcome
 
     def send(self) -> None:
         """Publish the task now. For a plain Connection: call it after the COMMIT.
@@ -80,7 +81,7 @@ class Enqueued:
         Does nothing if the transaction was rolled back, unless the work is known from before; asked
         again, the duplicate is harmless. Does nothing where it was attached to another message.
         """
-        self._send()
+        self._placed()
 
 
 @overload
@@ -197,7 +198,7 @@ def enqueue(
     if placed.outcome == "attached" and placed.first is not None:
         message.id = id_in(placed.first, sender)
     result = AsyncResult(message.id, backend=task.backend, app=task.app)
-    return Enqueued(result, placed, placed.outcome)
+    return Enqueued(result, placed)
 
 
 class _Message:

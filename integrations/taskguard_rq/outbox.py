@@ -34,7 +34,7 @@ from taskguard_rq.decorator import guarded_function_of, message_id_of, message_o
 from taskguard_rq.runtime import runtime
 
 if TYPE_CHECKING:
-    from taskguard import Duplicate, OutcomeOfEnqueue, Swept, TaskGuard
+    from taskguard import Duplicate, OutcomeOfEnqueue, Placed, Swept, TaskGuard
 
 __all__ = ["Enqueued", "connection_at", "enqueue", "open_queue", "sweep"]
 
@@ -47,15 +47,18 @@ class Enqueued:
 
     Attributes:
         job: the job; its record is in Redis from then on. With "attached" the first one.
-        outcome: "sent", "attached" or "replaced".
+        outcome: "sent", which it is as soon as its transaction commits; "stored": it was not sent,
+            and waits for `send()` or a sweep; "attached" or "replaced".
     """
 
-    def __init__(
-        self, job: Job, send: Callable[[], None], outcome: OutcomeOfEnqueue = "sent"
-    ) -> None:
+    def __init__(self, job: Job, placed: Placed) -> None:
         self.job = job
-        self.outcome = outcome
-        self._send = send
+        self._placed = placed
+
+    @property
+    def outcome(self) -> OutcomeOfEnqueue:
+        """As the enqueue, and what was sent since, have made it."""
+        return self._placed.outcome
 
     def send(self) -> None:
         """Enqueue the job now. For a plain Connection: call it after the COMMIT.
@@ -63,7 +66,7 @@ class Enqueued:
         Does nothing if the transaction was rolled back, unless the work is known from before; asked
         again, the duplicate is harmless. Does nothing where it was attached to another job.
         """
-        self._send()
+        self._placed()
 
 
 @overload
@@ -177,7 +180,7 @@ def enqueue(
         return None
     if placed.outcome == "attached" and placed.first is not None:
         job = job_in(placed.first, sender)
-    return Enqueued(job, placed, placed.outcome)
+    return Enqueued(job, placed)
 
 
 class _Replacing:

@@ -95,8 +95,16 @@ def test_enqueued_in_a_transaction_it_runs_if_that_commits(shop: Any) -> None:
         session.commit()
         assert kept.result.get(timeout=60) == 2
         gone.send()
+        assert (gone.outcome, kept.outcome) == ("stored", "sent")
+        with shop.engine.connect() as db:
+            stored = enqueue(tasks.recover, (3,), session=db)
+            db.commit()
+        assert stored.outcome == "stored"
+        stored.send()
+        assert stored.outcome == "sent"
+        assert stored.result.get(timeout=60) == 3
         shop.wait_for_quiet()
-    assert shop.effects() == Counter({"2": 1})
+    assert shop.effects() == Counter({"2": 1, "3": 1})
 
 
 @pytest.mark.once

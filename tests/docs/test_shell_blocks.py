@@ -28,7 +28,7 @@ from taskguard.policy import Policy
 
 pytestmark = pytest.mark.once
 
-LANGUAGES = {"python", "sh", "text", "{toctree}", "{eval-rst}"}
+LANGUAGES = {"python", "sh", "text", "{warning}", "{toctree}", "{eval-rst}"}
 COMMANDS = sorted({command for page in PAGES for _, command in commands_of(page)})
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 IN_THE_TUTORIAL = {"celery", "sqlite3", "rq"}  # `test_tutorial.py` runs them

@@ -65,6 +65,28 @@ def test_in_a_session_nothing_is_sent_for_the_second(rig: Rig, duplicate: str) -
     assert rig.messages == ["a"]
 
 
+def test_on_a_connection_of_its_own_it_is_stored_until_it_is_sent(rig: Rig) -> None:
+    """Nothing hears of that connection's COMMIT. A broker that is down sends nothing, either."""
+    with rig.engine.connect() as db:
+        placed = rig.put(db, "a", "answer")
+        placed()  # too early: the sweep's connection does not see it
+        assert placed.outcome == "stored"
+        db.commit()
+    assert rig.messages == []
+    rig.refused = {"a", "b"}
+    placed()
+    assert placed.outcome == "stored"
+    rig.refused.remove("a")
+    placed()
+    assert placed.outcome == "sent"
+    assert rig.messages == ["a"]
+    with orm.Session(rig.engine) as session:
+        later = rig.put(session, "b", "attach", work="test.put 2")
+        assert later.outcome == "sent"  # as soon as this commits
+        session.commit()
+    assert later.outcome == "stored"
+
+
 def test_refused_it_writes_nothing_and_the_session_goes_on(rig: Rig) -> None:
     """What else was written is committed."""
     with orm.Session(rig.engine) as session:

@@ -115,11 +115,12 @@ def test_what_its_process_did_not_send_the_sweep_does(
     with office.engine.connect() as db:
         left = enqueue(office.queue, invoices.recover, (1,), session=db)
         db.commit()
-    assert office.queue.count == 0
+    assert (office.queue.count, left.outcome) == (0, "stored")
     make_due(office)
     assert main(["sweep", "--rq", office.broker]) == 0
     assert capsys.readouterr().out == "sent: 1, refused: 0\n"
     left.send()
+    assert left.outcome == "sent"
     office.worker()
     wait_for_effects(office, 1)
     wait_until(lambda: office.queue.count == 0, timeout_s=60, message="an empty queue")

@@ -229,7 +229,9 @@ def enqueue(place: Place) -> Iterator[None]:
     place.give(engine=place.memory.engine)
     yield
     assert place.states() == {"shop.ship order:42": State.NEW}
-    assert place.deliver_all(place.names.app) == 1
+    yield
+    assert place.names.enqueued.outcome == "sent"
+    assert place.deliver_all(place.names.app) == 2
     assert place.sql("select shipped from orders where id = 42") == [1]
 
 
@@ -249,13 +251,17 @@ def unique(place: Place) -> Iterator[None]:
     assert place.deliver_all(app) == 1
     assert place.states() == {"shop.index index:7": State.DONE}
     yield
-    for words in ("red", "blue"):
-        with orm.Session(place.memory.engine) as session, session.begin():
-            place.changed(session, 8, words)
-    [call] = place.sql("select call from taskguard_work where state = 'NEW'")
-    assert "blue" in call
-    assert "red" not in call
-    assert place.deliver_all(app) == 2
+    place.names.customers.create(place.memory.engine)
+    place.sql("insert into customers (id, index_state) values (8, 'INDEXED')")
+    for round_ in (["red", "blue"], ["green"]):
+        for words in round_:
+            with orm.Session(place.memory.engine) as session, session.begin():
+                place.changed(session, 8, words)
+        assert place.sql("select index_state from customers") == ["STALE"]
+        assert place.deliver_all(app) == len(round_)
+        assert place.sql("select index_state from customers") == ["INDEXED"]
+        [result] = place.sql("select result from taskguard_work where id like '%index_words%'")
+        assert round_[-1] in result
 
 
 @around("docs/how-to/own-row.md")
@@ -345,6 +351,10 @@ def moving_over(place: Place) -> Iterator[None]:
     place.app()
     place.give(client=place.memory.redis)
     yield
+    for _ in range(2):
+        assert place.sync.apply((7,)).successful()
+    assert place.events()["completed"] == 2
+    yield
     assert place.ship.apply((42,)).successful()
     yield
     from rq import Queue
@@ -353,7 +363,7 @@ def moving_over(place: Place) -> Iterator[None]:
     place.send(queue, 42)
     assert queue.jobs[0].args == (42,)
     assert place.twice(place.ship, 42) == (None, None)
-    assert place.events()["completed"] == 1
+    assert place.events()["completed"] == 3
 
 
 @around("docs/how-to/changing-a-guard.md")
