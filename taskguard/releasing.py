@@ -36,7 +36,12 @@ def release(
     Without `fence` and `owner` that is each holder that is found: of a shared key, or of one with
     slots, there may be several.
     """
-    on_record = [] if ledger is None else ledger.holders(key)
+    if ledger is None:
+        on_record = []
+    elif fence is not None and owner is not None:
+        on_record = [Holder(key, Owner.parse(owner), fence, 0.0)]
+    else:
+        on_record = ledger.holders(key)
     at_server = _at_server(locks, [key, *(each.key for each in on_record)], ledger)
     if any(each.owner == NOBODY for each in at_server):
         raise ConfigurationError(
@@ -46,8 +51,6 @@ def release(
         )
     released = []
     if ledger is not None:
-        if fence is not None and owner is not None:
-            on_record = [Holder(key, Owner.parse(owner), fence, 0.0)]
         for each in on_record:
             if not _is_meant(each, fence=fence, owner=owner):
                 continue

@@ -2,11 +2,14 @@
 
 Guarantees: nothing is added, edited or deleted by hand. The two actions are the ledger's own
 conditional statements, for staff with the permission to change the model; each is noted in the
-admin's log.
+admin's log. An action on all rows of a list, however many, sends no field for each row, and leaves
+alone what has changed since the list was confirmed.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from django.contrib import admin, messages
@@ -14,7 +17,7 @@ from django.contrib.admin import helpers
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.admin.options import get_content_type_for_model
 from django.core.exceptions import PermissionDenied
-from django.db.models import QuerySet
+from django.db.models import Max, QuerySet
 from django.http import HttpRequest
 from django.template.response import TemplateResponse
 from django.utils.timezone import template_localtime
@@ -26,6 +29,11 @@ from taskguard_django.models import Key, Work, time_of
 __all__ = ["KeyAdmin", "WorkAdmin"]
 
 _LIST = "admin/taskguard/confirm.html"
+_SHOWN = 100
+_NAMED = 10
+_NOTED = 50
+# An action ends before a web server gives up on its request. What is left is done by asking again.
+_LONGEST_S = 20.0
 
 
 def _runtime() -> TaskGuard:
@@ -71,18 +79,58 @@ class _ToLookAt(admin.ModelAdmin):
         kwargs["extra_context"] = {**(kwargs.get("extra_context") or {}), **extra}
         return super().change_view(request, object_id, *args, **kwargs)
 
-    def _confirm(self, request: HttpRequest, rows: QuerySet, **context: Any) -> Any:
+    def _confirm(
+        self, request: HttpRequest, rows: QuerySet, *, latest_by: str, **context: Any
+    ) -> Any:
+        """Show the rows and ask; of a whole list the first ones, and up to when it was read."""
+        across = _is_across(request)
+        shown = list(rows[:_SHOWN] if across else rows)
         context = {
             **self.admin_site.each_context(request),
             "opts": self.model._meta,  # noqa: SLF001  # the admin's templates want it
-            "rows": rows,
+            "rows": shown,
+            "more": rows.count() - len(shown) if across else 0,
+            "until": rows.aggregate(until=Max(latest_by))["until"] if across else None,
             "checkbox": helpers.ACTION_CHECKBOX_NAME,
             **context,
         }
         return TemplateResponse(request, _LIST, context)
 
-    def _note(self, request: HttpRequest, row: Any, text: str) -> None:
-        LogEntry.objects.create(
+    def _act(
+        self,
+        request: HttpRequest,
+        rows: Iterable[Any],
+        act: Callable[[Any], str | None],
+        *,
+        what: str,
+    ) -> None:
+        """Act on each row while there is time; `act` returns what it did, or None for nothing."""
+        done: list[str] = []
+        left: list[str] = []
+        waiting = list(rows)  # read before anything is written
+        until_s = time.monotonic() + _LONGEST_S
+        for batch in (waiting[at : at + _NOTED] for at in range(0, len(waiting), _NOTED)):
+            if time.monotonic() > until_s:
+                rest = len(waiting) - len(done) - len(left)
+                messages.warning(request, f"{rest:,} are left for lack of time: do it once more.")
+                break
+            notes: list[Any] = []
+            try:
+                for row in batch:
+                    said = act(row)
+                    (left if said is None else done).append(row.pk)
+                    if said is not None:
+                        notes.append(self._entry(request, row, said))
+            finally:
+                LogEntry.objects.bulk_create(notes)
+        if done:
+            messages.success(request, f"{what}: {_listed(done)}")
+        if left:
+            messages.warning(request, f"Changed meanwhile, and left as it is: {_listed(left)}")
+
+    def _entry(self, request: HttpRequest, row: Any, text: str) -> LogEntry:
+        """A line of the admin's log, which is written with others."""
+        return LogEntry(
             user_id=request.user.pk,
             content_type_id=get_content_type_for_model(row).pk,
             object_id=row.pk,
@@ -91,11 +139,21 @@ class _ToLookAt(admin.ModelAdmin):
             change_message=text,
         )
 
-    def _tell(self, request: HttpRequest, done: list[str], left: list[str], what: str) -> None:
-        if done:
-            messages.success(request, f"{what}: {', '.join(done)}")
-        if left:
-            messages.warning(request, f"Changed meanwhile, and left as it is: {', '.join(left)}")
+
+def _is_across(request: HttpRequest) -> bool:
+    """Whether an action is to be done to a whole list, over all its pages."""
+    return request.POST.get("select_across", "0") not in ("", "0")
+
+
+def _until(request: HttpRequest) -> int:
+    """Up to when a whole list was confirmed, in µs; 0 for what is no number."""
+    text = request.POST.get("until", "")
+    return int(text) if text.isdecimal() and len(text) < 20 else 0  # 64 bits
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more:,} more" if more > 0 else "")
 
 
 @admin.register(Work)
@@ -121,6 +179,10 @@ class WorkAdmin(_ToLookAt):
         ("Stored", {"fields": ("fingerprint", "progress", "result")}),
     )
 
+    def get_queryset(self, request: HttpRequest) -> Any:
+        """Work of tasks: the records of what leaders remember are left out."""
+        return super().get_queryset(request).exclude(task="leader", key__contains="leader:")
+
     @admin.display(description="error")
     def problem(self, work: Work) -> str:
         """The first line of the error."""
@@ -130,10 +192,12 @@ class WorkAdmin(_ToLookAt):
     def requeue(self, request: HttpRequest, rows: QuerySet) -> Any:
         """Requeue the selected work, after asking for the reason."""
         reason = request.POST.get("reason", "").strip()
+        ended = rows.filter(state__in=("DEAD", "FAILED"))
         if not reason:
             return self._confirm(
                 request,
-                rows.filter(state__in=("DEAD", "FAILED")),
+                ended,
+                latest_by="finished",
                 title="Requeue work",
                 action="requeue",
                 asks_reason=True,
@@ -142,14 +206,14 @@ class WorkAdmin(_ToLookAt):
                 "sends its message; else send it again yourself.",
             )
         ledger = conf.ledger()
-        done: list[str] = []
-        left: list[str] = []
-        for work in rows:
-            requeued = ledger.requeue(work.id, reason=f"{reason} ({request.user})")
-            (done if requeued else left).append(work.id)
-            if requeued:
-                self._note(request, work, f"requeued: {reason}")
-        self._tell(request, done, left, "Requeued")
+
+        def act(work: Any) -> str | None:
+            requeued = ledger.requeue(work.pk, reason=f"{reason} ({request.user})")
+            return f"requeued: {reason}" if requeued else None
+
+        across = _is_across(request)
+        chosen = ended.filter(finished__lte=_until(request)) if across else rows
+        self._act(request, chosen.only("id"), act, what="Requeued")
         return None
 
 
@@ -196,30 +260,30 @@ class KeyAdmin(_ToLookAt):
             return self._confirm(
                 request,
                 held,
+                latest_by="fence",
                 title="Release keys",
                 action="release",
                 text="Only where the holder is known to be gone. If it lives after all, it renews "
                 "its lease, or its commit is refused once somebody else has claimed. The next "
                 "delivery takes the work over, which counts as a crash.",
             )
+        across = _is_across(request)
+        chosen = held.filter(fence__lte=_until(request)) if across else rows
         runtime = _runtime()
-        done: list[str] = []
-        left: list[str] = []
+
+        def act(key: Any) -> str | None:
+            shown = request.POST.get(f"holder:{key.pk}", "")
+            fence, _, owner = (f"{key.fence} {key.owner}" if across else shown).partition(" ")
+            try:
+                if fence.isdecimal() and runtime.release(key.pk, fence=int(fence), owner=owner):
+                    return f"released from {owner} with fence {fence}"
+            except errors.TaskguardError as error:
+                messages.error(request, str(error))
+            return None
+
         try:
-            for key in rows:
-                fence, _, owner = request.POST.get(f"holder:{key.key}", "").partition(" ")
-                try:
-                    shown = fence.isdecimal() and runtime.release(
-                        key.key, fence=int(fence), owner=owner
-                    )
-                except errors.TaskguardError as error:
-                    messages.error(request, str(error))
-                    shown = False
-                (done if shown else left).append(key.key)
-                if shown:
-                    self._note(request, key, f"released from {owner} with fence {fence}")
+            self._act(request, chosen, act, what="Released")
         finally:
             if runtime.runner.locks is not None:
                 runtime.runner.locks.close()
-        self._tell(request, done, left, "Released")
         return None

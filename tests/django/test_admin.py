@@ -21,6 +21,7 @@ from taskguard.ledger.tables import KEYS, WORK
 
 WORKS_PAGE = "/admin/taskguard/work/"
 KEYS_PAGE = "/admin/taskguard/key/"
+LATER_US = 4_102_444_800_000_000  # the year 2100
 
 
 class Office:
@@ -219,6 +220,99 @@ def test_a_holder_that_lives_after_all_commits_or_is_refused(
     assert (office.state(7), office.state(8)) == ("DONE", "PROCESSING")
     assert len(refused) == 1
     tg.close()
+
+
+class TestWholeLists:
+    """An action on all pages: as the browser sends it, with what the page before it had."""
+
+    MANY = 1_100
+
+    def fill(self, office: Office, state: str) -> None:
+        """So many rows of work and keys, held or ended, made at once."""
+        numbers = range(1, self.MANY + 1)
+        owner = str(new_owner("m"))
+        work = {"task": "ship", "message": "m", "retries": 0, "state": state, "final": 0}
+        work |= {"owner": owner, "attempts": 1, "crashes": 0, "crashed_owner": "", "created": 1}
+        work |= {"started": 1, "finished": None if state == "PROCESSING" else 1}
+        key = {"owner": owner, "lease_until": LATER_US}
+        with office.engine.begin() as db:
+            db.execute(sa.insert(KEYS), [{"key": f"order:{n}", "fence": n, **key} for n in numbers])
+            rows = [
+                {"id": f"ship order:{n}", "key": f"order:{n}", "fence": n, "lease_until": 0, **work}
+                for n in numbers
+            ]
+            db.execute(sa.insert(WORK), rows)
+
+    def choose(self, client: Any, page: str, ids: list[str], action: str) -> dict[str, Any]:
+        """The fields of the page that asks, after everything was selected on all pages."""
+        asked = post(client, page, ids, action=action, select_across="1")
+        assert asked.status_code == 200
+        html = asked.content.decode().partition('<form method="post">')[2]
+        fields: dict[str, Any] = {}
+        for tag in re.findall(r"<input[^>]*type=\"hidden\"[^>]*>", html):
+            name, value = (re.search(rf'{each}="([^"]*)"', tag) for each in ("name", "value"))
+            assert name is not None
+            assert value is not None
+            fields.setdefault(name[1], []).append(value[1])
+        assert "and 1000 more" in html
+        assert sum(map(len, fields.values())) < 20
+        return fields
+
+    def test_requeue(self, office: Office) -> None:
+        """Each is requeued; not what became DEAD after the page was shown, nor what the filter
+        leaves out."""
+        self.fill(office, "DEAD")
+        office.ledger.fail(office.claim(8_000), "no carrier")
+        client, page = office.client(), WORKS_PAGE + "?state__exact=DEAD"
+        fields = self.choose(client, page, ["ship order:1"], "requeue")
+        with office.engine.begin() as db:
+            db.execute(sa.update(WORK).where(WORK.c.id == "ship order:7").values(finished=LATER_US))
+        done = client.post(page, {**fields, "reason": "carrier is back"}, follow=True)
+        assert done.status_code == 200
+        assert f"and {self.MANY - 1 - 10:,} more" in done.content.decode()
+        with office.engine.connect() as db:
+            counted = sa.select(WORK.c.state, sa.func.count()).group_by(WORK.c.state)
+            found = {row.state: row[1] for row in db.execute(counted)}
+        assert found == {"NEW": self.MANY - 1, "DEAD": 1, "FAILED": 1}
+        assert office.state(7) == "DEAD"
+
+    def test_release(self, office: Office) -> None:
+        """Each holder loses its key; not one that has claimed since the page was shown."""
+        self.fill(office, "PROCESSING")
+        client = office.client()
+        fields = self.choose(client, KEYS_PAGE, ["order:1"], "release")
+        with office.engine.begin() as db:
+            db.execute(sa.update(KEYS).where(KEYS.c.key == "order:7").values(fence=LATER_US))
+        done = client.post(KEYS_PAGE, fields, follow=True)
+        assert done.status_code == 200
+        held = sa.select(KEYS.c.key).where(KEYS.c.lease_until > 0)
+        with office.engine.connect() as db:
+            assert db.execute(held).scalars().all() == ["order:7"]
+
+    def test_what_takes_too_long_is_left(
+        self, office: Office, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A web server ends requests that take long: the page says how many rows are left."""
+        monkeypatch.setattr("taskguard_django.admin._LONGEST_S", -1.0)
+        self.fill(office, "DEAD")
+        client = office.client()
+        fields = self.choose(client, WORKS_PAGE, ["ship order:1"], "requeue")
+        done = client.post(WORKS_PAGE, {**fields, "reason": "x"}, follow=True)
+        assert "1,100 are left for lack of time" in done.content.decode()
+        assert office.state(1) == "DEAD"
+
+
+def test_what_a_leader_remembers_is_no_work(office: Office) -> None:
+    """Its record is not among the work."""
+    tg = taskguard.connect(locks=None, ledger=office.ledger)
+    pages: list[str] = []
+
+    def lead(leadership: taskguard.Leadership) -> None:
+        leadership.remember("x")
+        pages.append(office.client().get(WORKS_PAGE).content.decode())
+
+    tg.leader("beat").run(lead)
+    assert "leader:beat" not in pages[0]
 
 
 def test_the_ledgers_own_mark_is_no_key(office: Office) -> None:
