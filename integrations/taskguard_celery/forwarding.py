@@ -16,12 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import Context
+from contextvars import Context as Variables
+from datetime import datetime
+from decimal import Decimal
 from typing import Any
 
 from celery import Celery, Task
 from celery._state import _task_stack
 from celery.app.routes import Router
+from celery.app.task import Context
 from celery.canvas import Signature
 
 from taskguard_celery.marks import HEADER, MESSAGE_HEADERS, Marks, Stored, marks_of, publishing
@@ -59,6 +62,10 @@ _NOT_KEPT = frozenset(
         "user_id",
     }
 )
+# Attributes of a request that are no custom headers.
+_NO_HEADERS = frozenset({*vars(Context), *MESSAGE_HEADERS})
+_OWN = ("_", "taskguard_")
+_HEADER_VALUES = (str, bytes, int, float, Decimal, datetime, dict, list, tuple, type(None))
 # Headers that RabbitMQ sets, and kombu.
 _NOT_CARRIED = (
     "compression",
@@ -73,7 +80,7 @@ _NOT_CARRIED = (
 def signature_in_hand(task: Task) -> Signature:
     """The message that `task` is handling, with all headers and properties, as a signature."""
     request = task.request
-    carried, custom = vars(request), request.headers or {}
+    carried, custom = vars(request), _custom_headers(request)
     headers = {name: carried[name] for name in MESSAGE_HEADERS if name in carried}
     headers |= {name: custom[name] for name in custom if not name.startswith(_NOT_CARRIED)}
     headers.pop("eta", None)  # it was for the worker that has the message
@@ -88,6 +95,24 @@ def signature_in_hand(task: Task) -> Signature:
         **{_PROPERTIES: {k: v for k, v in properties.items() if k not in _NOT_KEPT}},
     )
     return signature
+
+
+def _custom_headers(request: Context) -> dict[str, Any]:
+    """The headers of a message that are not Celery's own.
+
+    `request.headers` has them, unless the message has a header of that name, as those of Sentry
+    have: Celery takes its value for all headers. Then they are attributes of the request.
+    """
+    carried, custom = vars(request), request.headers or {}
+    if HEADER not in carried or HEADER in custom:
+        return dict(custom)
+    found = {
+        name: value
+        for name, value in carried.items()
+        # Other attributes have been set in this process.
+        if not (name in _NO_HEADERS or name.startswith(_OWN)) and isinstance(value, _HEADER_VALUES)
+    }
+    return {**found, "headers": custom}
 
 
 def came(signature: Signature) -> bool:
@@ -156,4 +181,4 @@ def _no_task() -> Iterator[None]:
 def outside(function: Any) -> Any:
     """Call a function outside the task at work, with no context variable set."""
     with _no_task():
-        return Context().run(function)
+        return Variables().run(function)

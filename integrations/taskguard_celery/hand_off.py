@@ -81,7 +81,8 @@ def take_called(request: Any) -> bool:
         return False
     header = dataclasses.replace(marks, called=None).header()
     setattr(request, HEADER, header)
-    request.headers = {**(request.headers or {}), HEADER: header}
+    if HEADER in (request.headers or {}):
+        request.headers = {**request.headers, HEADER: header}
     queue, exchange, key = marks.called
     own: dict[str, Any] = {}
     if queue is not None:

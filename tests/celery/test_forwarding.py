@@ -41,6 +41,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "exchange": {"exchange": "orders", "routing_key": "order.new"},
     "expires": {"expires": 600},
     "headers": {"headers": {"mine": {"a": [1, None]}, "x-request-id": "r"}},
+    "headers in headers": {"headers": {"mine": 1, "headers": {"sentry-trace": "t"}}},
     "ignored result": {"ignore_result": True},
     "links": {"link": [OTHER], "link_error": [OTHER]},
     "nesting": {"replaced_task_nesting": 1},

@@ -50,6 +50,10 @@ def retry_with_headers(task: Task) -> None:
     raise task.retry(headers={"mine": 1}, countdown=0)
 
 
+def retry_as_with_sentry(task: Task) -> None:
+    raise task.retry(headers={"sentry-trace": "t", "headers": {"sentry-trace": "t"}}, countdown=0)
+
+
 def retry_without_request_headers(task: Task) -> None:
     task.request.headers = None
     raise task.retry(countdown=0)
@@ -73,6 +77,7 @@ def retry_under_a_handler(task: Task) -> None:
     "retry",
     [
         retry_with_headers,
+        retry_as_with_sentry,
         retry_without_request_headers,
         retry_with_cleared_headers,
         retry_by_another_id,
