@@ -6,11 +6,14 @@ import fcntl
 import os
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -58,7 +61,11 @@ def wheel(shared: Path) -> Path:
 
 @pytest.fixture
 def installed(wheel: Path, shared: Path) -> Callable[[str], Path]:
-    """Makes an environment as a line of installation does, and gives the folder of its commands."""
+    """Makes an environment as a line of installation does, and gives the folder of its commands.
+
+    The wheel of `make build` is installed by pip. Otherwise what its extras bring is linked from
+    the environment of the tests, without the network.
+    """
 
     def install(line: str) -> Path:
         extras = line.partition("[")[2].rstrip("]")
@@ -66,9 +73,45 @@ def installed(wheel: Path, shared: Path) -> Callable[[str], Path]:
         with once(place) as first:
             if first:
                 run([sys.executable, "-m", "venv", "--without-pip", place])
-                pip = [sys.executable, "-m", "pip", "--python", place / "bin" / "python"]
-                quiet = ["-qq", "--disable-pip-version-check", "--no-compile"]
-                run([*pip, "install", *quiet, f"{wheel}[{extras}]"])
+                if "TASKGUARD_WHEEL" in os.environ:
+                    pip = [sys.executable, "-m", "pip", "--python", place / "bin" / "python"]
+                    quiet = ["-qq", "--disable-pip-version-check", "--no-compile"]
+                    run([*pip, "install", *quiet, f"{wheel}[{extras}]"])
+                else:
+                    link(wheel, set(extras.split(",")), place)
         return place / "bin"
 
     return install
+
+
+def link(wheel: Path, extras: set[str], place: Path) -> None:
+    """Unpack the wheel, and link all distributions that it requires with these extras."""
+    (site,) = (place / "lib").glob("python*/site-packages")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    command = place / "bin" / "taskguard"
+    command.write_text(f"#!{place}/bin/python\nfrom taskguard.cli import main\nexit(main())\n")
+    command.chmod(0o755)
+    (ours,) = metadata.distributions(name="celery-taskguard", path=[str(site)])
+    linked: set[tuple[str, frozenset[str]]] = set()
+    wanted = [(ours, frozenset(extras))]
+    while wanted:
+        found, its_extras = wanted.pop()
+        for requirement in map(Requirement, found.requires or ()):
+            marker, of = requirement.marker, frozenset(requirement.extras)
+            if marker and not any(marker.evaluate({"extra": each}) for each in {"", *its_extras}):
+                continue
+            named = requirement.name == "celery-taskguard"
+            other = ours if named else metadata.distribution(requirement.name)
+            assert requirement.specifier.contains(other.version, prereleases=True), requirement
+            if (requirement.name, of) not in linked:
+                linked.add((requirement.name, of))
+                wanted.append((other, of))
+                link_distribution(other, site)
+
+
+def link_distribution(found: metadata.Distribution, site: Path) -> None:
+    tops = {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}
+    for top in tops:
+        if not (site / top).exists():
+            (site / top).symlink_to(str(found.locate_file(top)))

@@ -44,6 +44,10 @@ EXAMPLES = {
     "rq_sqlite/measurements.py": "lines: {'a.txt': 9, 'b.txt': 5}",
     "fenced_elsewhere/elsewhere.py": "status and label are the second process's: True",
 }
+# With locks only, which need no database.
+LOCKS, LOCKS_FOR_CELERY, LOCKS_FOR_RQ = (
+    f"celery-taskguard[{extras}]" for extras in ("redis", "celery,redis", "rq,redis")
+)
 TESTED = "celery-taskguard[celery,pytest]"
 SCRIPTS = "celery-taskguard[redis,postgresql]"
 COMMAND = "celery-taskguard[cli,postgresql]"
@@ -216,6 +220,94 @@ def test_a_script_takes_the_plain_lock_and_calls_a_guarded_function(
     fence, *ran = said([commands / "python", script]).split()
     assert int(fence) > 0
     assert ran == ["ran"]
+
+
+ONLY_LOCKS = """
+from concurrent.futures import ThreadPoolExecutor
+import taskguard
+from taskguard.errors import MissingDriverError
+
+tg = taskguard.connect(locks={url!r}, ledger=None)
+with tg.lock("report:42") as lease:
+    print(lease.fence)
+    another = ThreadPoolExecutor(1).submit(tg.lock("report:42").__enter__)
+    print(type(another.exception()).__name__)
+try:
+    taskguard.connect(locks={url!r}, ledger="postgresql+psycopg://shop@localhost/shop")
+except MissingDriverError as error:
+    print(error)
+"""
+ONLY_LOCKS_IN_CELERY = """
+from celery import Celery
+from taskguard import Guard
+from taskguard_celery import guarded_task
+
+app = Celery("shop", broker={broker!r})
+app.conf.taskguard_locks_url = {url!r}
+app.conf.taskguard_ledger_url = None
+
+@app.task(acks_late=True, reject_on_worker_lost=True)
+@guarded_task(key="order:<order_id>")
+def ship(order_id: int, guard: Guard) -> str:
+    return f"fence {{guard.fence}}"
+"""
+ONLY_LOCKS_IN_RQ = """
+import taskguard_rq
+from taskguard import Guard
+
+taskguard_rq.configure(locks={url!r}, ledger=None)
+
+@taskguard_rq.guarded_job(key="order:<order_id>")
+def ship(order_id: int, guard: Guard) -> None:
+    print(f"fence {{guard.fence}}", flush=True)
+"""
+
+
+def test_a_lock_needs_no_database(
+    installed: Callable[[str], Path], redis_url: str, outside: Path
+) -> None:
+    """The lock excludes, `doctor` looks at its server, and a missing driver is named."""
+    script = outside / "script.py"
+    script.write_text(ONLY_LOCKS.format(url=redis_url))
+    commands = installed(LOCKS)
+    fence, busy, missing = said([commands / "python", script]).splitlines()
+    assert int(fence) > 0
+    assert busy == "KeyBusyError"
+    assert "pip install 'celery-taskguard[postgresql]'" in missing
+    assert "0 errors" in said([commands / "taskguard", "doctor", "--locks", redis_url])
+
+
+def test_a_task_of_celery_needs_no_database(
+    installed: Callable[[str], Path], valkey: Valkey, redis_url: str, outside: Path
+) -> None:
+    """With locks only a worker runs two messages of a key, each by a fence of its own."""
+    del redis_url
+    broker, url = valkey.url_of(0), valkey.url_of(1)
+    (outside / "shop.py").write_text(ONLY_LOCKS_IN_CELERY.format(broker=broker, url=url))
+    commands = installed(LOCKS_FOR_CELERY)
+    with CeleryWorker("shop", python_path=outside, python=commands / "python") as worker:
+        calls = "from shop import ship; ship.delay(42); ship.delay(42)"
+        said([commands / "python", "-c", calls], PYTHONPATH=".")
+        try:
+            wait_until(lambda: worker.log.count("succeeded in") == 2, timeout_s=60)
+        finally:
+            print(worker.log)
+        assert len(set(re.findall(r"'fence (\d+)'", worker.log))) == 2
+
+
+def test_a_job_of_rq_needs_no_database(
+    installed: Callable[[str], Path], valkey: Valkey, redis_url: str, outside: Path
+) -> None:
+    """With locks only a worker runs two jobs of a key, each by a fence of its own."""
+    del redis_url
+    broker, url = valkey.url_of(0), valkey.url_of(1)
+    (outside / "shop.py").write_text(ONLY_LOCKS_IN_RQ.format(url=url))
+    rq = [installed(LOCKS_FOR_RQ) / "python", "-m", "rq.cli"]
+    for _ in range(2):
+        said([*rq, "enqueue", "-u", broker, "shop.ship", ":42"], PYTHONPATH=".")
+    guarded = ["--worker-class", "taskguard_rq.GuardedWorker", "--burst"]
+    log = said([*rq, "worker", "-u", broker, *guarded], PYTHONPATH=".")
+    assert len(set(re.findall(r"fence (\d+)", log))) == 2, log
 
 
 def test_the_command_alone_lists_works(
