@@ -106,6 +106,7 @@ _HOMES = {
     "Placed": "outbox",
     "Standing": "ledger.protocol",
     "check_delay": "outbox",
+    "not_before_s": "outbox",
     "Outcome": "delivery",
     "Parked": "delivery",
     "Parking": "delivery",

@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextvars
 import json
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -43,6 +42,7 @@ __all__ = [
     "Send",
     "check_delay",
     "enqueue_in",
+    "not_before_s",
     "outbox_of",
     "waits_s",
 ]
@@ -97,6 +97,14 @@ def check_delay(delay_s: float | None) -> None:
         check_number("delay_s", delay_s, at_least=0, at_most=_LONGEST_DELAY_S)
 
 
+def not_before_s(runtime: TaskGuard, delay_s: float) -> float:
+    """The moment `delay_s` from now by the database's clock, for the `NOT_BEFORE` of a call.
+
+    In seconds since 1970. The clocks of the processes that enqueue differ.
+    """
+    return outbox_of(runtime).now_us() / 1e6 + delay_s
+
+
 def enqueue_in(
     session: Any,
     runtime: TaskGuard,
@@ -142,7 +150,9 @@ def enqueue_in(
         found = partial(_found, runtime, placed, duplicate, in_place_of)
         once = Once(found, replaces=duplicate == "replace")
     request = runtime.runner.request(delivery)
-    due_in_s = _DUE_IN_S + (waits_s(json.loads(delivery.call or "null")) if delivery.strict else 0)
+    due_in_s = _DUE_IN_S
+    if delivery.strict and NOT_BEFORE in (call := json.loads(delivery.call or "{}")):
+        due_in_s += waits_s(call, ledger.now_us() / 1e6)
     if isinstance(session, ExternalConnection):
         ledger.enqueue_external(session, request, due_in_s=due_in_s, once=once)
     else:
@@ -330,20 +340,27 @@ def _send_if_committed(
         # The work is another message's, or done: this one is answered. None: it was rolled back.
         if not own and ledger.view(str(delivery.work)) is None:
             return False
-        call = json.loads(delivery.call or "null")
+        call = json.loads(delivery.call or "{}")
+        wait_s = waits_s(call, ledger.now_us() / 1e6) if NOT_BEFORE in call else 0.0
         send(call, delivery.message)
         if own and again_after_s is not None:
-            ledger.sent(found, again_after_s=again_after_s + waits_s(call))
+            ledger.sent(found, again_after_s=again_after_s + wait_s)
     except Exception as error:  # noqa: BLE001  # committed is committed
         logger.warning("%s: not sent yet, a sweep will: %s", delivery.work, error)
         return False
     return True
 
 
-def waits_s(call: Any) -> float:
-    """For how many seconds nobody may take a message that is sent now: until its `eta`."""
-    until_s = call.get(NOT_BEFORE) if isinstance(call, dict) else None
-    return max(0.0, float(until_s) - time.time()) if until_s else 0.0
+def waits_s(call: dict[str, Any], now_s: float) -> float:
+    """For how many seconds nobody may take a message that is sent now: until its `NOT_BEFORE`.
+
+    `now_s`: by the database's clock. Where that moment is past, it is taken out of the call, so
+    that its sender, whose own clock may say something else, sends it at once.
+    """
+    wait_s = max(0.0, float(call.get(NOT_BEFORE, 0.0)) - now_s)
+    if not wait_s:
+        call.pop(NOT_BEFORE, None)
+    return wait_s
 
 
 def outbox_of(runtime: TaskGuard) -> LineLedger:

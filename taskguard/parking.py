@@ -389,6 +389,7 @@ def call_next(
 def send_stored(found: Overdue, senders: Mapping[str, Send]) -> None:
     """Send the message of stored work, by the sender of its queue. Raises whatever that does."""
     call = json.loads(found.call)
+    call.pop(NOT_BEFORE, None)  # that is past, or it would not be sent from its line
     if found.wait_s > 0.0:
         call[NOT_BEFORE] = time.time() + found.wait_s
     senders[call["queue"]](call, found.message)

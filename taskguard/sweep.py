@@ -135,8 +135,9 @@ class Sweeper:
             while not tally.gave_up(self._senders) and (found := self._overdue(ledger, after)):
                 lease.check()
                 after = found[-1]
-                sent, refused, hopeless = self._send_all(found, tally)
-                for pause_s, those in _by_pause(sent, self._again_after_s):
+                now_s = ledger.now_us() / 1e6
+                sent, refused, hopeless = self._send_all(found, tally, now_s)
+                for pause_s, those in _by_pause(sent, self._again_after_s, now_s):
                     ledger.sent(those, again_after_s=pause_s)
                 if refused:
                     self._put_off(ledger, refused)
@@ -164,7 +165,7 @@ class Sweeper:
         ledger.sent(refused, again_after_s=REFUSED_AGAIN_S, counted=False)
 
     def _send_all(
-        self, items: Sequence[Overdue], tally: _Tally
+        self, items: Sequence[Overdue], tally: _Tally, now_s: float
     ) -> tuple[list[Overdue], list[Overdue], list[tuple[Overdue, str]]]:
         """What was sent, what was refused, and what is never to be tried again, with the reason."""
         calls, hopeless = _calls_of(items)
@@ -179,6 +180,8 @@ class Sweeper:
             in_vain = [work for work, _ in those if work.sends >= self._max_sends]
             hopeless += [(work, _sent_in_vain(work)) for work in in_vain]
             tried = [each for each in those if each[0].sends < self._max_sends]
+            for _, call in tried:
+                waits_s(call, now_s)  # a time that is past is the call's no more
             for work, outcome in _send_together(tried, send, tally.in_a_row.get(name, 0)):
                 if isinstance(outcome, str):
                     hopeless.append((work, outcome))
@@ -197,7 +200,9 @@ class Sweeper:
         return left
 
 
-def _by_pause(items: Sequence[Overdue], again_after_s: float) -> list[tuple[float, list[Overdue]]]:
+def _by_pause(
+    items: Sequence[Overdue], again_after_s: float, now_s: float
+) -> list[tuple[float, list[Overdue]]]:
     """Work by how long after this sending its message counts as lost again.
 
     That is how long the message waits before anybody may take it (mostly not at all), and then
@@ -207,7 +212,7 @@ def _by_pause(items: Sequence[Overdue], again_after_s: float) -> list[tuple[floa
     found: dict[float, list[Overdue]] = {}
     for work in items:
         pause_s = min(again_after_s * 2.0 ** min(work.sends, _MOST_DOUBLINGS), longest_s)
-        found.setdefault(pause_s + waits_s(json.loads(work.call)), []).append(work)
+        found.setdefault(pause_s + waits_s(json.loads(work.call), now_s), []).append(work)
     return list(found.items())
 
 

@@ -15,7 +15,7 @@ import math
 import re
 import time
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from celery import Celery, Signature, Task, uuid
@@ -24,7 +24,15 @@ from celery.exceptions import NotRegistered
 from celery.result import AsyncResult
 from celery.utils.time import maybe_make_aware
 
-from taskguard import NOT_BEFORE, MessageRef, Sweeper, check_delay, enqueue_in, errors
+from taskguard import (
+    NOT_BEFORE,
+    MessageRef,
+    Sweeper,
+    check_delay,
+    enqueue_in,
+    errors,
+    not_before_s,
+)
 from taskguard_celery.arguments import body_arguments, sent_arguments
 from taskguard_celery.calls import NAME, CelerySender, call_of, id_in
 from taskguard_celery.marks import Marks, name_of
@@ -176,7 +184,7 @@ def enqueue(
         serializer=signature.options.get("serializer") or task.serializer,
     )
     runtime, sender = runtime_of(task.app), CelerySender(task.app)
-    message = _Message(runtime, compiled, signature, time.time(), _fix_time(task.app, signature))
+    message = _Message(runtime, compiled, signature, time.time(), _fix_time(runtime, signature))
 
     def in_place_of(first: Standing) -> Delivery:
         message.id = id_in(first, sender)
@@ -328,15 +336,17 @@ def _task_of(signature: Signature) -> Task:
         ) from None
 
 
-def _fix_time(app: Celery, signature: Signature) -> float | None:
+def _fix_time(runtime: TaskGuard, signature: Signature) -> float | None:
     """When the task may run first, in seconds since 1970; None: at once.
 
-    A countdown becomes an eta: what a sweep sends later must not wait once more.
+    A countdown becomes an eta, by the database's clock: what a sweep sends later must not wait once
+    more.
     """
-    options = signature.options
+    options, app = signature.options, signature.app
     countdown, eta = options.pop("countdown", None), options.get("eta")
     if countdown is not None:
-        eta = datetime.now(UTC) + timedelta(seconds=float(countdown))
+        moment_s = not_before_s(runtime, float(countdown))
+        eta = datetime.fromtimestamp(moment_s, UTC)
     elif isinstance(eta, str):
         eta = datetime.fromisoformat(eta)
     if eta is None:

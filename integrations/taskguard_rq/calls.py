@@ -14,7 +14,6 @@ import base64
 import contextlib
 import json
 import logging
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -286,8 +285,8 @@ def _withdrawn_ones_logged() -> Iterator[None]:
 
 
 def _is_early(call: dict[str, Any]) -> bool:
-    """Whether the job is to wait in the schedule."""
-    return float(call.get(NOT_BEFORE, 0.0)) > time.time()
+    """Whether the job is to wait in the schedule: its time, by the database's clock, is to come."""
+    return NOT_BEFORE in call
 
 
 def _is_plain(job: StoredJob) -> bool:

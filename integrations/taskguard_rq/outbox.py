@@ -11,7 +11,6 @@ what a crash in between left out, a sweep puts in.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -28,6 +27,7 @@ from taskguard import (
     check_delay,
     enqueue_in,
     errors,
+    not_before_s,
 )
 from taskguard_rq.calls import NAME, RQSender, call_of, job_in
 from taskguard_rq.decorator import guarded_function_of, message_id_of, message_of
@@ -157,10 +157,9 @@ def enqueue(
     job = queue.create_job(function, args=tuple(args), kwargs=dict(kwargs or {}), **options)
     job.origin = queue.name
     message = message_of(job, message_id=message_id_of(function))
-    call = call_of(job)
+    call, here = call_of(job), runtime()
     if delay_s:
-        call[NOT_BEFORE] = time.time() + delay_s
-    here = runtime()
+        call[NOT_BEFORE] = not_before_s(here, delay_s)
     delivery = compiled.delivery(
         tuple(args), kwargs or {}, namespace=here.namespace, message=message, call=call
     )

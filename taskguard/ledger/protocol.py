@@ -724,6 +724,10 @@ class OperatorLedger(Ledger, Protocol):
 class OutboxLedger(Ledger, Protocol):
     """A ledger that stores how messages are sent: `enqueue()`, `recoverable=True`, the sweep."""
 
+    def now_us(self) -> int:
+        """The database's clock, in µs since 1970: by it a delayed message is due."""
+        ...
+
     def enqueue(
         self,
         db: sa.Connection | None,

@@ -556,8 +556,7 @@ class SqlLedger:
 
     def now_us(self) -> int:
         """The database's clock, in µs since 1970."""
-        with self._database.transaction() as db:
-            return self._database.now_us(db)
+        return self._database.clock_us()
 
     def _check_rows(self, declared: Iterable[GuardedRow]) -> None:
         for each in declared:

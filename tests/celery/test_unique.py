@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -12,7 +15,9 @@ from celery import chord
 from celery.exceptions import TaskRevokedError
 from sqlalchemy import orm
 
+from support.clock_shim import server_clock, unavailable
 from support.due import make_due
+from support.needs import missing
 from support.waiting import wait_until
 from taskguard.errors import AlreadyEnqueuedError, ConfigurationError
 from taskguard.states import State
@@ -148,6 +153,28 @@ def test_debounced_it_runs_once_after_the_last_time(shop: Any) -> None:
         shop.wait_for_quiet()
     [began] = shop.steps("began")
     assert began.at_s > due_s - 0.5
+    assert shop.effects() == Counter({"1 c": 1})
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("hours", [3, -3])
+def test_a_senders_clock_does_not_count(shop: Any, hours: int) -> None:
+    """A debounce waits for its seconds, and no longer, where the sender's clock is wrong."""
+    missing(unavailable())
+    code = (
+        "from support.shop import index; from taskguard_celery import enqueue\n"
+        "for each in 'abc': enqueue(index, (1, each), duplicate='replace', delay_s=4)"
+    )
+    with server_clock() as clock, shop.worker():
+        shop.wait_for_quiet()
+        clock.jump(hours * 3600)
+        before_s = time.time()
+        environment = {**os.environ, **shop.environment, **clock.environment}
+        environment["PYTHONPATH"] = str(Path(__file__).parents[1])
+        subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=60)
+        [began] = shop.wait_for_steps("began")
+        shop.wait_for_quiet()
+    assert began.at_s > before_s + 3.5
     assert shop.effects() == Counter({"1 c": 1})
 
 

@@ -45,6 +45,22 @@ def record(office: Any) -> Any:
     return office.ledger.view("support.invoices.index invoice:1")
 
 
+@pytest.mark.once
+@pytest.mark.parametrize("hours", [3, -3])
+def test_a_senders_clock_does_not_count(
+    office: Any, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    """The job is scheduled by the database's clock where the sender's is wrong."""
+    right = time.time
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: right() + hours * 3600)
+        delayed = put(office, "late", delay_s=60.0)
+    registry = ScheduledJobRegistry(queue=office.queue)
+    at_s = registry.get_scheduled_time(delayed.job).timestamp()
+    assert 0 < at_s - time.time() <= 60
+    assert office.queue.count == 0
+
+
 @pytest.mark.parametrize("transaction", ["the user's", "the ledger's"])
 def test_who_attaches_gets_the_first_job(office: Any, transaction: str) -> None:
     """Nothing else is enqueued, while it waits and while it is at work."""

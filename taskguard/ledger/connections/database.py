@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
@@ -435,6 +436,14 @@ class Database:
     def now_us(self, db: sa.Connection) -> int:
         """The database's clock in µs."""
         return self.dialect.now_us(db)
+
+    def clock_us(self) -> int:
+        """The database's clock in µs, asked in a transaction of its own."""
+        if self.dialect.one_writer:
+            # A transaction would wait for the user's. SQLite's clock is the machine's.
+            return time.time_ns() // 1_000
+        with self.transaction() as db:
+            return self.now_us(db)
 
     def translated(self) -> AbstractContextManager[None]:
         """A block in which what drivers raise comes out in taskguard's words."""
