@@ -68,6 +68,8 @@ logger = logging.getLogger("taskguard")
 _MARK = "__taskguard_job__"
 _MESSAGE_ID = "__taskguard_message_id__"
 _NO_ANSWER_S = 1.0
+# What RQ names as the worker of a job of a queue with `is_async=False`.
+_NO_WORKER = "sync"
 
 
 def guarded_job(
@@ -243,6 +245,8 @@ def _deliver(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
+    if job.worker_name == _NO_WORKER:
+        return _run_here(job, compiled, message, args, kwargs)
     queue, parking = RQQueue(job), None
     called, here = line == CALLED, runtime()
     if compiled.policy.parks:
@@ -284,6 +288,22 @@ def _deliver(
     if isinstance(outcome, Dropped):
         return never_runs(job, outcome, delivery.key)
     return _told(queue, outcome)
+
+
+def _run_here(
+    job: Job,
+    compiled: GuardedFunction,
+    message: MessageRef,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Run a job of a queue with `is_async=False`. It cannot be put off: a taken key is an error."""
+    here = runtime()
+    delivery = compiled.delivery(args, kwargs, namespace=here.namespace, message=message)
+    outcome = here.runner.deliver(delivery, lambda guard: compiled.call(args, kwargs, guard))
+    if isinstance(outcome, Completed | Answered):
+        return outcome.value
+    return never_runs(job, outcome, delivery.key) if isinstance(outcome, Dropped) else None
 
 
 def _told(queue: RQQueue, outcome: Completed | Answered | Deferred | Parked) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -44,6 +45,14 @@ def test_a_queue_without_workers_runs_jobs_where_they_are_sent(office: Any, prod
     assert failed(refused)
     assert "with is_async=False" in str(refused.latest_result().exc_string)
     assert office.effects() == Counter({"5 1": 1})
+    with office.holding("account:6"), ThreadPoolExecutor(1) as another:
+        busy = another.submit(queue.enqueue, book_again, 6, 0).result()
+        skipped = another.submit(queue.enqueue, book_unless_busy, 6).result()
+    assert failed(busy)
+    assert "KeyBusyError" in str(busy.latest_result().exc_string)
+    assert finished(skipped)
+    assert skipped.return_value() is None
+    assert office.queue.scheduled_job_registry.count == 0
     [overdue] = office.ledger.list_work(State.NEW, limit=9)
     assert (overdue.message.partition("@")[0], '"sent"' in overdue.call) == (refused.id, False)
 
