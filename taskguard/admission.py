@@ -49,6 +49,7 @@ from taskguard.locks.base import (
     Granted,
     Held,
     HintingLocks,
+    Hold,
     LockProvider,
     Renewal,
 )
@@ -170,10 +171,12 @@ class Admission:
         asked_at_s = self.clock.monotonic_s()
         asker.in_line = False
         admitted = self._admit(delivery, owner, wait_s)
-        if isinstance(admitted, Granted) and self._is_late(asked_at_s, admitted.ttl_s):
-            # The connection is there now, and the same owner gets the same grant.
-            asked_at_s = self.clock.monotonic_s()
-            admitted = self._admit(delivery, owner, wait_s)
+        if isinstance(admitted, Granted) and self._ledger_of(delivery) is None:
+            until_s = trusted_until_s(asked_at_s=asked_at_s, ttl_s=admitted.ttl_s)
+            if self.clock.monotonic_s() >= until_s:
+                self._connect_for_renewals(delivery, owner)
+                asked_at_s = self.clock.monotonic_s()
+                admitted = self._admit(delivery, owner, wait_s)
         if isinstance(admitted, Held):
             asker.in_line = waits and self.locks is not None and self.locks.traits.fair
             if not last and self._is_lease(delivery, admitted):
@@ -324,8 +327,8 @@ class Admission:
         try:
             found = self.ledger.claim(request)
             if isinstance(found, Claimed):
-                asked_at_s = self._renewed_at_s(found.claim, asked_at_s)
                 self._note_claim(delivery, tracked, found, asked_at_s)
+                self._renew_if_late(tracked, found.claim)
                 return Admitted(tracked, found)
         except BaseException as error:
             if not isinstance(error, TaskguardError):
@@ -343,27 +346,38 @@ class Admission:
             return _until_body_ends(found, lease.ttl_s)
         return found
 
-    def _renewed_at_s(self, claim: Claim, asked_at_s: float) -> float:
-        """When a claim was last asked for; a grant that came too late is renewed.
+    def _connect_for_renewals(self, delivery: Delivery, owner: Owner) -> None:
+        """Have a connection for renewals, before a lease that ran out on its way is taken again."""
+        assert self.locks is not None  # noqa: S101  # it has granted
+        hold = Hold(delivery.keys, owner, delivery.policy.ttl_s, delivery.limit)
+        try:
+            self.locks.renew([hold])
+        except LockServerUnavailableError as error:
+            logger.debug("%s: a late grant is not renewed: %s", delivery.key, error)
+        except BaseException:  # a time limit, for example
+            with contextlib.suppress(LockServerUnavailableError):
+                self.locks.release(delivery.keys, owner, **asked(delivery.limit))
+            raise
+
+    def _renew_if_late(self, tracked: TrackedLease, claim: Claim) -> None:
+        """Renew a claim that arrived after its lease: making a connection took that long.
 
         By the second renewal there is a connection for renewals as well.
         """
+        assert self.ledger is not None  # noqa: S101  # it has granted
+        lease = tracked.lease
         for _ in range(_LATE_RENEWALS):
-            if not self._is_late(asked_at_s, claim.request.ttl_s):
-                break
-            renewed_at_s = self.clock.monotonic_s()
+            if lease.remaining_s > 0.0:
+                return
+            asked_at_s = self.clock.monotonic_s()
             try:
-                if cast("Ledger", self.ledger).renew([claim]) != [Renewal.RENEWED]:
-                    break  # the watchdog finds it lost
+                if self.ledger.renew([claim]) != [Renewal.RENEWED]:
+                    return  # the watchdog finds it lost
             except TaskguardError as error:
-                logger.debug("%s: a late grant is not renewed: %s", ", ".join(claim.keys), error)
-                break
-            asked_at_s = renewed_at_s
-        return asked_at_s
-
-    def _is_late(self, asked_at_s: float, ttl_s: float) -> bool:
-        """Whether a grant took longer to arrive than it may be trusted: a connection was made."""
-        return self.clock.monotonic_s() >= trusted_until_s(asked_at_s=asked_at_s, ttl_s=ttl_s)
+                logger.debug("%s: a late grant is not renewed: %s", lease.key, error)
+                return
+            tracked.asked_at_s = asked_at_s
+            lease.extend(trusted_until_s(asked_at_s=asked_at_s, ttl_s=lease.ttl_s))
 
     def _settle(self, request: ClaimRequest) -> bool:
         """End a claim whose answer never arrived, if it was granted; that counts as no crash.

@@ -15,6 +15,7 @@ from typing import Any
 
 from taskguard.cli.printing import indented, printable
 from taskguard.cli.targets import CommandError, add_url
+from taskguard.lease import Owner
 from taskguard.ledger.protocol import OperatorLedger, WorkView
 from taskguard.states import State
 
@@ -94,6 +95,8 @@ def _show(ledger: OperatorLedger, arguments: argparse.Namespace) -> None:
             value = _when(value)
         elif isinstance(value, State):
             value = value.value
+        if each.name == "owner" and (process := Owner.parse(work.owner).process):
+            value = f"{value} ({process})"
         text = "-" if value in (None, "") else indented(value, by=16)
         print(f"{each.name.removesuffix('_s'):15} {text}")
 

@@ -195,3 +195,14 @@ def test_dead_work_says_which_holder_vanished(url: str, capsys: pytest.CaptureFi
     assert capsys.readouterr().out.endswith(f"ship order:1  {why}\n")
     assert main(["work", "show", "ship order:1", "--url", url]) == 0
     assert f"error           {why}\n" in capsys.readouterr().out
+
+
+def test_work_in_progress_names_its_process(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Beside the owner as it is stored."""
+    shop = GuardedShop(url)
+    claimed = shop.ledger.claim(claims.request())
+    assert isinstance(claimed, Claimed)
+    shop.close()
+    owner = claimed.claim.owner
+    assert main(["work", "show", "ship order:1", "--url", url]) == 0
+    assert f"owner           {owner} ({owner.process})\n" in capsys.readouterr().out

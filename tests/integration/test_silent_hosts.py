@@ -61,9 +61,11 @@ def test_a_lease_that_ran_out_on_its_way_is_asked_for_again(tg: taskguard.TaskGu
     heard = listened(tg)
     with tg.lock("a", ttl_s=CONNECT_S - 0.1) as lease:
         assert lease.remaining_s > 0.0
+        wait_until(lambda: any(isinstance(each, Renewed) for each in heard), timeout_s=60.0)
         lease.check()
     granted = [each for each in heard if isinstance(each, Acquired | Claimed)]
     assert len(granted) == 1
+    assert not [each for each in heard if isinstance(each, Lost)]
 
 
 def test_the_urls_own_time_out_is_heeded(urls: str) -> None:
