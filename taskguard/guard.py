@@ -20,6 +20,7 @@ from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from taskguard.delivery import Codec, Delivery
+from taskguard.drivers import extras_named
 from taskguard.errors import (
     ConfigurationError,
     ResultError,
@@ -476,7 +477,8 @@ class Guard:
             ConfigurationError: it is no update(), or the table has no such column; or the task has
                 a `limit=`, whose holders have fences that say nothing of each other.
         """
-        from taskguard.fenced.rows import FencedUpdate
+        with extras_named("guard.fenced()"):
+            from taskguard.fenced.rows import FencedUpdate
 
         if self._delivery.policy.limit > 1:
             raise ConfigurationError(

@@ -142,8 +142,8 @@ def enqueue_in(
         FingerprintMismatchError: "attach", and what stands there has other arguments.
     """
     _refuse_duplicates_of_messages(delivery, duplicate)
+    ledger = outbox_of(runtime)  # first: without one there may be no SQLAlchemy
     session, db = _opened(session, delivery)
-    ledger = outbox_of(runtime)
     placed = Placed(delivery)
     once = None
     if duplicate != "answer":

@@ -13,7 +13,8 @@ tg.leader("beat").run(lambda leadership: leadership.step_down())
 """
 CELERY = """
 from celery import Celery
-from taskguard_celery import guarded_task
+from taskguard.errors import ConfigurationError
+from taskguard_celery import enqueue, guarded_task
 app = Celery("shop", broker="memory://")
 app.conf.update(taskguard_locks_url="memory://", taskguard_ledger_url=None)
 
@@ -23,6 +24,10 @@ def ship(order_id):
     return order_id
 
 assert ship.apply((42,)).get() == 42
+try:
+    enqueue(ship, (42,))
+except ConfigurationError as error:
+    assert "Calls are stored in a ledger" in str(error)
 """
 COMMAND = """
 from taskguard.cli import main
@@ -78,6 +83,10 @@ MISSING = {
         *OF_A_DATABASE,
         (CONNECT.format(None, "sqlite:///d"), "sqlite"),
         (CONNECT.format("ledger://", None), "postgresql"),
+        (
+            "taskguard.connect(locks='memory://', ledger=None).guarded(key='k')(fence)()",
+            "postgresql",
+        ),
         *((f"taskguard.{name}", "postgresql") for name in NAMES),
         ("main(['ledger', 'create', '--sql'])", "postgresql"),
         ("main(['ledger', 'create', '--url', 'sqlite:///d'])", "sqlite"),
@@ -109,6 +118,10 @@ TRYING = """
 import contextlib, io
 import taskguard
 from taskguard.cli import main
+
+def fence(guard):
+    guard.fenced(None)
+
 for code, extra in {cases!r}:
     said = io.StringIO()
     try:
