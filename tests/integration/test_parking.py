@@ -9,13 +9,16 @@ from __future__ import annotations
 import contextvars
 import functools
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from support.claims import request
+from support.due import make_due
 from support.guarded_shop import NotingQueue
 from taskguard import (
     Completed,
@@ -35,8 +38,10 @@ from taskguard.ledger.protocol import Claimed
 from taskguard.ledger.sql import SqlLedger
 from taskguard.locks.base import Granted, Held
 from taskguard.locks.memory import MemoryLocks
+from taskguard.parking import EXPECTED_S
 from taskguard.policy import make_policy
 from taskguard.runner import Runner
+from taskguard.states import State
 
 KEY = "account:1"
 
@@ -75,6 +80,7 @@ class Line:
     """A runner for messages of one key, each of which is work of its own."""
 
     def __init__(self, url: str) -> None:
+        self.engine = sa.create_engine(url)
         self.ledger = SqlLedger(url)
         self.ledger.create_schema()
         self.locks = LockedMeanwhile()
@@ -107,6 +113,7 @@ class Line:
 def line(sqlite_url: str) -> Iterator[Line]:
     made = Line(sqlite_url)
     yield made
+    made.engine.dispose()
     made.ledger.close()
 
 
@@ -225,6 +232,28 @@ def test_a_sweep_leaves_what_was_called_to_a_relay(line: Line) -> None:
     assert sent == ["a"]
     [again] = line.ledger.overdue(work=work.work)
     assert again.due_us - line.ledger.now_us() < 60 * 10**6
+
+
+def test_copies_of_what_waits_in_its_queue(line: Line) -> None:
+    """L1: whatever keeps its workers busy, t s after its call there are at most 2 + log2(t / 5)
+    copies, and 11 in all; before five seconds there is one."""
+    parked(line, "a")
+    first = line.ledger.call_next(KEY, expected_s=EXPECTED_S, app="", queues=["test"])
+    assert first is not None
+    sent: list[str] = []
+    senders = {"test": lambda call, message: sent.append(message.id)}
+    relay = Relay(connect(locks=None, ledger=line.ledger), senders)
+    after_s, copies = 0.0, 1
+    while copies < 20 and (found := line.ledger.overdue(work=first.work)):
+        after_s += (found[0].due_us - line.ledger.now_us()) / 1e6
+        make_due(line)
+        relay.look()
+        copies = 1 + len(sent)
+        assert copies <= min(11, 2 + math.log2((after_s + 1.0) / 5.0))
+    assert copies == 11
+    view = line.ledger.view(first.work)
+    assert view is not None
+    assert view.state is State.FAILED
 
 
 def wait_for_keys(line: Line, count: int, queues: Sequence[str], *, after: str = "") -> None:
