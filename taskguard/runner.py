@@ -435,7 +435,8 @@ class Runner:
             return self._defer(delivery, self._delay_s(delivery, busy.retry_after_s), reason)
         if untouched and delivery.policy.busy == "skip":
             return self._drop(delivery, "skipped")
-        raise _busy_error(delivery, busy)
+        holders = holders_around(delivery.keys) if busy.same_work else []
+        raise _already_held(delivery, holders[0]) if holders else _busy_error(delivery, busy)
 
     def _park(self, delivery: Delivery, busy: Busy) -> Outcome | None:
         """Keep the message in the ledger until the key is free; None if it cannot be kept there."""
@@ -1008,9 +1009,12 @@ def _has_room_beside(holders: list[Guard], delivery: Delivery) -> bool:
 
 def _refuse_reentry(delivery: Delivery) -> None:
     holders = holders_around(delivery.keys)
-    if not holders or _has_room_beside(holders, delivery):
-        return
-    outer = holders[0]
+    if holders and not _has_room_beside(holders, delivery):
+        raise _already_held(delivery, holders[0])
+
+
+def _already_held(delivery: Delivery, outer: Guard) -> KeyAlreadyHeldError:
+    """The error of a call that would wait for the body or lock around it."""
     key = ", ".join(sorted(outer.held.intersection(delivery.keys)))
     holder = "the lock around it" if outer.is_lock else "the guarded body around it"
     if delivery.is_lock:
@@ -1020,7 +1024,7 @@ def _refuse_reentry(delivery: Delivery) -> None:
             "Call the function's own body, or send it to a worker: with is_async=False or "
             "task_always_eager a message runs inside the body that sends it"
         )
-    raise KeyAlreadyHeldError(
+    return KeyAlreadyHeldError(
         f"{delivery.task or 'lock()'} asks for {key}, which {holder} holds: it would wait for "
         f"itself. {mend}.",
         key=key,

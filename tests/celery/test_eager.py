@@ -136,6 +136,22 @@ class TestOwnKey:
         assert count.delay(2).get() == 2
         assert count.saw == ["begins 2", "begins 1", "begins 0", "ends 1", "ends 2"]
 
+    @pytest.mark.parametrize("limit", [1, 3])
+    def test_the_same_work_is_answered_after_that_body(self, app: Celery, limit: int) -> None:
+        """As on a worker, also where `limit=` has room."""
+        ran: list[int] = []
+
+        @app.task(name="t", shared=False)
+        @guarded_task(key="t", once_per="<number>", limit=limit)
+        def task(number: int) -> int:
+            ran.append(number)
+            task.delay(number)
+            return number
+
+        assert task.delay(1).get() == 1
+        assert ran == [1]
+        assert [row.state for row in records(app)] == ["DONE"]
+
     @pytest.mark.parametrize("how", ["apply", "chain"])
     def test_what_needs_its_result_at_once_is_refused(self, app: Celery, how: str) -> None:
         """With an error that says what to do; the record of the outer work has it."""
