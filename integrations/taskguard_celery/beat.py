@@ -341,6 +341,9 @@ def _set_last_run(entry: Any, moment: datetime) -> None:
     intervals in that timezone.
     """
     zone = entry.last_run_at.tzinfo
+    if zone is not None and getattr(entry.schedule, "nowfun", None) is None:
+        # Celery's own local timezone makes a datetime with the offset of its moment alone.
+        zone = getattr(entry.schedule, "tz", zone)
     local = moment.replace(tzinfo=None) if zone is None else moment.astimezone(zone)
     entry.last_run_at = local
     model = getattr(entry, "model", None)  # django-celery-beat's

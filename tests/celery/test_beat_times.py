@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import pytest
 from celery import Celery
 from celery.beat import Scheduler
 from celery.schedules import crontab, schedule, solar
+from celery.utils.time import timezone as celery_timezone
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -193,3 +196,25 @@ def test_a_change_of_leader_sends_what_one_beat_sends(
     # Old versions of Celery shorten an interval when the clocks change.
     named = [tick for tick in led.ticks if tick is not None and "interval" not in tick]
     assert len(named) == len(set(named))
+
+
+@pytest.fixture
+def in_new_york(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The machine's timezone, which Celery caches."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "America/New_York")
+        patch.delitem(vars(celery_timezone), "local", raising=False)
+        time.tzset()
+        yield
+    vars(celery_timezone).pop("local", None)
+    time.tzset()
+
+
+@pytest.mark.usefixtures("in_new_york")
+def test_in_the_timezone_of_the_machine() -> None:
+    """Without a `timezone`, and with enable_utc=False; the clocks change before the leader."""
+    changes = [(timedelta(hours=20), timedelta(0))]
+    alone, led = (
+        sent_by(STARTS[-1], changes, new_leader=each, enable_utc=False) for each in (False, True)
+    )
+    assert not differences(alone.sent, led.sent)
