@@ -24,7 +24,7 @@ from taskguard.doctor.clocks import HasClock, check_clocks
 from taskguard.doctor.configuration import Configuration, GuardedTask, named
 from taskguard.doctor.ledger import check_ledger
 from taskguard.doctor.locks import check_locks
-from taskguard.doctor.logs import log_findings
+from taskguard.doctor.logs import log_findings, log_process
 from taskguard.doctor.migrations import check_migrations, environment_of_alembic
 from taskguard.doctor.namespaces import check_namespace
 from taskguard.doctor.queues import QueueServer
@@ -51,7 +51,9 @@ class Report:
 
 
 def examine(configuration: Configuration) -> list[Report]:
-    """Ask each part of a configuration."""
+    """Ask each part of a configuration. A worker that starts logs its number, too."""
+    if configuration.starts:
+        log_process()
     return list(_reports(configuration))
 
 

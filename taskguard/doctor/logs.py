@@ -13,15 +13,19 @@ from platform import node
 from taskguard.findings import Finding, Level
 from taskguard.lease import new_owner
 
-__all__ = ["log_findings"]
+__all__ = ["log_findings", "log_process"]
 
 logger = logging.getLogger("taskguard")
 
 
-def log_findings(found: Iterable[Finding], *, but: Collection[str] = ()) -> None:
-    """Log this worker's number and the findings, except those of the names in `but`."""
+def log_process() -> None:
+    """Log the number by which errors and log lines name this worker."""
     number, pid = new_owner().named
     logger.info("worker %s is pid %d on %s, with all processes that it forks", number, pid, node())
+
+
+def log_findings(found: Iterable[Finding], *, but: Collection[str] = ()) -> None:
+    """Log them, except those of the names in `but`, which are said elsewhere."""
     for finding in found:
         if finding.name in but:
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Any
 
@@ -16,13 +17,21 @@ from taskguard_sandbox.servers import DebianRedis
 
 @pytest.mark.once
 def test_an_emptied_lock_server_changes_nothing(make_shop: Any, spare_valkey: Any) -> None:
-    """FLUSHALL in the middle of bodies: the ledger's leases keep the keys, one effect each."""
+    """FLUSHALL in the middle of bodies: the ledger's leases keep the keys, one effect each.
+
+    Before that each holder is one of the two workers, by the number that it has logged.
+    """
     shop = make_shop(SHOP_LOCKS=spare_valkey.url)
     with shop.worker(concurrency=3) as one, shop.worker(concurrency=3) as other:
         first = [shop.tasks.ship.delay(order, shop.tasks.UNTIL_GO) for order in range(4)]
         shop.wait_for_steps("began", 4)
         with redis.Redis.from_url(spare_valkey.url) as client:
+            held = [client.get(key).decode() for key in client.keys("taskguard:{order:*}")]
             client.flushall()
+        started = re.findall(r"worker (\w{8}) is pid \d+ on ", one.text() + other.text())
+        assert len(held) == 4
+        assert {owner[:8] for owner in held} <= set(started)
+        assert len(set(started)) == 2
         again = [shop.tasks.ship.delay(order) for order in range(4)]
         wait_until(lambda: "deferred" in one.text() + other.text(), timeout_s=60, message="put off")
         shop.let_go()
