@@ -32,7 +32,7 @@ _SAID = frozenset({"driver_info", "lib_name", "lib_version"})
 # Loading them again in the worker opens no connection and starts no thread.
 _SHARED_BY_HORSES = frozenset(
     {"kazoo", "MySQLdb", "psycopg", "psycopg2", "psycopg_binary", "psycopg_c", "pymysql", "redis"}
-    | {"sqlalchemy", "taskguard", "taskguard_rq"}
+    | {"sqlalchemy", "sqlite3", "taskguard", "taskguard_rq"}
 )
 
 
