@@ -7,6 +7,7 @@ that cannot be read has no entries.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import sys
@@ -45,18 +46,12 @@ class _Entry:
 
 def findings_of_schedule(app: Any) -> Iterator[Finding]:
     """What is found in `beat_schedule`; asks nothing."""
-    for name, given in (app.conf.beat_schedule or {}).items():
-        try:
+    schedule = app.conf.beat_schedule
+    for name, given in schedule.items() if isinstance(schedule, Mapping) else ():
+        with contextlib.suppress(KeyError, TypeError, ValueError):  # beat itself says what is wrong
             values = dict(given)
-            entry = _Entry(
-                str(name),
-                str(values["task"]),
-                tuple(values.get("args") or ()),
-                dict(values.get("kwargs") or {}),
-            )
-        except (KeyError, TypeError, ValueError):
-            continue  # beat itself says so
-        yield from _judge(app, entry)
+            args, kwargs = values.get("args") or (), values.get("kwargs") or {}
+            yield from _judge(app, _Entry(str(name), values["task"], args, kwargs))
 
 
 def findings_of_rows(app: Any) -> Iterator[Finding]:
@@ -78,11 +73,9 @@ def findings_of_rows(app: Any) -> Iterator[Finding]:
         if opens:
             connection.close()
     for name, task, args, kwargs in found:
-        try:
+        with contextlib.suppress(TypeError, ValueError):  # beat itself says what is wrong
             entry = _Entry(name, task, json.loads(args or "[]"), json.loads(kwargs or "{}"))
-        except ValueError:
-            continue  # beat itself says so
-        yield from _judge(app, entry)
+            yield from _judge(app, entry)
 
 
 def _judge(app: Any, entry: _Entry) -> Iterator[Finding]:
@@ -102,8 +95,8 @@ def _judge(app: Any, entry: _Entry) -> Iterator[Finding]:
 
 
 def _is_constant(task: Task, compiled: GuardedFunction, entry: _Entry) -> bool:
-    args = (task, *entry.args) if takes_itself(task) else entry.args
-    deciding = compiled.deciding(args, entry.kwargs)
+    args = (task, *entry.args) if takes_itself(task) else tuple(entry.args)
+    deciding = compiled.deciding(args, dict(entry.kwargs))
     # Beat calls such a value for each message.
     lazy = getattr(sys.modules.get("celery.beat"), "BeatLazyFunc", ())
     return deciding is not None and not any(isinstance(each, lazy) for each in deciding.values())

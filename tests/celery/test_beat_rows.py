@@ -194,8 +194,15 @@ def test_rows_that_run_once_are_found(rows: Rows) -> None:
 
     row = rows.make()
     assert found() == [f"beat's entry {NAME}"]
-    for values in ({"one_off": True}, {"args": "no JSON"}, {"task": "x"}, {"enabled": False}):
-        rows.all.update(**{"one_off": False, "args": '["a"]', **values})
+    for values in (
+        {"one_off": True},
+        {"args": "no JSON"},
+        {"args": "5"},
+        {"kwargs": "[5]"},
+        {"task": "x"},
+        {"enabled": False},
+    ):
+        rows.all.update(**{"one_off": False, "args": '["a"]', "kwargs": "{}", **values})
         assert found() == []
     row.delete()
     assert found() == []

@@ -160,6 +160,7 @@ NIGHTLY = {"task": "ship", "schedule": 60.0, "args": (1,)}
         ({"key": lambda **_: f"orders:{time.time():.0f}"}, {}, False),
         ({"key": "orders"}, {"args": ()}, False),
         ({"key": "orders"}, {"task": "other"}, False),
+        ({"key": "orders"}, {"args": 5}, False),
     ],
 )
 @pytest.mark.parametrize("bind", [False, True])
