@@ -42,13 +42,15 @@ from taskguard_celery.message import (
     message_of,
     published_at_s,
 )
-from taskguard_celery.recognition import take_in_hand
+from taskguard_celery.recognition import let_go, take_in_hand
 
 __all__ = ["call_item", "map_at_work"]
 
 _MAPS = frozenset({"celery.map", "celery.starmap"})
 # An attribute of a map's request: how many items have begun.
 _ITEMS = "taskguard_items"
+# An attribute of an item's request: its number.
+_NUMBER = "taskguard_item"
 
 
 def map_at_work(task: Task) -> Task | None:
@@ -76,13 +78,38 @@ def call_item(
 
     An item that is dropped (its work was revoked, or `busy="skip"`) has the result None.
     """
-    take_in_hand(task.request)
-    request = map_task.request
-    number = vars(request).get(_ITEMS, 0)
-    setattr(request, _ITEMS, number + 1)
-    published_s = published_at_s(request)
+    item, request = task.request, map_task.request
+    number = vars(item).get(_NUMBER)
+    if number is None:
+        number = vars(request).get(_ITEMS, 0)
+        setattr(request, _ITEMS, number + 1)
+        setattr(item, _NUMBER, number)  # a decorator may call the function once more
     message = message_of(request)
     message = dataclasses.replace(message, id=f"{message.id}#{number}")
+    take_in_hand(item)
+    try:
+        outcome = _run(runtime, compiled, args, kwargs, message, task=task, map_task=map_task)
+    finally:
+        let_go(item)
+    if isinstance(outcome, Completed | Answered):
+        return outcome.value
+    if isinstance(outcome, Dropped) and outcome.reason != "superseded":
+        return None
+    # The map's message was published again, or a copy of it goes on with this item.
+    raise Ignore(f"{map_task.name}[{request.id}] item {number}: {outcome}")
+
+
+def _run(
+    runtime: TaskGuard,
+    compiled: GuardedFunction,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    message: MessageRef,
+    *,
+    task: Task,
+    map_task: Task,
+) -> Outcome:
+    request = map_task.request
 
     def delivery(message: MessageRef, queue: Any = None) -> Delivery:
         return compiled.delivery(
@@ -91,7 +118,7 @@ def call_item(
             namespace=runtime.namespace,
             task=task.name,
             message=message,
-            published_at_s=published_s,
+            published_at_s=published_at_s(request),
             redelivered=is_redelivered(request),
             queue=queue,
         )
@@ -100,10 +127,10 @@ def call_item(
         return compiled.call(args, kwargs, guard)
 
     if request.is_eager:
-        outcome = runtime.runner.deliver(delivery(message), body)
-    elif runtime.ledger is None:
+        return runtime.runner.deliver(delivery(message), body)
+    if runtime.ledger is None:
         queue = InPlace(map_task)
-        return call_in_place(
+        value = call_in_place(
             runtime,
             functools.partial(delivery, queue=queue),
             body,
@@ -112,14 +139,8 @@ def call_item(
             because=f"without a ledger {map_task.name} cannot be put off: it would do its first "
             "items again. Configure a ledger (taskguard_ledger_url), or send a group",
         )
-    else:
-        outcome = _deliver(runtime, delivery(message, CeleryQueue(map_task)), body)
-    if isinstance(outcome, Completed | Answered):
-        return outcome.value
-    if isinstance(outcome, Dropped) and outcome.reason != "superseded":
-        return None
-    # The map's message was published again, or a copy of it goes on with this item.
-    raise Ignore(f"{map_task.name}[{request.id}] item {number}: {outcome}")
+        return Completed(value)
+    return _deliver(runtime, delivery(message, CeleryQueue(map_task)), body)
 
 
 def _deliver(runtime: TaskGuard, delivery: Delivery, body: Callable[[Guard], Any]) -> Outcome:

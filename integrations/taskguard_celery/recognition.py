@@ -27,6 +27,7 @@ __all__ = [
     "hidden_guard_of",
     "in_hand",
     "layers",
+    "let_go",
     "mark",
     "take_in_hand",
     "takes_itself",
@@ -153,6 +154,11 @@ def in_hand(request: Any) -> list[Call] | None:
     """What was put in the place of the request's message; None if that is not being handled."""
     calls: list[Call] | None = vars(request).get(_IN_HAND)
     return calls
+
+
+def let_go(request: Any) -> None:
+    """Note that the request's message is not being handled any more."""
+    vars(request).pop(_IN_HAND, None)
 
 
 def take_in_hand(request: Any) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import uuid
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,6 +64,47 @@ def test_a_map_whose_worker_is_killed_goes_on_behind_its_last_item(
     assert Counter(step.item for step in shop.steps("began")) == {"1": 1, "2": 2, "3": 1}
 
 
+def test_an_item_that_a_decorator_tries_again_stays_that_item(tmp_path: Path) -> None:
+    """Both tries have its number, so that a redelivery finds what was done."""
+    app = Celery("app", broker="memory://", backend="cache+memory://", set_as_current=False)
+    taskguard_celery.configure(app, locks="memory://", ledger=f"sqlite:///{tmp_path / 'ledger'}")
+    runtime_of(app).ledger.create_schema()  # type: ignore[union-attr]
+    tried = list[int]()
+
+    def twice(function: Any) -> Any:
+        @functools.wraps(function)
+        def call(number: int) -> Any:
+            with suppress(ZeroDivisionError):
+                return function(number)
+            return function(number)
+
+        return call
+
+    @app.task(name="t", shared=False)
+    @twice
+    @guarded_task(key="t", once_per="message")
+    def task(number: int) -> int:
+        tried.append(number)
+        if tried == [0]:
+            raise ZeroDivisionError
+        return len(tried)
+
+    for _ in range(2):
+        assert trace_map(app, task, [0, 0, 0]) == [2, 3, 4]
+    assert tried == [0, 0, 0, 0]
+    runtime_of(app).close()
+    app.close()
+
+
+def trace_map(app: Celery, task: Any, items: list[int]) -> Any:
+    """Deliver a map of one id once more, without a worker."""
+    arguments = {"task": dict(task.s()), "it": items}
+    tracer = build_tracer("celery.map", app.tasks["celery.map"], app=app)
+    app.backend.forget("m")
+    tracer("m", (), arguments, {"id": "m", "delivery_info": {}, "headers": {}})
+    return app.AsyncResult("m").get()
+
+
 def test_a_map_with_locks_alone_waits_in_the_worker() -> None:
     """Nothing tells which items are done, so that the map may not be put off."""
     deferred, ran = threading.Event(), list[int]()
@@ -87,11 +131,8 @@ def test_a_map_with_locks_alone_waits_in_the_worker() -> None:
         held = threading.Event()
         holder = another.submit(hold, held)
         assert held.wait(60)
-        arguments = {"task": dict(task.s()), "it": [1, 2, 3]}
-        tracer = build_tracer("celery.map", app.tasks["celery.map"], app=app)
-        tracer("m", (), arguments, {"id": "m", "delivery_info": {}, "headers": {}})
+        assert trace_map(app, task, [1, 2, 3]) == ran == [1, 2, 3]
         holder.result()
-    assert app.AsyncResult("m").get() == ran == [1, 2, 3]
     runtime_of(app).close()
     app.close()
 
