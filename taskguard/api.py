@@ -28,7 +28,13 @@ from taskguard.locks.base import NO_LIMIT, Holder, LockProvider
 from taskguard.policy import OnLost, check_number, make_policy
 from taskguard.releasing import release
 from taskguard.runner import Runner
-from taskguard.settings import UNSET, make_ledger, make_locks, make_namespace
+from taskguard.settings import (
+    UNSET,
+    make_formerly_namespaces,
+    make_ledger,
+    make_locks,
+    make_namespace,
+)
 from taskguard.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -42,6 +48,7 @@ def connect(
     locks: Any = UNSET,
     ledger: Any = UNSET,
     namespace: Any = UNSET,
+    formerly_namespaces: Any = UNSET,
     listeners: Iterable[Listener] = (),
     codec: Codec = JSON,
     clock: Clock = SYSTEM_CLOCK,
@@ -57,6 +64,9 @@ def connect(
         namespace: what every key and work of this application begins with, so that several can
             share a ledger and a lock server; by default the environment's TASKGUARD_NAMESPACE,
             or "" where that is not set.
+        formerly_namespaces: a list of the namespaces that this application had before; "" in it is
+            the lack of one. Messages that wait in lines there, or are overdue, are sent into
+            `namespace`; by default the environment's TASKGUARD_FORMERLY_NAMESPACES, with commas.
         listeners: called with every event, beside the one that logs (to the logger `taskguard`).
         codec: how results become JSON.
         clock: time, for tests.
@@ -69,12 +79,13 @@ def connect(
         locks=locks,
         ledger=ledger,
         namespace=namespace,
+        formerly_namespaces=formerly_namespaces,
         events=Events(log_event, *others),
         codec=codec,
         clock=clock,
     )
     # What is missing or wrong is said here.
-    _ = runtime.runner, runtime.namespace
+    _ = runtime.runner, runtime.namespace, runtime.formerly_namespaces
     return runtime
 
 
@@ -114,9 +125,11 @@ class TaskGuard:
         codec: Codec,
         clock: Clock,
         namespace: Any = UNSET,
+        formerly_namespaces: Any = UNSET,
     ) -> None:
         self.events = events
         self._namespace = namespace
+        self._formerly_namespaces = formerly_namespaces
         self._locks = locks
         self._ledger = ledger
         self._codec = codec
@@ -144,6 +157,12 @@ class TaskGuard:
     def namespace(self) -> str:
         """What this application's keys and work begin with; "" for nothing."""
         return make_namespace(self._namespace)
+
+    @functools.cached_property
+    def formerly_namespaces(self) -> tuple[str, ...]:
+        """The namespaces that this application had before, without the one that it has."""
+        found = make_formerly_namespaces(self._formerly_namespaces)
+        return tuple(each for each in found if each != self.namespace)
 
     def _runner_on(self, by: overrides.Overrides) -> Runner:
         events = Events(self.events.emit, by.listener)

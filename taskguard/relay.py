@@ -15,9 +15,11 @@ down delays no message of another one. Does not guarantee the order of what it c
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from taskguard.api import TaskGuard
@@ -35,7 +37,7 @@ from taskguard.guarded import prefix_of
 from taskguard.leader import Leader, Leadership
 from taskguard.outbox import Send, outbox_of
 from taskguard.parking import AHEAD_S, EXPECTED_S, call_next, send_stored
-from taskguard.sweep import REFUSED_AGAIN_S, Sweeper, Swept, away_of
+from taskguard.sweep import REFUSED_AGAIN_S, Sweeper, Swept, away_of, namespace_of
 
 if TYPE_CHECKING:
     from taskguard.ledger.protocol import LineLedger, Overdue
@@ -48,7 +50,7 @@ _NAME = "taskguard-relay"
 # Its renewals and one look a second are less than two transactions a second.
 _TTL_S = 8.0
 _EVERY_S = 1.0
-_MOST_EXPIRED = 500
+_MOST_EXPIRED = _MOST_DRAINED = 500
 _MOST_PAGES = 10
 _LONGEST_REST_S = 30.0
 
@@ -117,8 +119,11 @@ class Relay:
     def is_needed(self) -> bool:
         """Return True if messages wait for a key, or if the ledger gives no answer."""
         try:
-            ledger, app = self._runtime.ledger, self._runtime.namespace
-            return ledger is not None and ledger.has_lines(app=app, queues=list(self._callers))
+            ledger, queues = self._runtime.ledger, list(self._callers)
+            apps = (self._runtime.namespace, *self._runtime.formerly_namespaces)
+            return ledger is not None and any(
+                ledger.has_lines(app=app, queues=queues) for app in apps
+            )
         except TaskguardError as error:
             logger.debug("whether messages wait for a key got no answer: %s", error)
             return True
@@ -153,7 +158,46 @@ class Relay:
             called += self._look_at_page(queues)
             if self._after is None:
                 break
+        for app in self._runtime.formerly_namespaces:
+            called += self._drain(app)
         return called
+
+    def _drain(self, app: str) -> int:
+        """Send what waits in a former namespace into the present one. Returns how many were sent.
+
+        There a message stands in the line of another key, by when it was sent. Its work here ends
+        only after that: if this process dies in between, the message is sent twice.
+        """
+        ledger, moved = outbox_of(self._runtime), 0
+        queues = self._broken.working(self._senders)
+        seen = ledger.look(app=app, queues=queues, ahead_s=AHEAD_S, rates=self._rates)
+        waits = functools.partial(
+            ledger.call_next, expected_s=EXPECTED_S, app=app, ahead_s=AHEAD_S, rates=self._rates
+        )
+        for key in seen.keys:
+            while moved < _MOST_DRAINED and (found := waits(key, queues=queues)) is not None:
+                if not self._move(ledger, found):
+                    return moved
+                moved += 1
+        late = ledger.expired(app=app, queues=queues, limit=_MOST_EXPIRED) if seen.expired else []
+        if seen.overdue:
+            overdue = ledger.overdue(limit=_MOST_DRAINED, parked=True)
+            late += [each for each in overdue if namespace_of(each) == app]
+        for each in late:
+            moved += self._move(ledger, each)
+        return moved
+
+    def _move(self, ledger: LineLedger, found: Overdue) -> bool:
+        """Send a message of a former namespace, and end its work there; False if it stays."""
+        try:
+            send_stored(replace(found, wait_s=0.0), self._senders)
+            reason = f"its message was sent into the namespace {self._runtime.namespace!r}"
+        except (CallWithdrawnError, StoredCallError) as error:
+            reason = str(error)
+        except Exception as error:  # noqa: BLE001  # whatever a broker raises
+            logger.warning("%s: not sent yet into the new namespace: %s", found.work, error)
+            return False
+        return ledger.abandon(found, error=reason)
 
     def _look_at_page(self, queues: list[str]) -> int:
         ledger, called = outbox_of(self._runtime), 0

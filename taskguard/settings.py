@@ -20,11 +20,13 @@ from taskguard.policy import check_namespace
 
 __all__ = [
     "BESIDE_LEDGER",
+    "FORMERLY_VARIABLE",
     "LEDGER_VARIABLE",
     "LOCKS_VARIABLE",
     "NAMESPACE_VARIABLE",
     "UNSET",
     "is_set",
+    "make_formerly_namespaces",
     "make_ledger",
     "make_locks",
     "make_namespace",
@@ -35,6 +37,7 @@ __all__ = [
 LOCKS_VARIABLE = "TASKGUARD_LOCKS_URL"
 LEDGER_VARIABLE = "TASKGUARD_LEDGER_URL"
 NAMESPACE_VARIABLE = "TASKGUARD_NAMESPACE"
+FORMERLY_VARIABLE = "TASKGUARD_FORMERLY_NAMESPACES"
 
 
 # Each takes the URL. Imported when asked for, since drivers are optional.
@@ -85,6 +88,7 @@ def set_defaults(
     locks: Callable[[], Any] | None = None,
     ledger: Callable[[], Any] | None = None,
     namespace: Callable[[], Any] | None = None,
+    formerly_namespaces: Callable[[], Any] | None = None,
 ) -> None:
     """What this process's locks and ledger are made of where nothing else is said.
 
@@ -95,10 +99,16 @@ def set_defaults(
         locks: called when a lock server is wanted; gives what `connect(locks=…)` takes, or UNSET.
         ledger: the same for the ledger.
         namespace: the same for the namespace.
+        formerly_namespaces: the same for the namespaces of earlier deploys.
 
     An argument that is left out has no default any more.
     """
-    given = {LOCKS_VARIABLE: locks, LEDGER_VARIABLE: ledger, NAMESPACE_VARIABLE: namespace}
+    given = {
+        LOCKS_VARIABLE: locks,
+        LEDGER_VARIABLE: ledger,
+        NAMESPACE_VARIABLE: namespace,
+        FORMERLY_VARIABLE: formerly_namespaces,
+    }
     _defaults.clear()
     _defaults.update({name: make for name, make in given.items() if make is not None})
 
@@ -202,6 +212,27 @@ def make_namespace(given: Any = UNSET, *, environ: Mapping[str, str] | None = No
         return ""
     with _source(given, NAMESPACE_VARIABLE):
         return check_namespace(chosen)
+
+
+def make_formerly_namespaces(
+    given: Any = UNSET, *, environ: Mapping[str, str] | None = None
+) -> tuple[str, ...]:
+    """The namespaces that an application had before: a list, or a text with commas.
+
+    An empty item is the lack of a namespace. Raises ConfigurationError for what is none.
+    """
+    chosen = _from_environment(given, FORMERLY_VARIABLE, environ)
+    if chosen is UNSET or chosen is None:
+        return ()
+    with _source(given, FORMERLY_VARIABLE):
+        if isinstance(chosen, str):
+            chosen = [each.strip() for each in chosen.split(",")]
+        if not isinstance(chosen, list | tuple | set | frozenset):
+            raise ConfigurationError(
+                f"formerly_namespaces={chosen!r}: give a list of the namespaces that this "
+                'application had before, for example ["shop"]; [""] if it had none.'
+            )
+        return tuple(check_namespace(each) for each in dict.fromkeys(chosen))
 
 
 def make_ledger(

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     _Calls = list[tuple[Overdue, dict[str, Any]]]
     _IsAway = Callable[[Exception], bool]
 
-__all__ = ["Sweeper", "Swept", "away_of"]
+__all__ = ["Sweeper", "Swept", "away_of", "namespace_of"]
 
 logger = logging.getLogger("taskguard")
 
@@ -137,7 +137,13 @@ class Sweeper:
                 after = found[-1]
                 now_s = ledger.now_us() / 1e6
                 sent, refused, hopeless = self._send_all(found, tally, now_s)
-                for pause_s, those in _by_pause(sent, self._again_after_s, now_s):
+                former = self._runtime.formerly_namespaces
+                moved = [each for each in sent if former and namespace_of(each) in former]
+                for work in moved:  # in the present namespace it is another work
+                    into = f"its message was sent into the namespace {self._runtime.namespace!r}"
+                    ledger.abandon(work, error=into)
+                stays = [each for each in sent if each not in moved]
+                for pause_s, those in _by_pause(stays, self._again_after_s, now_s):
                     ledger.sent(those, again_after_s=pause_s)
                 if refused:
                     self._put_off(ledger, refused)
@@ -193,11 +199,17 @@ class Sweeper:
     def _leave_others(self, calls: dict[str, _Calls]) -> int:
         """Take other applications' calls out, which go to their own brokers. Returns how many."""
         namespace, left = self._runtime.namespace, 0
+        mine = {namespace, *self._runtime.formerly_namespaces}
         for name, those in calls.items():
-            ours = [each for each in those if each[1].get("app", namespace) == namespace]
+            ours = [each for each in those if each[1].get("app", namespace) in mine]
             left += len(those) - len(ours)
             calls[name] = ours
         return left
+
+
+def namespace_of(work: Overdue) -> str:
+    """Return the namespace of the application that stored the call; "" if it has none."""
+    return str(json.loads(work.call).get("app", ""))
 
 
 def _by_pause(

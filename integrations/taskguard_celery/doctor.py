@@ -44,6 +44,7 @@ def configuration_of(app: Any, *, runtime: TaskGuard | None = None) -> Configura
             for task, compiled in guarded
         ],
         findings=found,
+        serves="celery",
         recorded=lambda: [*findings_of_schedule(app), *findings_of_rows(app)],
         # Of several servers the app uses any one, so the first may be down.
         queue_server=brokers[0] if len(brokers) == 1 and brokers[0].startswith(_REDIS) else None,

@@ -10,6 +10,7 @@ that begins with `taskguard_` and is not among them is an error:
 | taskguard_ledger_url | a SQLAlchemy URL |
 | taskguard_ledger | an Engine or a ledger; None: locks only |
 | taskguard_namespace | what keys and work of this app begin with; or TASKGUARD_NAMESPACE |
+| taskguard_formerly_namespaces | a list of the namespaces that this app had before |
 | taskguard_beat_scheduler | the scheduler inside of LeaderScheduler; by default Celery's own |
 | taskguard_beat_ttl_s | for how long nobody sends after a leading beat has died; 15 |
 | taskguard_listeners | callables that hear every event, beside the one that logs |
@@ -51,6 +52,7 @@ _SETTINGS = (
     "taskguard_ledger_url",
     "taskguard_ledger",
     "taskguard_namespace",
+    "taskguard_formerly_namespaces",
     "taskguard_listeners",
     "taskguard_beat_scheduler",
     "taskguard_beat_ttl_s",
@@ -79,6 +81,7 @@ def configure(
     locks: Any = UNSET,
     ledger: Any = UNSET,
     namespace: Any = UNSET,
+    formerly_namespaces: Any = UNSET,
     listeners: Any = UNSET,
 ) -> None:
     """Set what an app's tasks are guarded by in one call; what is left out stays.
@@ -88,12 +91,14 @@ def configure(
         locks: a URL, a client, a provider or None, as for `taskguard.connect()`.
         ledger: a URL, an Engine, a ledger or None, as for `taskguard.connect()`.
         namespace: what keys and work of this app begin with, as for `taskguard.connect()`.
+        formerly_namespaces: the namespaces that this app had before, as for `taskguard.connect()`.
         listeners: callables that hear every event, beside the one that logs.
     """
     given = {
         "taskguard_locks": locks,
         "taskguard_ledger": ledger,
         "taskguard_namespace": namespace,
+        "taskguard_formerly_namespaces": formerly_namespaces,
         "taskguard_listeners": listeners,
     }
     app.conf.update({name: value for name, value in given.items() if value is not UNSET})
@@ -123,6 +128,7 @@ def build(app: Any) -> TaskGuard:
         locks=_setting(app, "taskguard_locks"),
         ledger=_setting(app, "taskguard_ledger"),
         namespace=app.conf.get("taskguard_namespace", UNSET),
+        formerly_namespaces=app.conf.get("taskguard_formerly_namespaces", UNSET),
         listeners=app.conf.get("taskguard_listeners") or (),
         codec=CODEC,
     )

@@ -25,7 +25,12 @@ class TaskguardConfig(AppConfig):
         """Celery, RQ and `taskguard.connect()` find lock server and ledger by Django's settings."""
         from taskguard_django import checks
 
-        set_defaults(locks=conf.locks, ledger=conf.ledger, namespace=conf.namespace)
+        set_defaults(
+            locks=conf.locks,
+            ledger=conf.ledger,
+            namespace=conf.namespace,
+            formerly_namespaces=conf.formerly_namespaces,
+        )
         checks.register()
         post_migrate.connect(_forget_what_tests_flush, sender=self, weak=False)
 

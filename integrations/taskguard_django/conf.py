@@ -28,9 +28,18 @@ from taskguard import UNSET, Finding, Level, errors
 if TYPE_CHECKING:
     from taskguard import SqlLedger
 
-__all__ = ["alias", "ledger", "locks", "namespace", "tenant_tables", "testing", "url_of"]
+__all__ = [
+    "alias",
+    "formerly_namespaces",
+    "ledger",
+    "locks",
+    "namespace",
+    "tenant_tables",
+    "testing",
+    "url_of",
+]
 
-_NAMES = {"LOCKS", "DATABASE", "NAMESPACE"}
+_NAMES = {"LOCKS", "DATABASE", "NAMESPACE", "FORMERLY_NAMESPACES"}
 # Those of Django's OPTIONS that are not for libpq.
 _DJANGOS = {
     "assume_role",
@@ -56,7 +65,8 @@ def _settings() -> Mapping[str, Any]:
         # The error does not show values: a URL may have a password.
         names = ", ".join(map(str, given)) if isinstance(given, Mapping) else type(given).__name__
         raise errors.ConfigurationError(
-            f"settings.TASKGUARD is a dict with LOCKS, DATABASE and NAMESPACE, and has {names}."
+            f"settings.TASKGUARD is a dict with LOCKS, DATABASE, NAMESPACE and "
+            f"FORMERLY_NAMESPACES, and has {names}."
         )
     return given
 
@@ -69,6 +79,11 @@ def locks() -> Any:
 def namespace() -> Any:
     """What TASKGUARD["NAMESPACE"] says; UNSET where it is missing."""
     return _settings().get("NAMESPACE", UNSET)
+
+
+def formerly_namespaces() -> Any:
+    """What TASKGUARD["FORMERLY_NAMESPACES"] says; UNSET where it is missing."""
+    return _settings().get("FORMERLY_NAMESPACES", UNSET)
 
 
 def alias() -> str:

@@ -62,6 +62,7 @@ def configuration_at(target: str) -> Configuration:
         name="RQ",
         tasks=list(tasks.values()),
         findings=found,
+        serves="rq",
         recorded=lambda: list(dict.fromkeys(periodic)),  # several schedulers have the same entries
         queue_server=target,
     )

@@ -24,6 +24,7 @@ def configure(
     locks: Any = UNSET,
     ledger: Any = UNSET,
     namespace: Any = UNSET,
+    formerly_namespaces: Any = UNSET,
     listeners: Any = UNSET,
 ) -> None:
     """Set what jobs of this process are guarded by; what is left out stays as it was.
@@ -33,9 +34,16 @@ def configure(
         ledger: a URL, an Engine, a ledger or None, as for `taskguard.connect()`.
         namespace: what keys and work of this application begin with, as for
             `taskguard.connect()`.
+        formerly_namespaces: the namespaces that it had before, as for `taskguard.connect()`.
         listeners: callables that hear every event, beside the one that logs.
     """
-    given = {"locks": locks, "ledger": ledger, "namespace": namespace, "listeners": listeners}
+    given = {
+        "locks": locks,
+        "ledger": ledger,
+        "namespace": namespace,
+        "formerly_namespaces": formerly_namespaces,
+        "listeners": listeners,
+    }
     _settings.update({name: value for name, value in given.items() if value is not UNSET})
     _made.clear()
 

@@ -70,7 +70,7 @@ def _load(connection: Any) -> None:
         runtime()
     except ConfigurationError:
         return  # may be set right by the job's module, and is the job's error otherwise
-    reports = examine(Configuration(runtime, queue_server=connection, starts=True))
+    reports = examine(Configuration(runtime, queue_server=connection, serves="rq", starts=True))
     found = [finding for report in reports for finding in report.findings]
     try:
         if "ledger_away" not in {finding.name for finding in found}:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from taskguard.doctor.clocks import HasClock, check_clocks
 from taskguard.doctor.configuration import Configuration, GuardedTask, named
 from taskguard.doctor.ledger import check_ledger
+from taskguard.doctor.lines import check_lines
 from taskguard.doctor.locks import check_locks
 from taskguard.doctor.logs import log_findings, log_process
 from taskguard.doctor.migrations import check_migrations, environment_of_alembic
@@ -71,6 +72,8 @@ def _reports(configuration: Configuration) -> Iterator[Report]:
         of_ledger, ledger_answers = (
             check_ledger(ledger, tasks) if ledger is not None else ([], False)
         )
+        if ledger_answers:
+            of_ledger += check_lines(runtime, configuration)
         if configuration.name:
             found += configuration.recorded() if ledger_answers else []
             yield _report("settings", configuration.name, found)

@@ -44,6 +44,7 @@ class Configuration:
         queue_server: the URL, or a redis-py client, of the Redis that has the queues; None where
             that is none.
         folder: where to look for migrations; None: nowhere.
+        serves: the kind of its queue, as stored calls name it: "celery", "rq".
         starts: a worker is about to run by it, and leaves its ledger's mark at the lock server.
     """
 
@@ -54,6 +55,7 @@ class Configuration:
     recorded: Callable[[], Sequence[Finding]] = list
     queue_server: Any = None
     folder: Path | None = None
+    serves: str = ""
     starts: bool = False
 
 

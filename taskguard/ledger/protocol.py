@@ -860,6 +860,10 @@ class LineLedger(OutboxLedger, Protocol):
         """
         ...
 
+    def standing(self, *, most: int = 10_000) -> dict[tuple[str, str], int]:
+        """How many messages wait in lines, by their namespace and the kind of their queue."""
+        ...
+
     def has_lines(self, *, app: str = "", queues: Sequence[str] | None = None) -> bool:
         """Return True if a message of this namespace, and of these queues (None: any), waits."""
         ...

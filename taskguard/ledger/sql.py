@@ -12,6 +12,8 @@ renewals of others. For one machine.
 from __future__ import annotations
 
 import functools
+import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 from weakref import WeakSet
@@ -64,6 +66,9 @@ from taskguard.states import Decision, State
 
 __all__ = ["SqlLedger"]
 
+# In the beginning and at the end of a stored call.
+_QUEUE = re.compile(r'"queue": "([^"\\]+)"')
+_APP = re.compile(r', "app": ("(?:[^"\\]|\\.)*")\}$')
 _LARGE_CALL_CHARS = 100_000  # smaller ones fit everywhere
 
 
@@ -469,6 +474,19 @@ class SqlLedger:
         """FAILED work that keeps its place gives it up: its message does not come again."""
         statements = self._transactions.statements
         return self._database.twice(lambda: statements.leave(claim, retries=retries))
+
+    def standing(self, *, most: int = 10_000) -> dict[tuple[str, str], int]:
+        """How many messages wait in lines, by their namespace and the kind of their queue.
+
+        At most `most` messages are read.
+        """
+        found: dict[tuple[str, str], int] = {}
+        for begin, end in self._database.twice(lambda: lines.standing(self._database, most=most)):
+            queue, app = _QUEUE.search(begin), _APP.search(end)
+            if queue is not None:
+                name = json.loads(app[1]) if app is not None else "", queue[1]
+                found[name] = found.get(name, 0) + 1
+        return found
 
     def has_lines(self, *, app: str = "", queues: Sequence[str] | None = None) -> bool:
         """Return True if a message of this namespace, and of these queues (None: any), waits."""

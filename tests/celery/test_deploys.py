@@ -147,6 +147,30 @@ def leave_in_line(shop: Any, declared: dict[str, Any], count: int, **settings: A
     return results
 
 
+@pytest.mark.parametrize("before", ["", "eu"])
+def test_lines_of_a_former_namespace(shop: Any, before: str) -> None:
+    """A worker that starts names them, and the setting; with that it sends them into its own."""
+    results = leave_in_line(shop, PARK, 3, taskguard_namespace=before)
+    wait_until(lambda: not held(shop, before), timeout_s=30, message="its relay's lease has ended")
+    with shop.worker(deploy(PARK, taskguard_namespace="new")) as worker:
+        wait_until(lambda: "(finding stranded_lines)" in worker.text(), message="the finding")
+        assert f"taskguard_formerly_namespaces = [{before!r}]" in worker.text()
+        assert len(standing(shop)) == 3
+        worker.kill()
+    settings = {"taskguard_namespace": "new", "taskguard_formerly_namespaces": [before]}
+    with shop.worker(deploy({"busy": "retry"}, **settings)) as worker:
+        assert [each.get(timeout=60) for each in results] == [0, 1, 2]
+        wait_until(lambda: not standing(shop), message="none waits")
+        assert "stranded_lines" not in worker.text()
+    assert set(shop.effects().values()) == {1}
+
+
+def held(shop: Any, namespace: str) -> list[Any]:
+    """Who holds the lease of the relay of a namespace."""
+    prefix = f"{namespace}:" if namespace else ""
+    return list(shop.ledger.holders(f"{prefix}leader:taskguard-relay:celery"))
+
+
 def standing(shop: Any) -> list[Any]:
     """The records that have a place in a line."""
     with shop.engine.connect() as db:

@@ -293,6 +293,24 @@ def test_keys_that_cannot_be_served_starve_no_other(
     assert tried == ["down-0000"]
 
 
+def test_what_is_overdue_in_a_former_namespace_is_sent_into_the_present_one(line: Line) -> None:
+    """By a sweep, once; what is of another application stays."""
+    for app in ("", "eu", "us"):
+        message = MessageRef(f"of {app or 'none'}")
+        owned = {"app": app} if app else {}
+        call = json.dumps({"queue": "test", "message": message.name, **owned})
+        asked = request(keys=(app or "none",), work=message.id, message=message)
+        line.ledger.enqueue(None, replace(asked, call=call), due_in_s=-1.0)
+    runtime = connect(
+        locks=None, ledger=line.ledger, namespace="new", formerly_namespaces=["", "eu"]
+    )
+    senders = {"test": lambda _, message: line.called.append(message.id)}
+    for _ in range(2):
+        Sweeper(runtime, senders).sweep()
+    assert sorted(line.called) == ["of eu", "of none"]
+    assert [each.message.id for each in line.ledger.overdue()] == ["of us"]
+
+
 def test_a_sweep_of_a_queue_whose_broker_is_down_sends_to_the_others(line: Line) -> None:
     """However many messages are overdue there."""
     for queue, count in (("down", 30), ("test", 2)):

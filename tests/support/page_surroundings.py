@@ -380,6 +380,9 @@ def changing_a_guard(place: Place) -> Iterator[None]:
     yield
     place.ship.apply((42,)).get()
     assert place.events()["completed"] == place.events()["duplicate"] == 1
+    app = place.app()
+    yield
+    assert app.conf.taskguard_formerly_namespaces == [""]
 
 
 @around("docs/how-to/alembic.md")

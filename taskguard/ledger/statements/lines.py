@@ -58,6 +58,7 @@ __all__ = [
     "open_keys",
     "park",
     "place_of",
+    "standing",
     "stands",
     "waiting",
 ]
@@ -439,6 +440,7 @@ def _is_held_up(db: sa.Connection, key: str, first: Any) -> bool:
     return db.execute(sa.select(sa.literal(1)).where(*kept).limit(1)).first() is not None
 
 
+_END_OF_CALL = 300  # enough for the namespace
 _READ = ("key", "id", "task", "state", "due", "strict", "rank", "parked")
 # How much later than now a message is expected that was called with its rate's delay. What is due
 # later was enqueued. There may be a lot of that, and it is not read.
@@ -546,6 +548,15 @@ def has_lines(database: Database, *, app: str, queues: Sequence[str] | None) -> 
     mine = sa.select(sa.literal(1)).where(WORK.c.parked.is_not(None), of_relay(app, queues))
     with database.transaction(bounded=False) as db:
         return db.execute(mine.limit(1)).first() is not None
+
+
+def standing(database: Database, *, most: int) -> list[tuple[str, str]]:
+    """The beginning and the end of the calls of messages in lines; at most `most`."""
+    ends = sa.func.substr(WORK.c.call, sa.func.length(WORK.c.call) - _END_OF_CALL)
+    select = sa.select(sa.func.substr(WORK.c.call, 1, _COUNTED), ends)
+    waits = WORK.c.parked.is_not(None), WORK.c.call.is_not(None)
+    with database.transaction(bounded=False) as db:
+        return [(begin, end) for begin, end in db.execute(select.where(*waits).limit(most))]
 
 
 def has_expired(db: sa.Connection, now_us: int, *, app: str, queues: Sequence[str] | None) -> bool:
