@@ -63,7 +63,7 @@ def test_without_locks_the_environment_has_them(
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"LOCK": "redis://:secret@host"}, "LOCKS, DATABASE and NAMESPACE"),
+        ({"LOCK": "redis://:secret@host"}, "LOCKS, DATABASE, NAMESPACE and FORMERLY_NAMESPACES"),
         ("redis://:secret@host", "is a dict"),
         ({"LOCKS": None, "DATABASE": "elsewhere"}, "not in DATABASES"),
     ],
