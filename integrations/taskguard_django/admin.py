@@ -239,7 +239,7 @@ class HeldFilter(admin.SimpleListFilter):
 class KeyAdmin(_ToLookAt):
     """Keys with their holders."""
 
-    list_display = ("key", "fence", "owner", "leased")
+    list_display = ("key", "fence", "process", "owner", "leased")
     list_filter = (HeldFilter,)
     search_fields = ("key__startswith",)
     ordering = ("key",)

@@ -10,6 +10,7 @@ from typing import Any
 
 from django.db import models
 
+from taskguard import Owner
 from taskguard_django.conf import alias
 
 __all__ = ["Key", "Work"]
@@ -43,6 +44,11 @@ class Key(models.Model):
     class Meta:
         managed = False
         db_table = "taskguard_keys"
+
+    @property
+    def process(self) -> str:
+        """The holder's process, as errors name it; "" where the owner names none."""
+        return Owner.parse(self.owner).process
 
     def __str__(self) -> str:
         return str(self.key)

@@ -82,7 +82,12 @@ class AdvisoryLocks:
     def traits(self) -> Traits:
         """A session's locks, without tokens, which do not say whose they are."""
         return Traits(
-            session=True, tokens=False, owners=False, min_ttl_s=_MIN_TTL_S, in_database=True
+            session=True,
+            tokens=False,
+            owners=False,
+            min_ttl_s=_MIN_TTL_S,
+            failover_s=self._database.failover_s,
+            in_database=True,
         )
 
     def acquire(

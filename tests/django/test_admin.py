@@ -110,7 +110,9 @@ def test_pages_show_works_and_keys_and_no_way_to_write(office: Office) -> None:
     assert re.search(r"Finished:.*?\d\d\d\d-\d\d-\d\d \d\d:\d\d:\d\d<", detail, re.DOTALL)
     for name in ("_save", "_continue", "_addanother", 'type="text"', "<textarea", "deletelink"):
         assert name not in detail
-    assert "order:8" in client.get(KEYS_PAGE + "?held=yes").content.decode()
+    held = client.get(KEYS_PAGE + "?held=yes").content.decode()
+    assert "order:8" in held
+    assert re.search(r"worker [0-9a-f]{8}, pid \d+", held)
     for page in (WORKS_PAGE, KEYS_PAGE):
         assert client.get(page + "add/").status_code == 403
     assert client.get(change_page(7).replace("change", "delete")).status_code == 403

@@ -5,6 +5,7 @@ Guarantees: a file that cannot be read says nothing here; libpq reports it when 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -29,7 +30,10 @@ def options_of(url: sa.URL) -> dict[str, str]:
 def _files() -> list[Path]:
     own = os.environ.get("PGSERVICEFILE")
     shared = os.environ.get("PGSYSCONFDIR")
-    files = [Path(own) if own else Path("~/.pg_service.conf").expanduser()]
+    files = [Path(own)] if own else []
+    if not own:
+        with contextlib.suppress(RuntimeError):  # this user has no home
+            files = [Path("~/.pg_service.conf").expanduser()]
     return [*files, Path(shared) / "pg_service.conf"] if shared else files
 
 
