@@ -380,7 +380,8 @@ class TaskGuard:
         two may work at once until then.
 
         Args:
-            key: the key, with or without this application's namespace; of another one with it.
+            key: the key, as `lock()` takes it or as errors show it, with or without this
+                application's namespace.
             reason: why, for the log.
             fence: the holder's fence, as its lease, its guard or the ledger has it.
             owner: the holder, as `KeyBusyError.owner` or the ledger names it, or its nonce alone.
@@ -406,11 +407,13 @@ class TaskGuard:
         owner: str | None = None,
     ) -> list[Holder]:
         """Release a key as `release()` does, and return the holders that it was taken from."""
+        if not key:
+            raise ConfigurationError('release() needs a key, for example "inventory:42".')
         prefix = prefix_of(self.namespace)
-        names = [key if key.startswith(prefix) else prefix + key]
-        if owner is not None and names != [key]:
-            names.append(key)  # an owner has no other application's key of this name
-        for name in names:
+        own = key.removeprefix(prefix)
+        # As errors show it, then as lock() takes it. Of another application only by its owner.
+        names = [prefix + own, prefix + finish_key(own or key), *([key] if owner else [])]
+        for name in dict.fromkeys(names):
             found = release(
                 name,
                 locks=self.runner.locks,

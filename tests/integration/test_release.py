@@ -130,6 +130,15 @@ class TestLocksOnly:
         assert [each.owner for each in locks.holders(KEY)] == [theirs]
         assert other.release(KEY)
 
+    def test_as_lock_takes_it_and_as_errors_show_it(self, tg: taskguard.TaskGuard) -> None:
+        """A key with characters that are escaped, or that is shortened."""
+        for key in ("a b/100%", "x" * 300):
+            for shown in (False, True):
+                with pytest.raises(LeaseLostError), tg.lock(key, ttl_s=600.0) as lease:
+                    assert elsewhere(tg.release, lease.key if shown else key)
+        with pytest.raises(ConfigurationError, match="needs a key"):
+            tg.release("")
+
     def test_a_silent_lock_server_is_an_error(self, connect: Connect) -> None:
         """Nobody is told that the key is free."""
         tg = connect("redis://127.0.0.1:1")
