@@ -31,6 +31,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from taskguard.api import TaskGuard
+from taskguard.delivery import NOT_BEFORE
 from taskguard.errors import ConfigurationError, StoredCallError
 from taskguard.outbox import AGAIN_AFTER_S, Send, outbox_of, waits_s
 from taskguard.policy import MOST_ROWS, check_number
@@ -135,7 +136,8 @@ class Sweeper:
             while not tally.gave_up(self._senders) and (found := self._overdue(ledger, after)):
                 lease.check()
                 after = found[-1]
-                now_s = ledger.now_us() / 1e6
+                delayed = any(NOT_BEFORE in work.call for work in found)
+                now_s = ledger.now_us() / 1e6 if delayed else 0.0
                 sent, refused, hopeless = self._send_all(found, tally, now_s)
                 former = self._runtime.formerly_namespaces
                 moved = [each for each in sent if former and namespace_of(each) in former]
