@@ -7,7 +7,8 @@ beat leads. A thread campaigns, so that beat itself waits for no server but the 
 Guarantees: a beat sends only while it holds the leader's lease. One that dies is followed within
 `taskguard_beat_ttl_s` and a second, one that is told to stop at once, one that the broker does not
 answer once that is known. When each entry was sent last is in the ledger after each message, so
-that a new leader sends what was due while nobody led, once, and nothing that has been sent. Neither
+that a new leader sends what was due while nobody led, once, and nothing that has been sent. A row
+of django-celery-beat's that was changed after that record counts instead of it. Neither
 a lost lease nor a server that is away ends the process or raises in beat; SIGTERM ends it whatever
 it is doing.
 
@@ -325,12 +326,13 @@ def _row_is_newer(entry: Any, moment: datetime, began: datetime) -> bool:
     model = getattr(entry, "model", None)
     if model is None:
         return False  # the record is right, whatever this beat's own file says
-    # Without USE_TZ Django keeps `date_changed` in the process's timezone.
-    changed: datetime = model.date_changed.astimezone(UTC)
-    times = [_last_run_of(entry), changed]
+    times = [_last_run_of(entry)]
+    changed: datetime | None = getattr(model, "date_changed", None)
+    if changed is not None:
+        times.append(changed.astimezone(UTC))  # without USE_TZ it is in the process's timezone
     known = [each for each in times if each < began]
     if not known:  # never sent, or `last_run_at` was reset since
-        return bool(model.total_run_count)
+        return bool(getattr(model, "total_run_count", 0))
     return max(known) >= moment
 
 

@@ -45,7 +45,7 @@ class _Entry:
 
 
 def findings_of_schedule(app: Any) -> Iterator[Finding]:
-    """What is found in `beat_schedule`; asks nothing."""
+    """Judge the entries of `beat_schedule`; asks nothing."""
     schedule = app.conf.beat_schedule
     for name, given in schedule.items() if isinstance(schedule, Mapping) else ():
         with contextlib.suppress(KeyError, TypeError, ValueError):  # beat itself says what is wrong
@@ -55,7 +55,7 @@ def findings_of_schedule(app: Any) -> Iterator[Finding]:
 
 
 def findings_of_rows(app: Any) -> Iterator[Finding]:
-    """What is found in the table of django-celery-beat."""
+    """Judge the rows in the table of django-celery-beat."""
     models = sys.modules.get("django_celery_beat.models")
     if models is None:
         return
