@@ -303,7 +303,6 @@ def _tell_caller(task: Task, request: Any, dropped: Dropped, *, key: str) -> Non
     """
     told = dropped.told(key)
     if told is not None and task_id_in(dropped.by or "") != request.id:
-        count_once(task)
         revoke_unrun(task, told)
 
 

@@ -166,7 +166,9 @@ def revoke_unrun(task: Task, told: str) -> None:
             request.id,
             error,
             request=request,
-            store_result=stores_errors(task, vars(request).get("ignore_result")),
+            # Celery stores it for the rest of a chain only if it stores it for this message.
+            store_result=bool(request.chain)
+            or stores_errors(task, vars(request).get("ignore_result")),
             call_errbacks=False,
             state=REVOKED,
         )

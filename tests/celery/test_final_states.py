@@ -51,6 +51,7 @@ def test_a_message_that_is_skipped_reads_revoked(shop: Any) -> None:
         revoked(
             task.apply_async((7,), ignore_result=False), r"order:7 was not free \(busy=\"skip\"\)"
         )
+        revoked(chain(task.si(7), shop.tasks.add.si(1, 2)).delay(), "was not free")
         told = chord(group([task.s(7), task.s(8)]))(shop.tasks.total.s())
         with pytest.raises((ChordError, TaskRevokedError)):
             told.get(timeout=60)
