@@ -4,30 +4,31 @@ django-celery-results (`django-db`) and Celery's backends on a cache count the a
 members and do not look whose they are. A duplicate's answer would be taken for that of another
 member: the chord would end early, and its body would fail or never be called.
 
-Guarantees: the answer of a member that had its result before is not counted. It is if a count is
-missing: a worker was killed between storing a result and counting it.
+Guarantees: with `django-db` a worker counts the members without a result instead, so that it does
+not matter how often one answers. With a cache the answer of a member that was counted is left out.
 
-Does not guarantee anything for a member that fails in both deliveries, because Celery counts a
-failure outside of the task; nor for tasks that are not guarded.
+Does not guarantee that with a cache: not for a member that fails in both deliveries, because Celery
+counts failures outside of the task, and not for two deliveries that are answered at the same time.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
-from celery import Task
+from celery import Celery, Task
 from celery.backends.base import KeyValueStoreBackend
+from celery.result import AsyncResult
 from celery.states import READY_STATES
 
-__all__ = ["count_once"]
+__all__ = ["count_by_results", "count_once"]
 
 logger = logging.getLogger("taskguard")
 
-_DJANGO = "django_celery_results.backends.database"
 # Longest time from the end of a body to its result, and from there to its count, in a worker that
 # was not killed.
 _COUNTED_WITHIN_S = 2.0
@@ -43,12 +44,11 @@ def count_once(task: Task, *, answered: bool = False) -> None:
     request = task.request
     if not request.chord or not request.group:
         return
-    look = _counter_of(task.backend)
-    if look is None:
+    if not _counts_in_cache(task.backend):
         return
     try:
         has_result = _becomes(lambda: task.backend.get_state(request.id) in READY_STATES, answered)
-        if has_result and _becomes(lambda: look(task, request)):
+        if has_result and _becomes(lambda: _has_counted(task, request)):
             request.chord = None
     except Exception as error:  # noqa: BLE001  # the backend's; it fails or works for the answer
         logger.debug("%s: not known whether its chord has its answer: %s", request.id, error)
@@ -63,37 +63,64 @@ def _becomes(condition: Callable[[], bool], waits: bool = True) -> bool:
     return True
 
 
-def _counter_of(backend: Any) -> Callable[[Task, Any], bool] | None:
-    """How to see whether a chord has counted all results that there are; None: it does not count.
-
-    Others keep a member's answer by its id, or ask for the results.
-    """
-    module = sys.modules.get(_DJANGO)
-    if module is not None and isinstance(backend, module.DatabaseBackend):
-        return _has_counted_in_django
+def _counts_in_cache(backend: Any) -> bool:
     counts = KeyValueStoreBackend.on_chord_part_return
     own = getattr(type(backend), "on_chord_part_return", None)
-    if own is counts and backend.implements_incr:
-        return _has_counted_in_cache
-    return None
+    return own is counts and bool(backend.implements_incr)
 
 
-def _has_counted_in_django(task: Task, request: Any) -> bool:
-    counter = sys.modules[_DJANGO].ChordCounter.objects.filter(group_id=request.group).first()
-    if counter is None:  # the chord has ended
-        return True
-    return _has_counted(counter.count, counter.group_result(app=task.app))
-
-
-def _has_counted_in_cache(task: Task, request: Any) -> bool:
+def _has_counted(task: Task, request: Any) -> bool:
+    """Whether as many answers are missing as members have no result."""
     backend = task.backend
-    counted = int(backend.get(backend.get_key_for_chord(request.group)) or 0)
+    counted = int(backend.get(backend.get_key_for_chord(request.group)) or 0)  # before the results
     members = task.app.GroupResult.restore(request.group, backend=backend)
     if members is None:  # the chord has ended
         return True
-    return _has_counted((request.chord.get("chord_size") or len(members)) - counted, members)
-
-
-def _has_counted(missing: int, members: Any) -> bool:
-    """Whether as many answers are missing as members have no result. The count was read first."""
+    missing = (request.chord.get("chord_size") or len(members)) - counted
     return missing <= sum(not member.ready() for member in members.results)
+
+
+def count_by_results(app: Celery) -> None:
+    """Let this worker count a chord's members without a result, if its backend is `django-db`."""
+    kind = type(app.backend)
+    module = sys.modules.get("django_celery_results.backends.database")
+    if module is None or not issubclass(kind, module.DatabaseBackend):
+        return
+    answered = kind.on_chord_part_return
+    if hasattr(answered, "__wrapped__"):
+        return
+
+    @functools.wraps(answered)
+    def on_chord_part_return(
+        self: Any, request: Any, state: str, result: Any, **kwargs: Any
+    ) -> None:
+        if not (request.group and _awaits_more(module, self, request.group)):
+            answered(self, request, state, result, **kwargs)
+
+    kind.on_chord_part_return = on_chord_part_return
+
+
+def _awaits_more(django: Any, backend: Any, group: str) -> bool:
+    """Set a chord's count to that of its members without a result; whether there are any.
+
+    The count of a chord without such a member stays 1, for the answer that ends it.
+    """
+    counters = django.ChordCounter.objects
+    with django.transaction.atomic(using=django.router.db_for_write(django.ChordCounter)):
+        counter = counters.select_for_update().filter(group_id=group).first()
+        if counter is None:  # the chord has ended
+            return True
+        members = counter.group_result(app=backend.app).results
+        results = backend.TaskModel._default_manager.filter(  # noqa: SLF001  # Django's
+            task_id__in=[member.id for member in members], status__in=READY_STATES
+        )
+        ready = set(results.values_list("task_id", flat=True))
+        awaited = sum(not _is_ready(member, ready) for member in members)
+        counter.count = max(awaited, 1)
+        counter.save(update_fields=["count"])
+        return awaited > 0
+
+
+def _is_ready(member: Any, ready: set[str]) -> bool:
+    """A member that is a group has no result of its own."""
+    return member.id in ready if isinstance(member, AsyncResult) else bool(member.ready())

@@ -26,6 +26,7 @@ from celery.signals import (
 from taskguard import GuardedFunction, errors, examine, log_findings
 from taskguard_celery.arguments import body_arguments
 from taskguard_celery.broker import broker_kind, visibility_timeout_s
+from taskguard_celery.chords import count_by_results
 from taskguard_celery.doctor import configuration_of
 from taskguard_celery.findings import LOSING, findings_of_task, settings_of, time_limit_s
 from taskguard_celery.hand_off import consume_hand_offs
@@ -151,6 +152,8 @@ def _on_worker_setup(instance: Any = None, **_: Any) -> None:
     note_time_limit(instance)
     try:
         check_worker(instance.app)
+        if next(guarded_tasks(instance.app), None) is not None:
+            count_by_results(instance.app)
         parks, ledger = _parks(instance.app), _has_ledger(instance.app)
         if parks and not ledger:
             raise _no_ledger()

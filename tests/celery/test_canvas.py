@@ -113,7 +113,7 @@ def test_a_member_that_is_delivered_twice_counts_once(tmp_path: Path, backend: s
         timeout=120,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
     )
-    assert told.stdout.splitlines()[-1:] == ["6 SUCCESS"], told.stderr
+    assert "6 SUCCESS" in told.stdout.splitlines(), told.stderr
 
 
 def test_a_member_whose_first_answer_is_not_stored_yet_counts_once() -> None:

@@ -5,11 +5,13 @@ python -m support.django_chord BACKEND FOLDER
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import threading
 
 import django
 from celery import Celery, chord
-from celery.contrib.testing.worker import start_worker
 from django.conf import settings
 from django.core.management import call_command
 
@@ -45,6 +47,7 @@ def total(numbers: list[int]) -> int:
     return sum(numbers)
 
 
+app.conf.worker_redirect_stdouts = False
 result = chord([add.s(1), add.s(2), add.s(3)])(total.s())
 with app.connection_for_write() as connection:
     channel = connection.default_channel
@@ -52,5 +55,14 @@ with app.connection_for_write() as connection:
     # Twice at first, and once more when the chord has ended.
     for message in (messages[0], *messages, messages[1]):
         channel._put("celery", message)
-with start_worker(app, pool="solo", perform_ping_check=False, shutdown_timeout=60):
-    print(result.get(timeout=20), result.state)
+
+
+def tell() -> None:
+    try:
+        print(result.get(timeout=20), result.state, flush=True)
+    finally:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+threading.Thread(target=tell).start()
+app.worker_main(["worker", "--pool=solo", "--loglevel=WARNING"])
