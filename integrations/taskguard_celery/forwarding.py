@@ -31,8 +31,7 @@ from taskguard_celery.marks import HEADER, MESSAGE_HEADERS, Marks, Stored, marks
 
 __all__ = ["came", "forward", "outside", "signature_in_hand"]
 
-
-_PROPERTIES = "properties"
+_PROPERTIES = "taskguard_properties"
 _OPTIONS = (
     "link",
     "link_error",
@@ -63,12 +62,11 @@ _NOT_KEPT = frozenset(
     }
 )
 # Attributes of a request that are no custom headers.
-_NO_HEADERS = frozenset({*vars(Context), *MESSAGE_HEADERS})
+_NO_HEADERS = frozenset({*vars(Context), *MESSAGE_HEADERS, "compression"})
 _OWN = ("_", "taskguard_")
 _HEADER_VALUES = (str, bytes, int, float, Decimal, datetime, dict, list, tuple, type(None))
-# Headers that RabbitMQ sets, and kombu.
+# Headers that RabbitMQ sets.
 _NOT_CARRIED = (
-    "compression",
     "x-acquired-count",
     "x-death",
     "x-delivery-count",

@@ -39,7 +39,7 @@ from taskguard import MessageRef, Relay, RelayProcess, errors
 from taskguard_celery.arguments import body_arguments
 from taskguard_celery.calls import NAME, CelerySender, call_in_hand, call_of
 from taskguard_celery.chords import count_once
-from taskguard_celery.marks import marks_of
+from taskguard_celery.marks import marks_of, name_of
 from taskguard_celery.message import NotPublishedError, stores_errors
 from taskguard_celery.recognition import guarded_function_of
 from taskguard_celery.runtime import build, runtime_of
@@ -100,7 +100,7 @@ def _on_failure(sender: Any = None, **_: Any) -> None:
 def _on_retry(sender: Any = None, request: Any = None, reason: Any = None, **_: Any) -> None:
     """Celery has sent the message again: until it comes its work keeps its place.
 
-    With other arguments it may be another work, or have another key, by now.
+    With other arguments, or another id, it may be another work, or have another key, by now.
     """
     claim = vars(request).pop(_FAILED, None)
     if claim is None:
@@ -109,10 +109,13 @@ def _on_retry(sender: Any = None, request: Any = None, reason: Any = None, **_: 
     again, in_s = claim.request.message.retries + 1, _seconds_until(reason.when)
     if reason.sig is not None:
         options = {k: v for k, v in reason.sig.options.items() if k not in ("countdown", "eta")}
-        again_sig = {**reason.sig, "options": options}
-        call = call_of(sender.app, again_sig, sender.serializer, marks=marks_of(request))
-        if _arguments(reason.sig) != _arguments(request):
-            delivery = _retry_of(sender, reason.sig, claim, call, retries=again)
+        again_sig, marks = {**reason.sig, "options": options}, marks_of(request)
+        name = name_of(options.get("task_id"), options.get("replaced_task_nesting"))
+        marked = replace(marks, message=name, called=None)
+        call = call_of(sender.app, again_sig, sender.serializer, marks=marked)
+        if name != marks.message or _arguments(reason.sig) != _arguments(request):
+            message = replace(claim.request.message, id=name, retries=again, deferrals=0)
+            delivery = _retry_of(sender, reason.sig, claim, call, message)
     line, app = runtime.runner.line, runtime.namespace
     parking = CeleryParking(sender)
     line.retried(claim, parking, retries=again, call=call, again=delivery, app=app, in_s=in_s)
@@ -123,7 +126,7 @@ def _arguments(call: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _retry_of(
-    task: Task, signature: Signature, claim: Claim, call: Mapping[str, Any], *, retries: int
+    task: Task, signature: Signature, claim: Claim, call: Mapping[str, Any], message: MessageRef
 ) -> Delivery | None:
     """The next delivery of a message that is retried; None if its arguments make no key."""
     compiled = guarded_function_of(task)
@@ -135,7 +138,7 @@ def _retry_of(
             kwargs,
             namespace=runtime_of(task.app).namespace,
             task=task.name,
-            message=replace(claim.request.message, retries=retries, deferrals=0),
+            message=message,
             call=call,
         )
     except (errors.TaskguardError, TypeError) as error:

@@ -65,7 +65,7 @@ def retry_with_cleared_headers(task: Task) -> None:
 
 
 def retry_by_another_id(task: Task) -> None:
-    raise task.retry(task_id="another", countdown=0)
+    raise task.retry(task_id=f"again-{task.request.id}", countdown=0)
 
 
 def retry_under_a_handler(task: Task) -> None:
@@ -73,7 +73,7 @@ def retry_under_a_handler(task: Task) -> None:
         raise task.retry(countdown=0)
 
 
-@pytest.mark.parametrize(
+RETRIES = pytest.mark.parametrize(
     "retry",
     [
         retry_with_headers,
@@ -84,6 +84,9 @@ def retry_under_a_handler(task: Task) -> None:
         retry_under_a_handler,
     ],
 )
+
+
+@RETRIES
 def test_a_tick_that_two_beats_sent_runs_once_over_a_retry(
     app: Celery, retry: Callable[[Task], None]
 ) -> None:
@@ -114,6 +117,31 @@ def test_a_tick_that_two_beats_sent_runs_once_over_a_retry(
     for message in (again, other):
         come(message)
     assert len(effects) == 1
+
+
+@RETRIES
+def test_a_strict_line_goes_on_after_a_retry(app: Celery, retry: Callable[[Task], None]) -> None:
+    """The message that is retried keeps its place, and is known when it comes."""
+    ran: list[int] = []
+
+    @app.task(name="strict", bind=True, base=Careless, shared=False)
+    @guarded_task(key="line", once_per="message", busy="park", order="strict")
+    def strict(self: Task, number: int) -> None:
+        if not self.request.retries:
+            retry(self)
+        ran.append(number)
+
+    app.finalize()
+    for number in range(2):
+        strict.delay(number)
+    deliveries = 0
+    while (messages := messages_of(app)) and deliveries < 20:
+        for message in messages:
+            come(message)
+            deliveries += 1
+    assert ran == [0, 1]
+    # Each comes, is called if it was parked, and retried.
+    assert deliveries <= 6
 
 
 @pytest.mark.parametrize("delay_s", [None, 0.001])
