@@ -35,6 +35,7 @@ from taskguard_celery.hand_off import to_hand_off
 from taskguard_celery.marks import HEADER, Marks, marks_of, name_of, publishing
 from taskguard_celery.message import EXPIRES_HEADER, stores_errors
 from taskguard_celery.recognition import guarded_function_of
+from taskguard_celery.routes import Routes
 
 __all__ = [
     "NAME",
@@ -117,10 +118,15 @@ class CelerySender:
 
     def __init__(self, app: Celery) -> None:
         self._app = app
+        self._routes = Routes(app)
 
     def __call__(self, call: dict[str, Any], message: MessageRef) -> None:
-        """Send a call with these numbers; raises unless the broker took it."""
+        """Send a call with these numbers; raises unless the broker took it.
+
+        If no worker consumes from its queue any more, by the present route of its task.
+        """
         signature = self._read(call)
+        signature.options.update(self._routes.present(signature, asks=True))
         self._send(signature, _marks_in(signature, message), message)
 
     def send_first(self, call: dict[str, Any], message: MessageRef) -> None:
@@ -134,6 +140,7 @@ class CelerySender:
         Of a call that is to be sent for later, with that delay.
         """
         signature = self._read(call)
+        signature.options.update(self._routes.present(signature, asks=False))
         beside, route = to_hand_off(self._app, signature.options)
         signature.options.update(beside)
         not_before_s, eta = float(call.get(NOT_BEFORE, 0.0)), None
@@ -196,6 +203,7 @@ class CelerySender:
 
             def send(call: dict[str, Any], message: MessageRef) -> None:
                 signature = self._read(call)
+                signature.options.update(self._routes.present(signature, asks=True))
                 self._send(signature, _marks_in(signature, message), message, **options)
 
             yield send

@@ -42,6 +42,8 @@ _COLUMNS = ("id", "task", "message", "retries", "call", "due", "attempts")
 _UNTOLD = sa.and_(WORK.c.state == State.FAILED.value, WORK.c.final == 1, WORK.c.parked.is_not(None))
 # The channel of `taskguard/lock_table/`, by which waiters of a process listen already.
 ANNOUNCEMENTS = "taskguard_locks"
+# How the call of a message begins that was sent again, whatever its queue.
+_SENT_AGAIN = '{"sent": ['
 # On SQLite a body's transaction stops all writers.
 _SENT_LOCK_S = 5.0
 
@@ -172,7 +174,7 @@ def look(
             WORK.c.call.is_not(None),
             WORK.c.state.in_(_OPEN),
             called == 1,
-            lines.of_relay(app, queues),
+            sa.or_(lines.of_relay(app, queues), WORK.c.call.startswith(_SENT_AGAIN)),
         )
         overdue = db.execute(late.limit(1)).first() is not None
         keys, goes_on, early = lines.open_keys(

@@ -130,21 +130,38 @@ def deploy(declared: dict[str, Any], **settings: Any) -> dict[str, str]:
     }
 
 
-def leave_in_line(shop: Any, declared: dict[str, Any], count: int, **settings: Any) -> list[Any]:
+def leave_in_line(
+    shop: Any, declared: dict[str, Any], count: int, *, queue: str = "shop", **settings: Any
+) -> list[Any]:
     """Messages that a worker of a deploy has parked, behind a plain lock, before it was killed."""
     runtime = taskguard.connect(
         locks=shop.environment["SHOP_LOCKS"],
         ledger=shop.environment["SHOP_DATABASE"],
         namespace=settings.get("taskguard_namespace", ""),
     )
-    with contextlib.closing(runtime), shop.worker(deploy(declared, **settings)) as worker:
+    with (
+        contextlib.closing(runtime),
+        shop.worker(deploy(declared, **settings), queue=queue) as worker,
+    ):
         if "rate" in declared:
             shop.tasks.queue_up.delay("a", 99).get(timeout=60)
         with runtime.lock("queue:a"):
-            results = [shop.tasks.queue_up.delay("a", number) for number in range(count)]
+            send = shop.tasks.queue_up.apply_async
+            results = [send(("a", number), queue=queue) for number in range(count)]
             wait_until(lambda: len(standing(shop)) == count, message="all wait")
             worker.kill()
     return results
+
+
+def test_a_deploy_that_moves_a_task_to_another_queue(shop: Any) -> None:
+    """What waits is sent to the new queue, once no worker consumes from the old one."""
+    results = leave_in_line(shop, PARK, 3, queue="old")
+    routes = {"shop.queue_up": {"queue": "shop"}}
+    with shop.worker(deploy(PARK, task_routes=routes)) as worker:
+        assert [each.get(timeout=90) for each in results] == [0, 1, 2]
+        assert "no worker consumes from old" in worker.text()
+    assert standing(shop) == []
+    assert set(shop.effects().values()) == {1}
 
 
 @pytest.mark.parametrize("before", ["", "eu"])

@@ -343,6 +343,9 @@ class TestQueues:
         )  # only a message that was called and did not come
         assert (seen.keys, seen.after) == (("account:2",), "account:2")
         assert seen.overdue
+        [lost] = book.ledger.overdue(parked=True)
+        book.ledger.sent([lost], again_after_s=-1.0)  # and it got lost again
+        assert book.ledger.look(queues=["celery"]).overdue
 
 
 class TestRanks:
