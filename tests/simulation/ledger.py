@@ -693,7 +693,8 @@ class MemoryLedger(NewestMessages, StoredCalls):
                 if self.numbers.get(row, (0, 0)) >= number:
                     return False
             publish(deferrals)  # others may go on meanwhile; the message's row stays locked
-            self.numbers[row] = number
+            # A replacement writes its number without the row's lock here: it is the higher one.
+            self.numbers[row] = max(number, self.numbers.get(row, number))
             return True
         finally:
             self.unlock(by)
