@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from rq import Retry
 
-from support.invoices import deployed
+from support.invoices import deployed, deployed_in_line
 from support.office import SHORT_LEASES
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.once
 
@@ -74,3 +75,26 @@ def test_workers_before_and_after_a_deploy_exclude_each_other(office: Any) -> No
     assert len(office.steps("began")) == len(invoices)
     for each in jobs.values():
         assert len({job.return_value() for job in each}) == 1
+
+
+def test_a_line_goes_on_over_a_deploy(office: Any) -> None:
+    """In the order in which they were enqueued, whichever worker parks and runs them."""
+
+    def put(*numbers: int) -> None:
+        for number in numbers:
+            office.queue.enqueue(deployed_in_line, "a", number)
+
+    for _ in range(2):
+        office.worker(SHOP_GUARD="former")
+    put(0)
+    office.wait_for(lambda: office.steps("began"), "the first")
+    put(1, 2)
+    wait_until(lambda: len(office.ledger.waiting("queue:a")) == 2)
+    for _ in range(2):
+        office.worker(SHOP_GUARD="new")
+    put(3, 4)
+    wait_until(lambda: len(office.ledger.waiting()) >= 4)
+    office.let_go()
+    office.wait_for(lambda: len(office.effects()) == 5, "five of them")
+    assert [item for item, _ in office.steps("began")] == [f"a {number}" for number in range(5)]
+    assert set(office.effects().values()) == {1}
