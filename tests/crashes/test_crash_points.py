@@ -52,7 +52,7 @@ ELSEWHERE = {
     "locks.holders": "an operator releases a key; tests/integration/test_release.py",
     "ledger.has_lines": "a relay starts; tests/celery/test_deploys.py",
     "ledger.standing": "a worker or the doctor starts; tests/celery/test_deploys.py",
-    "ledger.now_us": "an enqueue with a delay; tests/contract/ledger/test_unique.py",
+    "ledger.now_us": "an enqueue with a delay; tests/celery/test_unique.py",
 }
 
 
