@@ -275,7 +275,7 @@ def test_what_hangs_on_a_job_waits_with_it(office: Any) -> None:
 
 @pytest.mark.usefixtures("producer")
 def test_arguments_of_a_job_that_waits_are_replaced(office: Any) -> None:
-    """The older job comes and does nothing, the newer one stands in line; others get the newest."""
+    """The older job is CANCELED, the newer one stands in line; other callers get the newest."""
 
     def index(words: str, duplicate: Any) -> Any:
         return enqueue(office.queue, index_in_line, (1, words), duplicate=duplicate)
@@ -290,8 +290,7 @@ def test_arguments_of_a_job_that_waits_are_replaced(office: Any) -> None:
         newer = index("newer", "replace")
         assert newer.outcome == "replaced"
         wait_for_line(office, [newer.job])
-        wait_for_all(office, [older.job])
-        assert older.job.return_value() is None
+        office.wait_for(lambda: older.job.get_status(refresh=True) == "canceled", "replaced")
     wait_for_all(office, [newer.job])
     assert newer.job.return_value() == "newer"
     assert office.effects() == {"1 newer": 1}
