@@ -165,8 +165,8 @@ class Relay:
     def _drain(self, app: str) -> int:
         """Send what waits in a former namespace into the present one. Returns how many were sent.
 
-        There a message stands in the line of another key, by when it was sent. Its work here ends
-        only after that: if this process dies in between, the message is sent twice.
+        There it has another key, and a place by when it was sent if it has to wait again. Its work
+        here ends only after that: if this process dies in between, the message is sent twice.
         """
         ledger, moved = outbox_of(self._runtime), 0
         queues = self._broken.working(self._senders)

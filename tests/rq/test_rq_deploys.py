@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rq import Retry
 
-from support.invoices import deployed, deployed_in_line
+from support.invoices import deployed, deployed_in_line, queue_up
 from support.office import SHORT_LEASES
 from support.waiting import wait_until
 
@@ -98,3 +98,23 @@ def test_a_line_goes_on_over_a_deploy(office: Any) -> None:
     office.wait_for(lambda: len(office.effects()) == 5, "five of them")
     assert [item for item, _ in office.steps("began")] == [f"a {number}" for number in range(5)]
     assert set(office.effects().values()) == {1}
+
+
+def test_jobs_that_wait_in_a_former_namespace(office: Any) -> None:
+    """A worker of the next deploy sends them into its own namespace, and each runs once."""
+    workers = [office.worker(**SHORT_LEASES) for _ in range(2)]
+    office.queue.enqueue(queue_up, "a", 0, True)
+    office.wait_for(lambda: office.steps("began"), "begun")
+    later = [office.queue.enqueue(queue_up, "a", number) for number in (1, 2, 3)]
+    office.wait_for(
+        lambda: {job.get_status(refresh=True) for job in later} == {"deferred"}, "they wait"
+    )
+    for worker in workers:
+        worker.kill()
+    office.worker(TASKGUARD_NAMESPACE="new", TASKGUARD_FORMERLY_NAMESPACES=",")
+    office.wait_for(
+        lambda: {job.get_status(refresh=True) for job in later} == {"finished"}, "all finished"
+    )
+    assert [job.return_value() for job in later] == [1, 2, 3]
+    assert office.effects() == Counter({f"a {number}": 1 for number in (1, 2, 3)})
+    assert office.ledger.waiting() == []
