@@ -220,7 +220,7 @@ def _full_and_silent(world: BoundedWorld) -> None:
 def _full_for_who_has_begun(world: BoundedWorld) -> None:
     """A retry, or one who was called, is refused where the line is full."""
     right = stored_calls._is_full
-    world.patch(stored_calls, "_is_full", lambda ledger, row, request: right(ledger, None, request))
+    world.patch(stored_calls, "_is_full", lambda ledger, row, request: right(ledger, (), request))
 
 
 BOUNDED_MUTANTS = (

@@ -88,13 +88,22 @@ AROUND = {
     ),
     "docs/how-to/enqueue.md": (
         f"{_ORDERS}\n    from sqlalchemy import Engine\n    engine: Engine",
+        f"""{_ORDERS}
+    from sqlalchemy import Engine
+    from taskguard_celery import enqueue
+    engine: Engine
+    """,
     ),
     "docs/how-to/long-tasks.md": (
         f"""{_APP}
     def read_lines(file_id: int) -> list[dict[str, str]]: raise NotImplementedError
     """,
     ),
-    "docs/how-to/moving-over.md": (f"{_APP}\n    from redis import Redis\n    client: Redis", ""),
+    "docs/how-to/moving-over.md": (
+        _APP,
+        f"{_APP}\n    from redis import Redis\n    client: Redis",
+        "",
+    ),
     "docs/how-to/in-order.md": (
         _APP,
         f"{_APP}\n    from taskguard import Guard\n    from taskguard_celery import guarded_task",
@@ -113,7 +122,10 @@ AROUND = {
     "docs/how-to/periodic.md": (_APP,),
     "docs/how-to/unique.md": (
         _INDEX,
-        f"{_INDEX}\n    from taskguard_celery import enqueue",
+        f"""{_APP}
+    from taskguard.errors import AlreadyEnqueuedError
+    from taskguard_celery import enqueue
+    """,
     ),
     "docs/how-to/web.md": (
         f"{_ORDERS}\n    from sqlalchemy import Table\n    refunds: Table",
@@ -124,6 +136,15 @@ AROUND = {
     engine: Engine
     def refund(payment_id: int) -> str: raise NotImplementedError
     """,
+    ),
+    "docs/tutorial.md": (
+        "",
+        f"""{_APP}
+    from sqlalchemy import text
+    from taskguard import Guard
+    from taskguard_celery import guarded_task
+    """,
+        "",
     ),
     "docs/reference/events.md": (
         """
@@ -138,6 +159,7 @@ UNTYPED = {"docs/how-to/lock-provider.md", "docs/how-to/testing.md"}
 NOT_INSTALLED = {
     "fastapi": "def __getattr__(name: str) -> Any: ...",
     "flask": "Flask: Any\ndef abort(code: int) -> NoReturn: ...",
+    "shop": "ship: Any",
     "prometheus_client": "def __getattr__(name: str) -> Any: ...",
 }
 
