@@ -35,7 +35,6 @@ from taskguard_celery.message import is_redelivered
 from taskguard_celery.recognition import guarded_function_of as function_of_task
 from taskguard_rq import guarded_job
 from taskguard_rq.decorator import guarded_function_of as function_of_job
-from taskguard_rq.queue import DEFERRALS
 from taskguard_rq.redelivery import is_redelivered as is_begun_again
 from taskguard_rq.redelivery import note_start
 
@@ -333,25 +332,25 @@ BEFORE = datetime.now(UTC)
 
 
 @pytest.mark.parametrize(
-    ("values", "known"),
+    ("values", "deferrals", "known"),
     [
-        ({"started_at": BEFORE}, True),
-        ({"started_at": None}, False),
-        ({"started_at": None, "number_of_retries": 1}, True),
-        ({"started_at": BEFORE, "repeats_left": 0}, False),
-        ({"started_at": BEFORE, "meta": {DEFERRALS: 1}}, False),
-        ({"started_at": BEFORE, "meta": {"interval": 60}}, False),
+        ({"started_at": BEFORE}, 0, True),
+        ({"started_at": None}, 0, False),
+        ({"started_at": None, "number_of_retries": 1}, 0, True),
+        ({"started_at": BEFORE, "repeats_left": 0}, 0, False),
+        ({"started_at": BEFORE}, 1, False),
+        ({"started_at": BEFORE, "meta": {"interval": 60}}, 0, False),
     ],
     ids=["begun", "new", "has asked again", "a repeat", "put off", "of rq-scheduler"],
 )
 def test_a_guarded_worker_tells_whether_rq_has_begun_a_job_before(
-    values: dict[str, Any], known: bool
+    values: dict[str, Any], deferrals: int, known: bool
 ) -> None:
     """Of one that is used for several messages, or that was put off, that says nothing."""
     job: Any = SimpleNamespace(**{**JOB, **values})
     note_start(job)
     job.started_at = datetime.now(UTC)
-    assert is_begun_again(job) is known
+    assert is_begun_again(job, deferrals=deferrals) is known
 
 
 # -- a row of the user's own ------------------------------------------------------------------
