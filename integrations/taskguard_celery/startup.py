@@ -1,4 +1,6 @@
-"""What a worker says and checks when it starts, and what a revoke or an expiry does to the record.
+"""What a worker says and checks when it starts, and what becomes of the record of what never runs.
+
+That is a message that is revoked, or expires, or fails before its guard.
 
 Guarantees: a worker with guarded tasks and wrong settings does not start, and says why; one
 whose database is away for the moment starts. A task whose settings can lose work gets one
@@ -18,12 +20,13 @@ from celery import Task, bootsteps
 from celery._state import get_current_app
 from celery.signals import (
     celeryd_after_setup,
+    task_failure,
     task_revoked,
     worker_init,
     worker_process_init,
 )
 
-from taskguard import GuardedFunction, errors, examine, log_findings
+from taskguard import EXPIRED, GuardedFunction, errors, examine, log_findings
 from taskguard_celery.arguments import body_arguments
 from taskguard_celery.broker import broker_kind, visibility_timeout_s
 from taskguard_celery.chords import count_by_results
@@ -38,6 +41,7 @@ from taskguard_celery.recognition import (
     guarded_function_of,
     guarded_tasks,
     hidden_guard_of,
+    in_hand,
     unrecognised,
 )
 from taskguard_celery.runtime import build, runtime_of
@@ -289,7 +293,33 @@ def _on_revoked(sender: Any = None, request: Any = None, expired: bool = False, 
         logger.warning("%s: the %s was not recorded: %s", sender.name, what, error)
 
 
-def _end(task: Task, compiled: GuardedFunction, request: Any, *, expired: bool) -> None:
+def _on_failure(sender: Any = None, task_id: str = "", exception: Any = None, **_: Any) -> None:
+    """End the work of a message that failed before its guard: in `before_start()`, for example.
+
+    Its caller was told FAILURE. It would be sent, and fail, many times more, and others would wait
+    for it. In the worker's own process, which tells of killed children, no message is in hand.
+    """
+    compiled = None if sender is None else guarded_function_of(sender)
+    if compiled is None:
+        return
+    request = sender.request
+    if request.id != task_id or request.is_eager or in_hand(request) is not None:
+        return
+    error = f"it failed before its guard: {type(exception).__name__}: {exception}"
+    try:
+        _end(sender, compiled, request, expired=True, error=error)
+    except (errors.TaskguardError, TypeError) as unknown:
+        logger.warning("%s: its failure was not recorded: %s", sender.name, unknown)
+
+
+def _end(
+    task: Task,
+    compiled: GuardedFunction,
+    request: Any,
+    *,
+    expired: bool,
+    error: str = EXPIRED,
+) -> None:
     """End the message's work; the next in its line is called at once, by this process.
 
     Where that fails, a relay calls it, or sends this message again.
@@ -305,7 +335,7 @@ def _end(task: Task, compiled: GuardedFunction, request: Any, *, expired: bool) 
     if ledger is None or delivery.work is None:
         return
     ended = [
-        ledger.expire(work, message=message)
+        ledger.expire(work, message=message, error=error)
         if expired
         else ledger.revoke(work, message=message.name)
         for work in (delivery.work, *delivery.formerly)
@@ -319,4 +349,5 @@ def _end(task: Task, compiled: GuardedFunction, request: Any, *, expired: bool) 
 worker_init.connect(_on_worker_init, weak=False)
 celeryd_after_setup.connect(_on_worker_setup, weak=False)
 worker_process_init.connect(_on_child_ready, weak=False)
+task_failure.connect(_on_failure, weak=False)
 task_revoked.connect(_on_revoked, weak=False)

@@ -166,10 +166,11 @@ def expire(
     message: MessageRef,
     retries: int | None = None,
     due: bool = False,
+    error: str = EXPIRED,
 ) -> bool:
     """NEW, PROCESSING beyond its lease, or FAILED in a place, of this message -> FAILED.
 
-    Its caller was told that the message has expired: it is sent no more, holds up nobody, and other
+    Its caller was told that the message has expired, or `error`: it is sent no more, holds up nobody, and other
     copies of it are superseded. Not final: another message of the work is run. False if a later
     retry of the message stands for it, or another one's call. `due`: only what stands in line, and
     was to wait no longer than until now. `retries`: see `protocol.py`.
@@ -187,7 +188,7 @@ def expire(
             values["retries"] = message.retries + 1 if retries is None else retries
             if row.state != State.FAILED.value or not row.final:  # else it stays superseded
                 values |= {"state": State.FAILED.value, "final": 0, "owner": FREE, "lease_until": 0}
-                values |= {"error": EXPIRED, "finished": now_us}
+                values |= {"error": storable(database, error), "finished": now_us}
             same = WORK.c.state == row.state, WORK.c.fence == row.fence, WORK.c.owner == row.owner
             db.execute(sa.update(WORK).where(WORK.c.id == work, *same).values(**values))
             return True

@@ -27,7 +27,7 @@ from taskguard.keys import SHORT_CHARS, shorten
 from taskguard.lease import Owner
 from taskguard.locks.base import Holder
 from taskguard.policy import DAY_S, Newest
-from taskguard.states import Decision, State
+from taskguard.states import EXPIRED, Decision, State
 from taskguard.values import value
 
 if TYPE_CHECKING:
@@ -617,7 +617,13 @@ class Ledger(Protocol):
         ...
 
     def expire(
-        self, work: str, *, message: MessageRef, retries: int | None = None, due: bool = False
+        self,
+        work: str,
+        *,
+        message: MessageRef,
+        retries: int | None = None,
+        due: bool = False,
+        error: str = EXPIRED,
     ) -> bool:
         """NEW, PROCESSING beyond its lease, or FAILED in a place, of this message -> FAILED.
 
@@ -631,6 +637,7 @@ class Ledger(Protocol):
                 it is run; None: one more than its own.
             due: only if it stands in line, and its `expires_us` is over by this clock; of several
                 that it was parked with, the first.
+            error: why it never runs, if it has not expired.
         """
         ...
 

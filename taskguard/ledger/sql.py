@@ -62,7 +62,7 @@ from taskguard.ledger.transactions.core import GuardedTransaction, Transactions
 from taskguard.ledger.transactions.external import ExternalConnection, on_external
 from taskguard.locks.base import Holder
 from taskguard.policy import DAY_S, MOST_ROWS, check_number
-from taskguard.states import Decision, State
+from taskguard.states import EXPIRED, Decision, State
 
 __all__ = ["SqlLedger"]
 
@@ -249,10 +249,18 @@ class SqlLedger:
         return endings.revoke(self._database, work, message=message)
 
     def expire(
-        self, work: str, *, message: MessageRef, retries: int | None = None, due: bool = False
+        self,
+        work: str,
+        *,
+        message: MessageRef,
+        retries: int | None = None,
+        due: bool = False,
+        error: str = EXPIRED,
     ) -> bool:
         """Work that nobody is at, of a message that has expired -> FAILED, and out of its line."""
-        return endings.expire(self._database, work, message=message, retries=retries, due=due)
+        return endings.expire(
+            self._database, work, message=message, retries=retries, due=due, error=error
+        )
 
     # -- renewals -----------------------------------------------------------------------------
 
