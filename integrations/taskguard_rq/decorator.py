@@ -44,6 +44,7 @@ from taskguard_rq.parking import (
     RQParking,
     expired,
     never_runs,
+    note_reached,
     rank_of,
     refuse_rate_limit,
     refuse_unkept,
@@ -135,6 +136,7 @@ def guarded_job(
                 try:
                     if job is None or not _is_of(job, wrapper):
                         return runtime().run(compiled, args, kwargs)
+                    note_reached(job)
                     refuse_used_again(job, compiled, named=message_id is not None)
                     marks = marks_of(job)
                     message = message_of(job, message_id=message_id, marks=marks)

@@ -44,7 +44,7 @@ from taskguard_rq.calls import (
     call_of,
 )
 from taskguard_rq.expiry import sent_before
-from taskguard_rq.marks import LINE, WAITS, set_mark
+from taskguard_rq.marks import CALLED, LINE, WAITS, marks_of, set_mark
 from taskguard_rq.redelivery import is_of_rq_scheduler, is_used_again
 from taskguard_rq.runtime import runtime
 
@@ -57,6 +57,7 @@ __all__ = [
     "defer_in_registry",
     "expired",
     "never_runs",
+    "note_reached",
     "rank_of",
     "refuse_rate_limit",
     "refuse_unkept",
@@ -73,6 +74,8 @@ _RANK = "_taskguard_rank"
 _FAILED = "_taskguard_failed"
 # Errors for workers of other packages, for jobs that the user did not choose to skip.
 _UNRUN_ERRORS = {"outdated": errors.SupersededError, "revoked": errors.WorkRevokedError}
+# An attribute of a job whose guard was called.
+_REACHED = "_taskguard_reached"
 # RQ has put the job into its queue, or into its schedule, once more.
 _COMES_AGAIN = (JobStatus.QUEUED, JobStatus.SCHEDULED)
 
@@ -307,6 +310,8 @@ def tell_line(job: Job, *, in_s: float) -> None:
     """
     failed = vars(job).pop(_FAILED, None)
     if failed is None:
+        if not vars(job).pop(_REACHED, False) and job.get_status(refresh=False) == JobStatus.FAILED:
+            _end_unreached(job)
         return
     claim, parking = failed
     try:
@@ -322,6 +327,48 @@ def tell_line(job: Job, *, in_s: float) -> None:
             line.gave_up(claim, parking, retries=retries, app=app)
     except Exception:
         logger.exception("%s: what RQ has made of its job %s is not noted", claim.work, job.id)
+
+
+def note_reached(job: Job) -> None:
+    """Note that the job's guard was called: from now on that says what becomes of its work."""
+    setattr(job, _REACHED, True)
+
+
+def _end_unreached(job: Job) -> None:
+    """End the work of a job that failed before its guard, in a decorator over it. Never raises.
+
+    It would be sent, and fail, many times more, and others would wait for it. Of a job whose
+    function cannot be imported the work is not known.
+    """
+    from taskguard_rq.decorator import guarded_function_of, message_id_of, message_of
+
+    try:
+        function = guarded_function_of(job.func)
+        ledger = runtime().ledger
+        if function is None or ledger is None:
+            return
+        marks = marks_of(job)
+        message = message_of(job, message_id=message_id_of(job.func), marks=marks)
+        parking = RQParking(job, message, function)
+        again: dict[str, Any] = {
+            "namespace": runtime().namespace,
+            "message": message,
+            "parking": parking,
+        }
+        bound = getattr(job.func, "__self__", None)
+        args, kwargs = _arguments(job)
+        args = args if bound is None else (bound, *args)
+        delivery = function.delivery(args, kwargs, called=marks.line == CALLED, **again)
+        if delivery.work is None:
+            return
+        error = "it failed before its guard"
+        end = functools.partial(ledger.expire, message=message, retries=message.retries)
+        ended = [end(work, error=error) for work in (delivery.work, *delivery.formerly)]
+        take_out(job, marks.line)
+        if function.policy.parks and (any(ended) or delivery.called):
+            runtime().runner.line.left(delivery)
+    except Exception as failed:  # noqa: BLE001  # anybody's function, or its arguments
+        logger.warning("job %s: its failure was not recorded: %s", job.id, failed)
 
 
 def take_out(job: Job, line: str) -> None:

@@ -170,10 +170,10 @@ def expire(
 ) -> bool:
     """NEW, PROCESSING beyond its lease, or FAILED in a place, of this message -> FAILED.
 
-    Its caller was told that the message has expired, or `error`: it is sent no more, holds up nobody, and other
-    copies of it are superseded. Not final: another message of the work is run. False if a later
-    retry of the message stands for it, or another one's call. `due`: only what stands in line, and
-    was to wait no longer than until now. `retries`: see `protocol.py`.
+    Its caller was told that the message has expired, or `error`: it is sent no more, holds up
+    nobody, and other copies of it are superseded. Not final: another message of the work is run.
+    False if a later retry of the message stands for it, or another one's call. `due`: only what
+    stands in line, and was to wait no longer than until now. `retries`: see `protocol.py`.
     """
 
     def end() -> bool:

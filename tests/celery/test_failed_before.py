@@ -1,4 +1,4 @@
-"""A message that fails before its guard is reached: in `before_start()`, or in a decorator over it."""
+"""A message that fails before its guard: in `before_start()`, or in a decorator over it."""
 
 from __future__ import annotations
 

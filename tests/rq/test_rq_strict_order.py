@@ -9,10 +9,11 @@ import sqlalchemy as sa
 from rq import Retry
 from rq.job import Job
 
-from support.invoices import strictly
+from support.invoices import strictly, strictly_under_a_decorator
 from support.office import FAIRLY_SHORT_LEASES
 from support.waiting import wait_until
 from taskguard.ledger.tables import WORK
+from taskguard.states import State
 from taskguard_rq import enqueue
 
 
@@ -140,3 +141,18 @@ def test_a_retry_for_another_key(office: Any) -> None:
     assert items == ["a 0", "a 1", "a 2", "a 3", "b 0"]
     assert set(office.effects().values()) == {1}
     wait_until(lambda: places(office) == [])
+
+
+def test_a_job_that_fails_before_its_guard_leaves_its_line(office: Any, producer: None) -> None:
+    """In a decorator over it. RQ's retries come before; then it is not sent again, and the next one
+    is called."""
+    task = strictly_under_a_decorator
+    refused = enqueue(office.queue, task, ("a", 0, "refused"), retry=Retry(max=1)).job
+    following = enqueue(office.queue, task, ("a", 1)).job
+    office.worker()
+    office.wait_for(lambda: office.effects()["a 1"], "the next one", timeout_s=60)
+    office.wait_for(lambda: following.get_status(refresh=True) == "finished", "its end")
+    assert refused.get_status(refresh=True) == "failed"
+    assert len(office.steps("refused")) == 2
+    [failed] = office.ledger.list_work(State.FAILED)
+    assert failed.error == "it failed before its guard"

@@ -526,6 +526,25 @@ def index(invoice: int, words: str, waits: bool = False, *, guard: Guard) -> str
     return words
 
 
+def _refusing(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def wrapper(name: str, number: int, how: str = "") -> Any:
+        if how == "refused":
+            step(f"{name} {number}", "refused")
+            raise PermissionError(number)
+        return function(name, number)
+
+    return wrapper
+
+
+@_refusing
+@guarded_job(key="queue:<name>", once_per="message", busy="park", order="strict", ttl_s=TTL_S)
+def strictly_under_a_decorator(name: str, number: int, how: str = "", *, guard: Guard) -> None:
+    """A decorator over its guard may refuse it."""
+    with guard.transaction() as db:
+        effect(db, f"{name} {number}", guard)
+
+
 def _may_go() -> bool:
     with engine().connect() as db:
         return db.execute(sa.text("select 1 from steps where name = 'go'")).first() is not None
