@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -85,6 +86,7 @@ class Relay:
         self._senders = senders
         self._rates: dict[str, Rate | None] = {}  # by the names of tasks
         self._after: str | None = None  # the last key that a look has seen
+        self._drained: dict[str, str | None] = {}  # the same, by former namespaces
         self._every_s = every_s
         # A relay that sends to RQ keeps none from sending to Celery.
         name = f"{_NAME}:{'+'.join(sorted(senders))}"
@@ -170,19 +172,32 @@ class Relay:
         """
         ledger, moved = outbox_of(self._runtime), 0
         queues = self._broken.working(self._senders)
-        seen = ledger.look(app=app, queues=queues, ahead_s=AHEAD_S, rates=self._rates)
         waits = functools.partial(
             ledger.call_next, expected_s=EXPECTED_S, app=app, ahead_s=AHEAD_S, rates=self._rates
         )
-        for key in seen.keys:
-            while moved < _MOST_DRAINED and (found := waits(key, queues=queues)) is not None:
-                if not self._move(ledger, found):
-                    return moved
-                moved += 1
-        late = ledger.expired(app=app, queues=queues, limit=_MOST_EXPIRED) if seen.expired else []
-        if seen.overdue:
-            overdue = ledger.overdue(limit=_MOST_DRAINED, parked=True)
-            late += [each for each in overdue if namespace_of(each) == app]
+        expired = overdue = False
+        for _ in range(_MOST_PAGES):
+            seen = ledger.look(
+                app=app,
+                queues=queues,
+                ahead_s=AHEAD_S,
+                after=self._drained.get(app),
+                rates=self._rates,
+            )
+            expired, overdue = seen.expired, seen.overdue
+            for key in seen.keys:
+                while moved < _MOST_DRAINED and (found := waits(key, queues=queues)) is not None:
+                    if not self._move(ledger, found):
+                        return moved
+                    moved += 1
+            if moved >= _MOST_DRAINED:
+                break  # the next look goes on with the same page
+            self._drained[app] = seen.after
+            if seen.after is None:
+                break
+        late = ledger.expired(app=app, queues=queues, limit=_MOST_EXPIRED) if expired else []
+        if overdue:
+            late += _overdue_of(ledger, app, queues)
         for each in late:
             moved += self._move(ledger, each)
         return moved
@@ -253,6 +268,19 @@ class Relay:
                 logger.debug("%s has expired, and is not sent yet: %s", work.work, error)
             else:
                 ledger.sent([work], again_after_s=EXPECTED_S)
+
+
+def _overdue_of(ledger: LineLedger, app: str, queues: Sequence[str]) -> list[Overdue]:
+    """What is overdue in the lines of one namespace, however much is in those of others."""
+    found: list[Overdue] = []
+    after: Overdue | None = None
+    while len(found) < _MOST_DRAINED and (
+        page := ledger.overdue(limit=_MOST_DRAINED, after=after, parked=True)
+    ):
+        after = page[-1]
+        ours = (each for each in page if namespace_of(each) == app)
+        found += [each for each in ours if json.loads(each.call).get("queue") in queues]
+    return found
 
 
 class _Broken:

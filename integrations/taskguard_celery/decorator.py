@@ -65,6 +65,7 @@ from taskguard_celery.recognition import (
 )
 from taskguard_celery.replacing import replaces_itself
 from taskguard_celery.runtime import KEPT, runtime_of
+from taskguard_celery.tracing import begun_s
 
 if TYPE_CHECKING:
     from taskguard import Decorator
@@ -212,9 +213,14 @@ def _deliver(
 ) -> Any:
     queue = None if request.is_eager else CeleryQueue(task)
     called = take_called(request)
+    # The pool counts from the task's begin, also where its delivery is tried again here.
+    started_s = (None if request.is_eager else begun_s()) or time.monotonic()
+    timed_out = functools.partial(is_timed_out, task, started_s=started_s)
     while True:
         try:
-            return _deliver_once(task, request, compiled, args, kwargs, queue, called=called)
+            return _deliver_once(
+                task, request, compiled, args, kwargs, queue, called=called, timed_out=timed_out
+            )
         except NotPublishedError as error:
             if queue is None:
                 raise
@@ -238,6 +244,7 @@ def _deliver_once(
     queue: CeleryQueue | None,
     *,
     called: bool,
+    timed_out: Callable[[], bool],
 ) -> Any:
     try:
         runtime = vars(task.app).get(KEPT) or runtime_of(task.app)
@@ -245,7 +252,6 @@ def _deliver_once(
         if queue is None:
             raise
         put_off_unread(queue, error)
-    started_s = time.monotonic()
     published_s = published_at_s(request)
     policy = compiled.policy
     parks = policy.parks and queue is not None
@@ -264,7 +270,7 @@ def _deliver_once(
         called=called,
         rank=rank_of(task.app, request) if policy.order == "priority" else 0,
         expires_at_s=expires_at_s(task.app, request) if parks else None,
-        timed_out=functools.partial(is_timed_out, task, started_s=started_s),
+        timed_out=timed_out,
         orders=_ORDERS,
         call=call_in_hand(task) if stored and queue is not None else None,
     )

@@ -179,9 +179,9 @@ def note_time_limit(worker: Any) -> None:
 def is_timed_out(task: Task, *, started_s: float) -> bool:
     """Whether the hard time limit of the message in hand is over, so that the pool ends this child.
 
-    `started_s`: when its delivery began, by `time.monotonic()`; the pool counts from a moment
-    before. Only a pool that forks has such a limit. One that was set by `celery control time_limit`
-    is known to the pool alone.
+    `started_s`: when its task began, or its delivery, by `time.monotonic()`; the pool counts from
+    a moment before. Only a pool that forks has such a limit. One that was set by `celery control
+    time_limit` is known to the pool alone.
     """
     if getattr(current_process(), "index", None) is None:
         return False

@@ -155,13 +155,16 @@ def test_what_was_enqueued_and_the_broker_has_lost(shop: Any) -> None:
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("of", ["message", "worker"])
-def test_a_head_over_its_hard_time_limit(make_shop: Any, of: str) -> None:
-    """Each run counts as a crash, so that it is DEAD in the end, and those behind it go on."""
+@pytest.mark.parametrize(
+    ("of", "before_s"), [("message", "0"), ("worker", "0"), ("message", "0.3")]
+)
+def test_a_head_over_its_hard_time_limit(make_shop: Any, of: str, before_s: str) -> None:
+    """Each run counts as a crash, so that it is DEAD in the end, and those behind it go on; also
+    where handlers of task_prerun take a good part of its time."""
     shop = make_shop(SHOP_SETTINGS=json.dumps({"task_time_limit": 1} if of == "worker" else {}))
     options = {"time_limit": 1} if of == "message" else {}
     shop.let_go()
-    with shop.worker(concurrency=2) as worker:
+    with shop.worker({"SHOP_PRERUN_S": before_s}, concurrency=2) as worker:
         head = shop.tasks.strictly.apply_async(("a", 0, "hangs"), **options)
         shop.wait_for_steps("began")
         behind = shop.tasks.strictly.delay("a", 1)

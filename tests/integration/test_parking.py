@@ -311,6 +311,44 @@ def test_what_is_overdue_in_a_former_namespace_is_sent_into_the_present_one(line
     assert [each.message.id for each in line.ledger.overdue()] == ["of us"]
 
 
+def drain(line: Line) -> None:
+    """Three looks of a relay whose namespace was "old" before."""
+    runtime = connect(locks=None, ledger=line.ledger, namespace="new", formerly_namespaces=["old"])
+    relay = Relay(runtime, {"test": lambda _, message: line.called.append(message.id)})
+    for _ in range(3):
+        relay.look()
+
+
+def test_what_is_overdue_elsewhere_starves_no_former_namespace(line: Line) -> None:
+    """Though more is overdue in another application's lines, or a queue's, than is read at once."""
+    overdue = [("us", "test", 600), ("old", "elsewhere", 600), ("old", "test", 1)]
+    for app, queue, count in overdue:
+        for number in range(count):
+            message = MessageRef(f"{app} {queue} {number}")
+            call = json.dumps({"queue": queue, "message": message.name, "app": app})
+            asked = request(keys=(message.id,), work=message.id, message=message)
+            asked = replace(asked, call=call, strict=True)
+            line.ledger.enqueue(None, asked, due_in_s=-9.0 if count > 1 else -1.0)
+    drain(line)
+    assert line.called == ["old test 0"]
+
+
+def test_lines_that_cannot_be_drained_starve_no_other(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind a key of the former namespace that a worker of it holds, more wait than a page has."""
+    monkeypatch.setattr(line.ledger, "look", functools.partial(line.ledger.look, most=50))
+    holder = request(keys=("a",), work="holder", message=MessageRef("holder"))
+    assert isinstance(line.ledger.claim(holder), Claimed)
+    for number, key in enumerate(["a"] * 60 + ["z"]):
+        message = MessageRef(f"{key} {number}")
+        call = json.dumps({"queue": "test", "message": message.name, "app": "old"})
+        asked = request(keys=(key,), work=message.id, message=message)
+        assert line.ledger.park(replace(asked, call=call, sent_us=number))
+    drain(line)
+    assert line.called == ["z 60"]
+
+
 def test_a_sweep_of_a_queue_whose_broker_is_down_sends_to_the_others(line: Line) -> None:
     """However many messages are overdue there."""
     for queue, count in (("down", 30), ("test", 2)):

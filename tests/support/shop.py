@@ -21,6 +21,7 @@ from typing import Any
 import sqlalchemy as sa
 from celery import Celery, Task
 from celery.exceptions import Reject
+from celery.signals import task_prerun
 from kombu import Exchange, Queue
 from kombu.exceptions import OperationalError
 
@@ -79,6 +80,10 @@ if "SHOP_DELIVERY_LIMIT" in os.environ:
     app.conf.task_queues = [Queue(name, exchange, routing_key=name, queue_arguments=arguments)]
 if "SHOP_SAFE" in os.environ:
     safe_defaults(app)
+
+if "SHOP_PRERUN_S" in os.environ:
+    prerun_s = float(os.environ["SHOP_PRERUN_S"])
+    task_prerun.connect(lambda **_: time.sleep(prerun_s), weak=False)
 
 task = functools.partial(app.task, shared=False)
 _engines: dict[int, sa.Engine] = {}
