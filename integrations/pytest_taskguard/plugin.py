@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from taskguard.drivers import extras_named
-
 if TYPE_CHECKING:
     from pytest_taskguard.exploring import Explorer
     from pytest_taskguard.memory import Memory
@@ -44,6 +42,8 @@ def taskguard_ledger(tmp_path: Path) -> Any:
 @pytest.fixture
 def taskguard_memory(taskguard_ledger: Any) -> Iterator[Memory]:
     """Every guard of the process runs on a Redis in memory and on `taskguard_ledger`."""
+    from taskguard.drivers import extras_named
+
     with extras_named("The fixture taskguard_memory", "pytest"):
         from pytest_taskguard.memory import Memory
 

@@ -105,8 +105,10 @@ def _awaits_more(django: Any, backend: Any, group: str) -> bool:
 
     The count of a chord without such a member stays 1, for the answer that ends it.
     """
+    from django.db import router, transaction
+
     counters = django.ChordCounter.objects
-    with django.transaction.atomic(using=django.router.db_for_write(django.ChordCounter)):
+    with transaction.atomic(using=router.db_for_write(django.ChordCounter)):
         counter = counters.select_for_update().filter(group_id=group).first()
         if counter is None:  # the chord has ended
             return True
