@@ -1,4 +1,4 @@
-"""Packages that only some installations have, and the extras that bring them."""
+"""Optional packages, and the extras that install them."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-"""How a relay that does not lead waits for its turn.
+"""Let a relay that does not lead wait until it may lead.
 
-If the lock server is no database, a follower asks it now and then, and asks the database nothing.
+If the lock server is not a database, such a follower tries to take the leader's lease every few
+seconds. It sends no query to the database.
 
-Otherwise each question is a transaction. So the leader announces itself with each of its looks. On
-PostgreSQL its followers hear that by NOTIFY, and ask for nothing until they have heard nothing for
-as long as a lease. On other databases, and behind a pooler of sessions, they ask after a pause that
-grows with the number of sessions which this user has in the database.
+Otherwise each try is a transaction, so followers try as rarely as they can. On PostgreSQL the
+leader sends a NOTIFY with each of its rounds. A follower tries only if it has received none for the
+length of a lease. On other databases, and behind a session pooler, a follower pauses between tries.
+The pause grows with the number of sessions that its user has in the database.
 """
 
 from __future__ import annotations

@@ -3,13 +3,13 @@
     process = RelayProcess(make_relay)
     process.keep(parks=True)  # now and then
 
-A process of its own, because a worker that forks must run no other threads: what another thread has
-locked at that moment (SQLite's own mutexes, for example) would stay locked in the child for ever.
-It lives whatever becomes of the worker's other children, and no body can starve it.
+It is a process, because a worker that forks must not run other threads. A mutex that another thread
+holds at the fork (one of SQLite, for example) would stay locked in the child for ever. The process
+goes on if the worker's other children end, and no body can starve it.
 
-Guarantees: a worker has at most one. If it has died, `keep()` starts it again. It ends with its
-worker, however that ends. If no task of the worker parks, the process only looks once a minute
-whether the ledger holds messages that wait, and ends again if it does not.
+Guarantees: a worker has at most one such process. If it has died, `keep()` starts it again. It ends
+with its worker, however the worker ends. If no task of the worker parks, the process checks once a
+minute whether messages wait in the ledger, and ends again if none do.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Take a key from a holder that is known to be gone, before its lease has run out.
 
-Guarantees: each lease is ended by a statement that names its owner, and in the ledger its fence.
-So a holder that came meanwhile keeps the key. Values that taskguard did not write stay.
+Guarantees: the statement that ends a lease names its owner, and in the ledger its fence, too. So a
+holder that took the key meanwhile keeps it. Values that taskguard did not write stay.
 
-Does not guarantee that the holder is gone. If it is alive, it learns of the release by its next
-renewal. With a ledger its commit is refused as soon as another process has claimed.
+Does not guarantee that the holder is gone. A live holder learns of the release at its next renewal.
+With a ledger its commit is refused as soon as another process has claimed the key.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Values: dataclasses whose fields are read and never assigned to.
 
 `@value` is `@dataclass(slots=True)` with one `__repr__`, `__eq__` and `__hash__` for all classes.
-`dataclass(frozen=True)` compiles six functions for each class, which took a third of the time that
-a process needs to its first lock.
+`dataclass(frozen=True)` compiles six functions for each class. That took a third of the time from
+the start of a process to its first lock.
 
-Does not guarantee immutability at run time: type checkers refuse an assignment, Python does not.
+Does not guarantee immutability at run time: type checkers reject an assignment, Python does not.
 """
 
 from __future__ import annotations

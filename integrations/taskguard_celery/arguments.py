@@ -1,8 +1,8 @@
 """The arguments of a message as its body gets them: with `pydantic=True` dicts become models.
 
-Guarantees: a key that is computed from a message, outside its delivery, is the key that its
+Guarantees: a key that is computed from a message outside its delivery is equal to the key that the
 delivery computes. Celery's own wrapper validates the arguments, with its models, `pydantic_strict`
-and `pydantic_context`; nothing of the body runs. A decorator of the user's that changes arguments
+and `pydantic_context`. The body does not run, and a decorator of the user's that changes arguments
 is not called.
 
 Read next: `recognition.py` for the layers of a task's function.

@@ -1,8 +1,8 @@
 """Which broker an app uses, as kombu reads the app's settings.
 
-A broker may be given as one URL, a list of URLs, URLs joined by ";", or a URL each for reading and
-writing. It may also be a `broker_transport` without a URL, or left out, which is RabbitMQ. Nothing
-here connects.
+The settings may have one URL, a list of URLs, URLs joined by ";", or one URL for reading and one
+for writing. They may also have a `broker_transport` without a URL. Without any of these settings
+the broker is RabbitMQ. This module makes no connection.
 """
 
 from __future__ import annotations

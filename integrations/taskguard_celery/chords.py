@@ -1,14 +1,14 @@
-"""A chord's member that is delivered twice counts once, also where the result backend counts.
+"""Count a chord's member once if it is delivered twice, even if the result backend only counts.
 
-django-celery-results (`django-db`) and Celery's backends on a cache count the answers of a chord's
-members and do not look whose they are. A duplicate's answer would be taken for that of another
-member: the chord would end early, and its body would fail or never be called.
+django-celery-results (`django-db`) and Celery's backends on a cache count results of a chord's
+members. They do not check which member a result is from. They would count a duplicate's result as
+that of another member: the chord would end early, and its body would fail or never be called.
 
-Guarantees: with `django-db` a worker counts the members without a result instead, so that it does
-not matter how often one answers. With a cache the answer of a member that was counted is left out.
+Guarantees: with `django-db` a worker counts the members that have no result yet. So the number of
+results of one member does not matter. With a cache, a member's second result is not counted.
 
-Does not guarantee that with a cache: not for a member that fails in both deliveries, because Celery
-counts failures outside of the task, and not for two deliveries that are answered at the same time.
+Does not guarantee this with a cache in two cases: if a member fails in both deliveries, because
+Celery counts failures outside of the task, or if both deliveries end at the same time.
 """
 
 from __future__ import annotations

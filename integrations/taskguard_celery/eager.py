@@ -1,11 +1,12 @@
-"""Eager mode (`task_always_eager`): a message for a key that the body around it holds runs later.
+"""Eager mode (`task_always_eager`): a message for a key that the sending body holds runs later.
 
 A worker would deliver such a message after that body. Eager mode delivers it inside the body, where
-it would wait for itself. So it runs as soon as the outermost guarded call of this thread has ended.
+it would wait for a key that this body itself holds. So the message runs as soon as the outermost
+guarded call of this thread has ended.
 
 Guarantees: `delay()`, `apply_async()` and `enqueue()` within a guarded body work for the body's own
-key, in any depth. Does not guarantee it for `apply()` and for chains, groups and chords: they use
-the result at once, so they are refused.
+key, at any depth. Does not guarantee this for `apply()`, chains, groups and chords. They need the
+result at once, so taskguard refuses them.
 """
 
 from __future__ import annotations

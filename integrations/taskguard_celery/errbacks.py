@@ -96,8 +96,8 @@ def call_errback(
             lambda guard: compiled.call(args, kwargs, guard),
             message=MessageRef(f"errback:{uuid.uuid4()}"),
             wait_s=queue.longest_wait_s,
-            because="an errback that Celery calls has no message to be put off. One that takes the "
-            "task's id alone has",
+            because="Celery calls this errback without a message that could be deferred. An "
+            "errback that takes only the task's id has a message",
         )
     except (errors.KeyBusyError, errors.LedgerUnavailableError, errors.LedgerSchemaError) as error:
         logger.error("the errback %s of %s was not run: %s", task.name, failed.id, error)  # noqa: TRY400  # Celery logs the traceback

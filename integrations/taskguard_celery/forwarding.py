@@ -1,13 +1,12 @@
-"""How a message is sent again: as it came.
+"""Send a message again without changing it.
 
-Guarantees: a message in hand that is sent again keeps its id, links, chord, group, parent, root,
-priority, route, headers and properties, its serializer and compression. The task at work adds
-nothing to it: the message is published outside every task, in an empty context, and past the
-`apply_async()` of its own task. `before_task_publish` handlers run, and change nothing.
-`task_routes` does not apply.
+Guarantees: a message keeps its id, links, chord, group, parent, root, priority, route, headers,
+properties, serializer and compression. The task that runs at that moment adds nothing to it. The
+message is published outside every task, in an empty context. Its own task's `apply_async()` and
+`task_routes` are bypassed. `before_task_publish` handlers run, but change nothing.
 
-Two properties are not kept: an `expiration` of the broker's (see `message.py`), and RabbitMQ's
-`user_id`, which names the publishing user.
+Two properties are not kept: the broker's `expiration` (see `message.py`), and RabbitMQ's `user_id`,
+which names the publishing user.
 
 Read next: `marks.py`; `calls.py` for how a message is stored.
 """

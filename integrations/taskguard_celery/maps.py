@@ -1,15 +1,15 @@
 """Items of `task.map()`, `starmap()` and `chunks()`: Celery calls the task for each in one message.
 
-Guarantees: an item is named by the message of its map and its number, so that a map that is
-delivered twice does each item once and gets the stored results of the others. If the key of an item
-is taken, the map's message is put off: it comes again, and goes on with that item. Without a ledger
-nothing tells which items were done, so the map waits for the key where it is.
+Guarantees: an item's work is named by the map's message and the item's number. So if a map is
+delivered twice, each item is done once, and the second delivery uses the stored results. If the key
+of an item is taken, the map's message is deferred, and its next delivery continues with that item.
+Without a ledger no record tells which items were done, so the map waits for the key in the worker.
 
 Does not guarantee that a map goes on after an item that fails, or whose key is taken with
-`busy="raise"`: Celery ends the map then. Nor that `chunks()` in a chain or a chord sends its maps
-once: that is a message of an unguarded task of Celery's.
+`busy="raise"`: Celery ends the map. Does not guarantee that `chunks()` in a chain or a chord sends
+its maps once: Celery sends them by a task of its own, which is not guarded.
 
-Read next: `message.py` for how a message is put off.
+Read next: `message.py` for how a message is deferred.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """The marks of a Celery message: taskguard's own facts about it, in one header.
 
-The header names its message. So a body may copy headers to another message, which gets marks of its
-own. The header is written when kombu publishes the message, after base classes,
-`Task.retry(headers=…)`, routers and `before_task_publish` handlers: these may replace all headers.
+The header contains the id of its message. So a body may copy headers to another message: that
+message gets marks of its own. taskguard writes the header when kombu publishes the message. By then
+base classes, `Task.retry(headers=…)`, routers and `before_task_publish` handlers have run, which
+may replace all headers.
 
-Guarantees: a message keeps its marks over retries and deferrals, and while its call is stored.
-A message that was published without this package has none, and gets none later: the time of its
-first publication stays unknown.
+Guarantees: a message keeps its marks over retries and deferrals, and while it is stored in the
+ledger. A message that was published without this package has no marks, and gets none later: the
+time of its first publication stays unknown.
 
 Read next: `forwarding.py`, which sends messages again.
 """

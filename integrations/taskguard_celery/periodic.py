@@ -1,8 +1,8 @@
 """Entries of beat's schedule that run once, because all their messages are the same work.
 
-Guarantees: entries are those of the settings, and those of django-celery-beat where its models are
-loaded. Its table is read by a connection that is closed again, unless it was open before. A table
-that cannot be read has no entries.
+Guarantees: this module checks the entries in the settings. If the models of django-celery-beat are
+loaded, it checks the rows of their table, too. It closes the connection for that, unless the
+connection was open before. It skips a table that it cannot read.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The queue beside a queue of RabbitMQ: which arguments it has, and how a worker gets to it.
+"""On RabbitMQ, declare and use `<queue>.taskguard`, the queue for promoted messages.
 
-Guarantees: a worker consumes from it if it can, and never ends because it cannot. It is declared on
-a channel of its own, which RabbitMQ closes with an error: 406 for other arguments, 404 if its node
-is down, 403 without the permission.
+Guarantees: a worker consumes from this queue if it can, and never ends because it cannot. The queue
+is declared on a channel of its own. If that fails, RabbitMQ closes only this channel: with 406 for
+other arguments, 404 if the queue's node is down, 403 without the permission.
 
-Does not know policies: a queue's policy reaches the queue beside only if its pattern does.
+Does not know policies: a queue's policy applies to `<queue>.taskguard` only if its pattern matches.
 """
 
 from __future__ import annotations
@@ -169,16 +169,17 @@ class QueueBeside:
 
     def _say_other(self, problem: Exception) -> None:
         self._warn(
-            f"The queue {self.name} was not declared as {self._own.name} is: {problem}. taskguard "
-            "uses it as it is. If its arguments are wrong, stop the workers and run "
-            f"`rabbitmqctl delete_queue {self.name}`: its messages are sent again."
+            f"The queue {self.name} exists and cannot be declared with the arguments of "
+            f"{self._own.name}: {problem}. taskguard uses it unchanged. If its arguments are "
+            f"wrong, stop the workers and run `rabbitmqctl delete_queue {self.name}`: the relay "
+            "sends its messages again."
         )
 
     def _say_missing(self, problem: Exception | None) -> None:
         self._warn(
-            f"The queue {self.name} cannot be used: {problem}. Until it can, messages that are "
-            f"called from a line go to {self._own.name}, behind its backlog. The worker tries "
-            f"again every {_TRY_AGAIN_S:g} s."
+            f"The queue {self.name} cannot be used: {problem}. Until it can, promoted messages go "
+            f"to {self._own.name}, behind its backlog. The worker tries again every "
+            f"{_TRY_AGAIN_S:g} s."
         )
 
     def _warn(self, text: str) -> None:

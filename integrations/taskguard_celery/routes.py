@@ -1,11 +1,11 @@
-"""Which queue a stored call goes to after a deploy has changed the route of its task.
+"""Choose the queue of a stored message after a deploy has changed the route of its task.
 
-The rule: to the queue that it came by, as long as a live worker consumes from that. Otherwise to
-the queue of its task's present route, if a live worker consumes from that one.
+A message goes to its original queue as long as a live worker consumes from that queue. Otherwise it
+goes to the queue of its task's present route, if a live worker consumes from that one.
 
-Workers are asked by remote control, at most twice a minute, and only about calls that got no answer
-in their own queue. Without an answer (`worker_enable_remote_control=False`) calls stay where they
-were.
+Only if a promoted message is not claimed, taskguard requests the workers' queues by remote control,
+at most twice a minute. Without a reply (`worker_enable_remote_control=False`) the message stays in
+its original queue.
 """
 
 from __future__ import annotations

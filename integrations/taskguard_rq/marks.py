@@ -1,9 +1,10 @@
 """The marks of an RQ job: taskguard's own facts about it, in fields of its record.
 
-`job.meta` is the user's: a body, a callback or a class of jobs may replace it. So each mark is a
-field of its own in the job's hash in Redis. RQ keeps such fields, and deletes them with the record.
+`job.meta` belongs to the user: a body, a callback or a job class may replace it. So each mark is a
+separate field of the job's hash in Redis. RQ keeps such fields, and deletes them with the hash.
 
-Guarantees: marks stay over retries, deferrals and requeues, and while a job waits for its key.
+Guarantees: a job keeps its marks over retries, deferrals and requeues, and while it waits for its
+key.
 
 Read next: `calls.py`.
 """

@@ -118,7 +118,7 @@ def _main(argv: Sequence[str] | None) -> int:
         default="30d",
         metavar="AGE",
         help="60m, 12h or 30d (the default); at least an hour, and at least the retention_s of "
-        "each task: otherwise a younger message of forgotten work runs it again",
+        "each task: otherwise a message that is younger than that runs deleted work again",
     )
     purge.add_argument("--batch", type=count, default=1000, help="rows a transaction; 1000")
     purge.add_argument("--dead", action="store_true", help="DEAD work, too")
@@ -158,8 +158,8 @@ def _purge_age_s(text: str) -> float:
     age_s = _duration_s(text)
     if age_s < LEAST_PURGE_AGE_S:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is less than an hour: the next token of a forgotten key comes from the "
-            "clock, which may be set back by less than that"
+            f"{text!r} is less than an hour: a purged key's next fencing token comes from the "
+            "database's clock. It must grow even if that clock is set back by less than an hour"
         )
     return age_s
 

@@ -1,7 +1,7 @@
 """`taskguard keys`: release a key whose holder is gone, before its lease has run out.
 
-Guarantees: what is released is named, with its process; values that taskguard did not write stay.
-What is printed of a key obeys `printing.py`.
+Guarantees: the command prints each key that it releases, with the process of its holder. Values
+that taskguard did not write stay. Keys are printed by the rules of `printing.py`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ def add_keys(commands: Any) -> None:
     release = actions.add_parser(
         "release",
         help="take a key from a holder that is gone",
-        description="Ends the lease at once, in the ledger and at the lock server, so that nobody "
-        "waits for it to run out. If the holder is alive after all, it learns of that by its next "
-        "renewal; with a ledger its commit is refused once another process has claimed the key. "
-        "Of a key that several share, or with slots, all leases end, unless --owner names one.",
+        description="Ends the lease at once, in the ledger and at the lock server, before it has "
+        "run out. If the holder is alive after all, it learns of that at its next renewal. With a "
+        "ledger its commit is refused once another process has claimed the key. If several "
+        "holders share the key, or it has slots, all leases end, unless --owner or --fence names "
+        "one.",
     )
     release.add_argument("key", help="as errors and the log show it: order:42")
     add_servers(release)

@@ -1,6 +1,6 @@
-"""Where a command looks: URLs from its options or from the environment.
+"""The servers that a command uses: URLs from its options or from the environment.
 
-Guarantees: an error about a URL names the option or the variable that it came from.
+Guarantees: an error about a URL names the option or the variable that the URL came from.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether messages wait in lines that no relay serves: of another namespace or queue."""
+"""Find messages in lines for which no relay runs: those of another namespace or queue."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""TLS by certificate files that are replaced while the process runs.
+"""TLS with certificate files that may be replaced while the process runs.
 
-Guarantees: each new connection uses the files as they are by then. If they cannot be used, as in
-the middle of a replacement, the connection uses the former ones.
+Guarantees: each new connection uses the files as they are at that moment. If they cannot be used,
+for example in the middle of a replacement, the connection uses the former certificates.
 """
 
 from __future__ import annotations

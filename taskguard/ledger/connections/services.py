@@ -1,6 +1,7 @@
-"""What a service file of PostgreSQL says of a connection.
+"""Read connection options from a service file of PostgreSQL.
 
-Guarantees: a file that cannot be read says nothing here; libpq reports it when it connects.
+Guarantees: a file that cannot be read has no options and raises no error. libpq reports it when it
+connects.
 """
 
 from __future__ import annotations
