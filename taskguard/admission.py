@@ -568,7 +568,7 @@ class Admission:
 
 
 def _named(owner: Owner | None) -> dict[str, str]:
-    """A holder as events name it; what somebody else wrote into a lock is no holder."""
+    """A holder as events name it. A value that taskguard did not write names no holder."""
     if owner is None or not owner.process:
         return {}
     return {"holder": owner.message, "held_by": owner.described}

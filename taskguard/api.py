@@ -376,8 +376,8 @@ class TaskGuard:
 
         If the holder is alive after all, it learns of the release by its next renewal, at a third
         of its `ttl_s`. With a ledger its commit is refused once another process has claimed, and
-        the next delivery is a takeover, which counts towards `max_crashes`. With locks only the
-        two may work at once until then.
+        the next delivery is a takeover, which counts towards `max_crashes`. With locks only,
+        both may work at once until then.
 
         Args:
             key: the key, as `lock()` takes it or as errors show it, with or without this

@@ -22,7 +22,7 @@ block. Keys are as in the lock server: a value marked `|hash` is not in them.
 | stale_refused | the database refused a late commit | warning |
 | failed | the body raised | debug (the queue logs it) |
 | dead | the work is not run any more, from now on | error |
-| lock_unavailable | the lock server gave no answer; the ledger, if any, decides | warning |
+| lock_unavailable | no answer of the lock server; without a ledger the key is not taken | warning |
 | lock_overruled | the lock server's value outlives every lease; the ledger decided | warning |
 | done_elsewhere | a redelivered message has done another work of its task before | warning |
 """
@@ -306,7 +306,7 @@ class LockUnavailable(Event):
 
 @value(kw_only=True)
 class LockUndecided(LockUnavailable):
-    """The same for a lock on which no ledger decides: it was not taken."""
+    """The lock server gave no answer and there is no ledger: the lock was not taken."""
 
     text: ClassVar[str] = "lock server gave no answer (%(error)s); %(key)s was not taken"
 

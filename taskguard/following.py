@@ -71,7 +71,7 @@ class Following:
         return None if self._listener is None else self._here
 
     def wait(self, stopping: threading.Event) -> None:
-        """Block until it is time to ask who leads, or until `stopping`."""
+        """Block until it is time to try for the leader's lease, or until `stopping` is set."""
         if self._listener is None or not self._hear(self._listener, stopping):
             self._pause(stopping)
 

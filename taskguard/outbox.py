@@ -352,10 +352,10 @@ def _send_if_committed(
 
 
 def waits_s(call: dict[str, Any], now_s: float) -> float:
-    """For how many seconds nobody may take a message that is sent now: until its `NOT_BEFORE`.
+    """Return for how many seconds from now no worker may take the message: until its `NOT_BEFORE`.
 
-    `now_s`: by the database's clock. Where that moment is past, it is taken out of the call, so
-    that its sender, whose own clock may say something else, sends it at once.
+    `now_s`: by the database's clock. If `NOT_BEFORE` is past, it is removed from the call. So its
+    sender, whose own clock may be behind, sends the message at once.
     """
     wait_s = max(0.0, float(call.get(NOT_BEFORE, 0.0)) - now_s)
     if not wait_s:

@@ -171,7 +171,7 @@ class CelerySender:
         outside(lambda: fail(request=request, store_result=stored))
 
     def links_of(self, call: dict[str, Any]) -> dict[str, Any]:
-        """Return the options of a stored call that say who waits for its result.
+        """Return the options of a stored call that name what waits for its result.
 
         Raises StoredCallError.
         """

@@ -208,10 +208,10 @@ def findings_of_task(task: TaskSettings) -> Iterator[Finding]:
             "consumer_timeout",
             Level.NOTE,
             where=where,
-            what=f"A worker may have its message for {task.unacked_s:g} s, and RabbitMQ's "
-            f"consumer_timeout is {_CONSUMER_TIMEOUT_S:g} s by default.",
-            why="RabbitMQ closes the worker's channel then. The worker ends, and the message is "
-            "delivered again.",
+            what=f"A worker may need {task.unacked_s:g} s until it acknowledges a message, and "
+            f"RabbitMQ's consumer_timeout is {_CONSUMER_TIMEOUT_S:g} s by default.",
+            why="After consumer_timeout RabbitMQ closes the worker's channel. The worker ends, and "
+            "the message is delivered again.",
             mend="A longer consumer_timeout (rabbitmq.conf, a policy, or x-consumer-timeout of the "
             "queue), and a supervisor that starts workers again.",
         )

@@ -136,7 +136,7 @@ def _run(
             body,
             message=message,
             wait_s=queue.longest_wait_s,
-            because=f"without a ledger {map_task.name} cannot be put off: it would do its first "
+            because=f"without a ledger {map_task.name} cannot be deferred: it would do its first "
             "items again. Configure a ledger (taskguard_ledger_url), or send a group",
         )
         return Completed(value)

@@ -172,7 +172,7 @@ class AdvisoryLocks:
             look_until(lambda: self._ask(is_free), ends_s=ends_s)
 
     def holders(self, key: str) -> list[Holder]:
-        """Return the holder of a key: NOBODY for one of another session."""
+        """Return the holder of a key; its owner is NOBODY if another session holds the key."""
 
         def see(session: Session) -> list[Holder]:
             name = session.name(key)

@@ -28,7 +28,7 @@ __all__ = ["CommandError", "add_servers", "add_url", "connected", "opened_ledger
 
 
 class CommandError(Exception):
-    """What was asked for cannot be done; says why."""
+    """A command cannot do what its options say; its message gives the reason."""
 
 
 def add_url(parser: argparse.ArgumentParser) -> None:

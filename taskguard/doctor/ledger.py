@@ -44,7 +44,7 @@ def _slow_to_connect(ledger: DatabaseLedger, tasks: Sequence[GuardedTask]) -> li
             where=names_of(short),
             what=f"Their leases may end while a connection is made to the ledger {named(ledger)}, "
             f"which takes {takes_s:g} s if only the last of its hosts answers.",
-            why="The lease is lost, the body is told, and another delivery runs the work again.",
+            why="The body loses its lease, and another delivery runs the work again.",
             mend=f"ttl_s={math.ceil(takes_s / LEFT_AT_A_RENEWAL)} or more, or a shorter "
             "connect_timeout= in the URL, for each host.",
         )

@@ -157,7 +157,7 @@ class TestHolders:
                     assert 0.0 < holder.remaining_s <= grant.ttl_s
 
     def test_changes_nothing(self, locks: LockProvider, server: LockServer) -> None:
-        """A lease that is asked about ends at its time, and its key is then nobody's."""
+        """A lease that `holders()` has listed still ends at its time, and frees its key."""
         abandoned(server, KEY, new_owner("dead"))
         locks.holders(KEY[0])
         taken_over(locks, KEY, owner := new_owner("next"))

@@ -438,7 +438,7 @@ class Database:
         return self.dialect.now_us(db)
 
     def clock_us(self) -> int:
-        """The database's clock in µs, asked in a transaction of its own."""
+        """Read the database's clock in µs, in a transaction of its own."""
         if self.dialect.one_writer:
             # A transaction would wait for the user's. SQLite's clock is the machine's.
             return time.time_ns() // 1_000
