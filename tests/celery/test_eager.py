@@ -191,5 +191,6 @@ def send_by(how: str) -> Callable[[Task, int], object]:
 
 def records(app: Celery) -> list[Any]:
     """The records of all work."""
-    with sa.create_engine(app.conf.taskguard_ledger).connect() as db:
+    engine = sa.create_engine(app.conf.taskguard_ledger, poolclass=sa.NullPool)
+    with engine.connect() as db:
         return list(db.execute(sa.select(WORK)))

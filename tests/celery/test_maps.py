@@ -80,7 +80,7 @@ def test_an_item_that_a_decorator_tries_again_stays_that_item(tmp_path: Path) ->
 
         return call
 
-    @app.task(name="t", shared=False)
+    @app.task(name="maps.tried_again", shared=False)
     @twice
     @guarded_task(key="t", once_per="message")
     def task(number: int) -> int:
@@ -116,7 +116,7 @@ def test_a_map_with_locks_alone_waits_in_the_worker() -> None:
     app = Celery("app", broker="memory://", backend="cache+memory://", set_as_current=False)
     taskguard_celery.configure(app, locks="memory://", ledger=None, listeners=[hear])
 
-    @app.task(name="t", shared=False)
+    @app.task(name="maps.locks_alone", shared=False)
     @guarded_task(key="t:<number>", once_per="message")
     def task(number: int) -> int:
         ran.append(number)

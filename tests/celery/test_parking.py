@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -221,6 +222,10 @@ def test_one_that_was_called_and_got_lost_is_called_again(shop: Any) -> None:
     assert all("/taskguard-relay" in line for line in led)
 
 
+def _has_children(worker: Any, number: int) -> bool:
+    return len(worker.children()) == number
+
+
 @pytest.mark.once
 def test_the_relay_outlives_the_pools_children_and_itself(shop: Any) -> None:
     """The pool shrinks to nothing, its children are replaced, and the relay is killed: each time a
@@ -238,18 +243,28 @@ def test_the_relay_outlives_the_pools_children_and_itself(shop: Any) -> None:
         control.pool_grow(1)
         assert result.get(timeout=60) == number
 
+    def shrink(number: int) -> None:
+        """End children of the pool one by one; a pool refuses to end a child that is busy."""
+        for _ in range(number):
+            left = len(worker.children()) - 1
+            wait_until(
+                lambda: "ok" in str(control.pool_shrink(1, reply=True, limit=1, timeout=30.0)),
+                timeout_s=120,
+                message="a child is idle",
+            )
+            wait_until(functools.partial(_has_children, worker, left), message="it has ended")
+
     with contextlib.closing(runtime), shop.worker(concurrency=3) as worker:
-        control.pool_shrink(2)
-        wait_until(lambda: len(worker.children()) == 2, message="one of the pool, and the relay")
+        shrink(2)
         call_one(1)
-        control.pool_shrink(2)
+        shrink(2)
         wait_until(lambda: len(worker.children()) == 1, message="the relay")
         held = runtime.lock("queue:a", ttl_s=60.0)
         with held:
             control.pool_grow(1)
             result = shop.tasks.queue_up.delay("a", 2)
             wait_until(lambda: waiting(shop), message="it waits")
-            control.pool_shrink(1)
+            shrink(1)
             wait_until(lambda: len(worker.children()) == 1, message="the relay")
         wait_until(lambda: waiting(shop)[0].due is not None, message="it was called")
         control.pool_grow(2)

@@ -235,7 +235,7 @@ class TestStandby:
                 take(there)
             before = take(locks, held := new_owner("m"))
             if not unlogged:
-                wait_until(lambda: not there._steps.is_free(KEY[0]), timeout_s=60)
+                wait_until(lambda: there.holders(KEY[0]), timeout_s=60)
 
             def fault() -> None:
                 server.kill()

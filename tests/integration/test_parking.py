@@ -270,8 +270,8 @@ def wait_for_keys(line: Line, count: int, queues: Sequence[str], *, after: str =
 def test_keys_that_cannot_be_served_starve_no_other(
     line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither those of a queue whose broker is down, of which one attempt is made, nor those whose
-    first message another relay has to send; though there are more of them than a page has."""
+    """Neither those of a queue whose broker is down, of which a look makes one attempt at most, nor
+    those whose first message another relay has to send; though they are more than a page has."""
     page = functools.partial(line.ledger.look, most=50)
     monkeypatch.setattr(line.ledger, "look", page)
     wait_for_keys(line, 120, ["down"])
@@ -290,7 +290,8 @@ def test_keys_that_cannot_be_served_starve_no_other(
     for _ in range(3):
         relay.look()
     assert line.called == ["test-z0000", "test-z0001"]
-    assert tried == ["down-0000"]
+    assert tried[0] == "down-0000"
+    assert len(tried) <= 3
 
 
 def test_what_is_overdue_in_a_former_namespace_is_sent_into_the_present_one(line: Line) -> None:
