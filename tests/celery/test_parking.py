@@ -257,6 +257,7 @@ def test_the_relay_outlives_the_pools_children_and_itself(shop: Any) -> None:
     with contextlib.closing(runtime), shop.worker(concurrency=3) as worker:
         shrink(2)
         call_one(1)
+        wait_until(functools.partial(_has_children, worker, 3), message="the pool grew")
         shrink(2)
         wait_until(lambda: len(worker.children()) == 1, message="the relay")
         held = runtime.lock("queue:a", ttl_s=60.0)
