@@ -12,10 +12,10 @@ import redis
 from redis.cluster import RedisCluster
 
 from benchmarks.measure import in_turns, show
-from taskguard.lease import new_owner
 from taskguard.locks.base import Hold, LockProvider
 from taskguard.locks.redis import RedisLocks
 from taskguard.locks.redis.cluster import RedisClusterLocks
+from taskguard.model.lease import new_owner
 from taskguard_sandbox.clusters import Cluster
 from taskguard_sandbox.servers import Valkey
 

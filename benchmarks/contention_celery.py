@@ -14,9 +14,9 @@ from celery.signals import worker_process_init
 
 from benchmarks.journal import note, work_until_commit
 from taskguard import Guard, MessageRef
-from taskguard.delivery import stored_call
-from taskguard.lease import new_owner
-from taskguard.ledger.protocol import ClaimRequest
+from taskguard.model.claims import ClaimRequest
+from taskguard.model.delivery import stored_call
+from taskguard.model.lease import new_owner
 from taskguard_celery import enqueue, guarded_task
 from taskguard_celery.calls import call_of
 from taskguard_celery.marks import Marks

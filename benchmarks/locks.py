@@ -29,12 +29,12 @@ from redis.sentinel import Sentinel
 
 from benchmarks.measure import CONSOLE, in_turns, show
 from taskguard.errors import LockServerUnavailableError
-from taskguard.lease import new_owner
 from taskguard.lock_table import TableLocks
 from taskguard.locks.base import LockProvider
 from taskguard.locks.redis import RedisLocks
 from taskguard.locks.redlock import RedlockLocks
 from taskguard.locks.redlock.commands import Call, Commands
+from taskguard.model.lease import new_owner
 from taskguard_sandbox.servers import DebianRedis, Postgres, SentinelOf, Valkey
 
 PEER = "redis-py Lock"

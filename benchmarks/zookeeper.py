@@ -14,9 +14,9 @@ from kazoo.protocol.connection import ConnectionHandler
 from kazoo.protocol.serialization import Ping
 
 from benchmarks.measure import CONSOLE, in_turns, show
-from taskguard.lease import new_owner
 from taskguard.locks.base import Hold
 from taskguard.locks.zookeeper import ZooKeeperLocks
+from taskguard.model.lease import new_owner
 from taskguard_sandbox.servers import ZooKeeper
 
 PEER = "kazoo Lock"

@@ -15,30 +15,13 @@ if TYPE_CHECKING:
     from taskguard import errors, events, fenced
     from taskguard.api import TaskGuard, connect
     from taskguard.decorated import Decorator
-    from taskguard.delivery import (
-        NOT_BEFORE,
-        Answered,
-        Codec,
-        Completed,
-        Deferred,
-        Delivery,
-        Dropped,
-        MessageRef,
-        Outcome,
-        Parked,
-        Parking,
-        Queue,
-    )
     from taskguard.doctor import Configuration, GuardedTask, Report, examine, log_findings
     from taskguard.findings import Finding, Level
-    from taskguard.former import Former
     from taskguard.guard import Guard, current_guard
     from taskguard.guarded import GuardedFunction
     from taskguard.keys import key
     from taskguard.leader import Leader, Leadership
-    from taskguard.lease import Lease, Owner
     from taskguard.ledger.own_rows.guarded_row import GuardedRow
-    from taskguard.ledger.protocol import Claim, Standing
     from taskguard.ledger.schema.creation import ddl_statements, include_name
     from taskguard.ledger.schema.upgrades import upgrade_statements
     from taskguard.ledger.sql import SqlLedger
@@ -55,30 +38,47 @@ if TYPE_CHECKING:
         Traits,
     )
     from taskguard.locks.memory import MemoryLocks
+    from taskguard.model.claims import Claim, Standing
+    from taskguard.model.delivery import (
+        NOT_BEFORE,
+        Answered,
+        Codec,
+        Completed,
+        Deferred,
+        Delivery,
+        Dropped,
+        MessageRef,
+        Outcome,
+        Parked,
+        Parking,
+        Queue,
+    )
+    from taskguard.model.former import Former
+    from taskguard.model.lease import Lease, Owner
+    from taskguard.model.policy import Policy
+    from taskguard.model.states import EXPIRED
     from taskguard.outbox import Duplicate, OutcomeOfEnqueue, Placed, check_delay, enqueue_in
     from taskguard.overrides import Overrides, overridden
-    from taskguard.policy import Policy
     from taskguard.runner import Runner
     from taskguard.settings import UNSET, set_defaults
-    from taskguard.states import EXPIRED
     from taskguard.sweep import Sweeper, Swept
     from taskguard.ticks import interval_due_at, tick_name
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Answered": "delivery",
-    "Claim": "ledger.protocol",
-    "Codec": "delivery",
-    "Completed": "delivery",
+    "Answered": "model.delivery",
+    "Claim": "model.claims",
+    "Codec": "model.delivery",
+    "Completed": "model.delivery",
     "Configuration": "doctor",
     "Decorator": "decorated",
-    "Deferred": "delivery",
-    "Delivery": "delivery",
-    "Dropped": "delivery",
+    "Deferred": "model.delivery",
+    "Delivery": "model.delivery",
+    "Dropped": "model.delivery",
     "ExternalConnection": "ledger.transactions.external",
-    "EXPIRED": "states",
-    "Former": "former",
+    "EXPIRED": "model.states",
+    "Former": "model.former",
     "Guard": "guard",
     "GuardedFunction": "guarded",
     "GuardedTask": "doctor",
@@ -94,24 +94,24 @@ _HOMES = {
     "Renewal": "locks.base",
     "SharingLocks": "locks.base",
     "Traits": "locks.base",
-    "Owner": "lease",
+    "Owner": "model.lease",
     "Leader": "leader",
     "Leadership": "leader",
-    "Lease": "lease",
+    "Lease": "model.lease",
     "MemoryLocks": "locks.memory",
-    "MessageRef": "delivery",
-    "NOT_BEFORE": "delivery",
+    "MessageRef": "model.delivery",
+    "NOT_BEFORE": "model.delivery",
     "Duplicate": "outbox",
     "OutcomeOfEnqueue": "outbox",
     "Placed": "outbox",
-    "Standing": "ledger.protocol",
+    "Standing": "model.claims",
     "check_delay": "outbox",
     "not_before_s": "outbox",
-    "Outcome": "delivery",
-    "Parked": "delivery",
-    "Parking": "delivery",
-    "Policy": "policy",
-    "Queue": "delivery",
+    "Outcome": "model.delivery",
+    "Parked": "model.delivery",
+    "Parking": "model.delivery",
+    "Policy": "model.policy",
+    "Queue": "model.delivery",
     "Relay": "relay",
     "RelayProcess": "relay_process",
     "Report": "doctor",

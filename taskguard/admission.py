@@ -19,9 +19,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from taskguard.bounds import slots_of
 from taskguard.clock import Clock
-from taskguard.delivery import Delivery
 from taskguard.errors import LedgerUnavailableError, LockServerUnavailableError, TaskguardError
 from taskguard.events import (
     Acquired,
@@ -34,15 +32,7 @@ from taskguard.events import (
     Takeover,
 )
 from taskguard.events import Claimed as ClaimedEvent
-from taskguard.lease import Lease, Owner, asked, new_owner, trusted_until_s
-from taskguard.ledger.protocol import (
-    Answer,
-    Busy,
-    Claim,
-    Claimed,
-    ClaimRequest,
-    Ledger,
-)
+from taskguard.ledger.ports import Ledger
 from taskguard.locks.base import (
     CALLED,
     NOBODY,
@@ -53,7 +43,11 @@ from taskguard.locks.base import (
     LockProvider,
     Renewal,
 )
-from taskguard.states import Decision
+from taskguard.model.bounds import slots_of
+from taskguard.model.claims import Answer, Busy, Claim, Claimed, ClaimRequest
+from taskguard.model.delivery import Delivery
+from taskguard.model.lease import Lease, Owner, asked, new_owner, trusted_until_s
+from taskguard.model.states import Decision
 from taskguard.watchdog import TrackedLease, Watchdog
 
 __all__ = ["Admission", "Admitted"]

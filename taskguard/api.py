@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from taskguard import overrides
 from taskguard.clock import SYSTEM_CLOCK, Clock
-from taskguard.delivery import Answered, Codec, Completed, Delivery, MessageRef
 from taskguard.errors import ConfigurationError, KeyBusyError
 from taskguard.events import Events, Listener, log_event
-from taskguard.former import Former
 from taskguard.guard import JSON
 from taskguard.guarded import GuardedFunction, prefix_of
 from taskguard.keys import finish_key
 from taskguard.leader import Leader
-from taskguard.lease import Lease
-from taskguard.ledger.protocol import DatabaseLedger
+from taskguard.ledger.ports import DatabaseLedger
 from taskguard.locks.base import NO_LIMIT, Holder, LockProvider
-from taskguard.policy import OnLost, check_number, make_policy
+from taskguard.model.delivery import Answered, Codec, Completed, Delivery, MessageRef
+from taskguard.model.former import Former
+from taskguard.model.lease import Lease
+from taskguard.model.policy import OnLost, check_number, make_policy
 from taskguard.releasing import release
 from taskguard.runner import Runner
 from taskguard.settings import (

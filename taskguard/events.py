@@ -34,7 +34,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import ClassVar
 
-from taskguard.lease import UNKNOWN_HOLDER
+from taskguard.model.lease import UNKNOWN_HOLDER
 from taskguard.values import value
 
 __all__ = [

@@ -19,7 +19,6 @@ from contextvars import ContextVar
 from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
-from taskguard.delivery import Codec, Delivery
 from taskguard.drivers import extras_named
 from taskguard.errors import (
     ConfigurationError,
@@ -28,8 +27,10 @@ from taskguard.errors import (
     TransactionAbandonedError,
     TransactionUsageError,
 )
-from taskguard.lease import Lease
-from taskguard.ledger.protocol import Claim, Claimed, Ledger, LedgerTransaction
+from taskguard.ledger.ports import Ledger, LedgerTransaction
+from taskguard.model.claims import Claim, Claimed
+from taskguard.model.delivery import Codec, Delivery
+from taskguard.model.lease import Lease
 from taskguard.progress import Progress
 
 if TYPE_CHECKING:

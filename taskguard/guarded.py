@@ -14,14 +14,14 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from types import AsyncGeneratorType, GeneratorType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from taskguard.bounds import Bounds
 from taskguard.combinations import refusal
-from taskguard.delivery import Delivery, MessageRef, Parking, Queue, stored_call
 from taskguard.errors import ConfigurationError, KeyArgumentError
-from taskguard.former import Former, formers_in
 from taskguard.guard import Guard
 from taskguard.keys import SHORT_CHARS, KeyFunction, compile_key, shorten
-from taskguard.policy import Policy, make_policy, refuse_newest, refuse_unbounded
+from taskguard.model.bounds import Bounds
+from taskguard.model.delivery import Delivery, MessageRef, Parking, Queue, stored_call
+from taskguard.model.former import Former, formers_in
+from taskguard.model.policy import Policy, make_policy, refuse_newest, refuse_unbounded
 from taskguard.values import value
 
 if TYPE_CHECKING:

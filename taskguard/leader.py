@@ -27,7 +27,6 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from taskguard.delivery import Delivery, MessageRef
 from taskguard.errors import (
     KeyBusyError,
     LeaseLostError,
@@ -39,13 +38,14 @@ from taskguard.errors import (
 )
 from taskguard.guarded import prefix_of, work_id
 from taskguard.keys import finish_key
-from taskguard.ledger.protocol import LEADER_TASK
-from taskguard.policy import MOST_ROWS, make_policy
+from taskguard.model.claims import LEADER_TASK
+from taskguard.model.delivery import Delivery, MessageRef
+from taskguard.model.policy import MOST_ROWS, make_policy
 
 if TYPE_CHECKING:
     from taskguard.api import TaskGuard
     from taskguard.guard import Guard
-    from taskguard.lease import Lease
+    from taskguard.model.lease import Lease
     from taskguard.watchdog import TrackedLease
 
 __all__ = ["Leader", "Leadership"]

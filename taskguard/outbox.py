@@ -23,16 +23,17 @@ from typing import Any, Literal, get_args
 
 from taskguard.api import TaskGuard
 from taskguard.combinations import refusal
-from taskguard.delivery import NOT_BEFORE, Delivery, MessageRef
 from taskguard.errors import (
     AlreadyEnqueuedError,
     ConfigurationError,
     FingerprintMismatchError,
 )
 from taskguard.guard import guard_with
-from taskguard.ledger.protocol import ClaimRequest, LineLedger, Once, OutboxLedger, Standing
+from taskguard.ledger.ports import LineLedger, OutboxLedger
 from taskguard.ledger.transactions.external import ExternalConnection
-from taskguard.policy import DAY_S, check_number
+from taskguard.model.claims import ClaimRequest, Once, Standing
+from taskguard.model.delivery import NOT_BEFORE, Delivery, MessageRef
+from taskguard.model.policy import DAY_S, check_number
 
 __all__ = [
     "AGAIN_AFTER_S",

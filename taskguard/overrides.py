@@ -22,7 +22,7 @@ from weakref import WeakSet
 
 from taskguard.clock import Clock
 from taskguard.events import Event
-from taskguard.ledger.protocol import DatabaseLedger
+from taskguard.ledger.ports import DatabaseLedger
 from taskguard.locks.base import LockProvider
 
 __all__ = ["Overrides", "now", "overridden", "until_changed"]

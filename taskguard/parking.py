@@ -38,8 +38,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
-from taskguard.bounds import NO_RATES, Bounds, Rate
-from taskguard.delivery import NOT_BEFORE, Delivery, Parking, stored_call
 from taskguard.errors import (
     CallWithdrawnError,
     LockServerUnavailableError,
@@ -47,17 +45,12 @@ from taskguard.errors import (
     TaskguardError,
 )
 from taskguard.events import Called, Events, Parked
-from taskguard.lease import new_owner
-from taskguard.ledger.protocol import (
-    Answer,
-    Busy,
-    Claim,
-    ClaimRequest,
-    LineLedger,
-    MessageRef,
-    Overdue,
-)
+from taskguard.ledger.ports import LineLedger
 from taskguard.locks.base import CALLED, Granted, HintingLocks, LockProvider
+from taskguard.model.bounds import NO_RATES, Bounds, Rate
+from taskguard.model.claims import Answer, Busy, Claim, ClaimRequest, MessageRef, Overdue
+from taskguard.model.delivery import NOT_BEFORE, Delivery, Parking, stored_call
+from taskguard.model.lease import new_owner
 
 __all__ = ["AHEAD_S", "CALLED_WAIT_S", "EXPECTED_S", "Line", "call_next", "send_stored"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from taskguard.delivery import Codec
+from taskguard.model.delivery import Codec
 
 __all__ = ["Progress"]
 

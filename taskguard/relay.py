@@ -24,9 +24,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from taskguard.api import TaskGuard
-from taskguard.bounds import MOST_SLOTS, Rate
 from taskguard.clock import Clock
-from taskguard.delivery import MessageRef
 from taskguard.errors import (
     CallWithdrawnError,
     KeyBusyError,
@@ -36,12 +34,15 @@ from taskguard.errors import (
 )
 from taskguard.guarded import prefix_of
 from taskguard.leader import Leader, Leadership
+from taskguard.model.bounds import MOST_SLOTS, Rate
+from taskguard.model.delivery import MessageRef
 from taskguard.outbox import Send, outbox_of
 from taskguard.parking import AHEAD_S, EXPECTED_S, call_next, send_stored
 from taskguard.sweep import REFUSED_AGAIN_S, Sweeper, Swept, away_of, namespace_of
 
 if TYPE_CHECKING:
-    from taskguard.ledger.protocol import LineLedger, Overdue
+    from taskguard.ledger.ports import LineLedger
+    from taskguard.model.claims import Overdue
 
 __all__ = ["Relay"]
 

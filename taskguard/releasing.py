@@ -13,9 +13,9 @@ import logging
 from collections.abc import Sequence
 
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
-from taskguard.lease import Owner, asked
-from taskguard.ledger.protocol import OperatorLedger
+from taskguard.ledger.ports import OperatorLedger
 from taskguard.locks.base import NO_LIMIT, NOBODY, Holder, LockProvider
+from taskguard.model.lease import Owner, asked
 
 __all__ = ["release"]
 

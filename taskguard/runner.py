@@ -8,7 +8,7 @@ the delivery can be put off, even if the body swallows them.
 
 Does not guarantee exactly one run of the body: at least one, and one commit.
 
-Read next: `ledger/protocol.py` for what a claim is, `watchdog.py` for how a lease is kept.
+Read next: `model/claims.py` for what a claim is, `watchdog.py` for how a lease is kept.
 """
 
 from __future__ import annotations
@@ -24,16 +24,6 @@ from typing import Any, NoReturn, cast
 
 from taskguard.admission import Admission, Admitted
 from taskguard.clock import SYSTEM_CLOCK, Clock
-from taskguard.delivery import (
-    Answered,
-    Codec,
-    Completed,
-    Deferred,
-    Delivery,
-    Dropped,
-    Outcome,
-    Parked,
-)
 from taskguard.errors import (
     BodyCancelledError,
     ConfigurationError,
@@ -69,21 +59,24 @@ from taskguard.events import (
 )
 from taskguard.events import Deferred as DeferredEvent
 from taskguard.guard import JSON, Guard, encode, holders_around, running
-from taskguard.lease import Lease, Owner
-from taskguard.ledger.protocol import (
-    Answer,
-    Busy,
-    Claim,
-    Claimed,
-    ClaimRequest,
-    Ledger,
-    LineLedger,
-)
+from taskguard.ledger.ports import Ledger, LineLedger
 from taskguard.ledger.refusals import ConnectionBrokenError, NoConnectionError
 from taskguard.locks.base import LockProvider
+from taskguard.model.claims import Answer, Busy, Claim, Claimed, ClaimRequest
+from taskguard.model.delivery import (
+    Answered,
+    Codec,
+    Completed,
+    Deferred,
+    Delivery,
+    Dropped,
+    Outcome,
+    Parked,
+)
+from taskguard.model.lease import Lease, Owner
+from taskguard.model.states import Decision, State
 from taskguard.parking import CALLED_WAIT_S, Line
 from taskguard.shutdown import is_cancellation, is_shutdown
-from taskguard.states import Decision, State
 from taskguard.watchdog import TrackedLease, Watchdog
 
 __all__ = ["Runner"]

@@ -14,9 +14,9 @@ from typing import Any, cast
 
 from taskguard.drivers import extra_of, extras_named
 from taskguard.errors import ConfigurationError
-from taskguard.ledger.protocol import DatabaseLedger
+from taskguard.ledger.ports import DatabaseLedger
 from taskguard.locks.base import LockProvider
-from taskguard.policy import check_namespace
+from taskguard.model.policy import check_namespace
 
 __all__ = [
     "BESIDE_LEDGER",

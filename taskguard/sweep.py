@@ -31,14 +31,15 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from taskguard.api import TaskGuard
-from taskguard.delivery import NOT_BEFORE
 from taskguard.errors import ConfigurationError, StoredCallError
+from taskguard.model.delivery import NOT_BEFORE
+from taskguard.model.policy import MOST_ROWS, check_number
 from taskguard.outbox import AGAIN_AFTER_S, Send, outbox_of, waits_s
-from taskguard.policy import MOST_ROWS, check_number
 from taskguard.values import value
 
 if TYPE_CHECKING:
-    from taskguard.ledger.protocol import LineLedger, Overdue
+    from taskguard.ledger.ports import LineLedger
+    from taskguard.model.claims import Overdue
 
     _Calls = list[tuple[Overdue, dict[str, Any]]]
     _IsAway = Callable[[Exception], bool]

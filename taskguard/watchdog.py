@@ -28,9 +28,10 @@ from taskguard.errors import (
     TaskguardError,
 )
 from taskguard.events import Events, Lost, RenewalFailed, Renewed
-from taskguard.lease import Lease, asked, trusted_until_s
-from taskguard.ledger.protocol import Claim, Ledger
+from taskguard.ledger.ports import Ledger
 from taskguard.locks.base import HintingLocks, Hold, LockProvider, Renewal
+from taskguard.model.claims import Claim
+from taskguard.model.lease import Lease, asked, trusted_until_s
 from taskguard.native import Wakeup, allocate_lock, greenlets, raise_in_thread, start_thread
 
 __all__ = ["TrackedLease", "Watchdog"]

@@ -25,10 +25,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from taskguard.delivery import Parking, Queue
-from taskguard.ledger.protocol import DatabaseLedger, LedgerTransaction, LineLedger
+from taskguard.ledger.ports import DatabaseLedger, LedgerTransaction, LineLedger
 from taskguard.ledger.transactions.external import ExternalConnection
 from taskguard.locks.base import HintingLocks, LockProvider
+from taskguard.model.delivery import Parking, Queue
 
 __all__ = ["Crashes", "Killed", "boundaries", "kill_process"]
 

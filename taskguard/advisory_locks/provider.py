@@ -21,14 +21,14 @@ from taskguard.advisory_locks.postgresql import PostgreSQLSession
 from taskguard.advisory_locks.session import Session
 from taskguard.errors import ConfigurationError
 from taskguard.findings import Finding
-from taskguard.lease import Owner, new_owner
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.connections.engine import read_url
 from taskguard.lock_table.answers import Answers
 from taskguard.lock_table.looking import WAIT_SLICE_S, look_until
 from taskguard.locks.base import NOBODY, Granted, Held, Hold, Holder, Renewal, Traits
+from taskguard.model.lease import Owner, new_owner
+from taskguard.model.policy import DAY_S, check_number
 from taskguard.native import greenlets
-from taskguard.policy import DAY_S, check_number
 
 __all__ = ["AdvisoryLocks"]
 

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from taskguard.errors import LedgerUnavailableError, LockServerUnavailableError
-from taskguard.lease import Owner
 from taskguard.ledger.connections.database import Database
+from taskguard.model.lease import Owner
 
 __all__ = ["Name", "Opened", "Session"]
 

@@ -36,8 +36,8 @@ from taskguard.cli.targets import CommandError, add_url, opened_ledger
 from taskguard.cli.work import add_waiting, add_work, count
 from taskguard.drivers import extras_named
 from taskguard.errors import TaskguardError
-from taskguard.ledger.protocol import OperatorLedger
-from taskguard.policy import LEAST_PURGE_AGE_S
+from taskguard.ledger.ports import OperatorLedger
+from taskguard.model.policy import LEAST_PURGE_AGE_S
 from taskguard.settings import named_source
 
 __all__ = ["main"]

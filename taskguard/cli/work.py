@@ -15,9 +15,10 @@ from typing import Any
 
 from taskguard.cli.printing import indented, printable
 from taskguard.cli.targets import CommandError, add_url
-from taskguard.lease import Owner
-from taskguard.ledger.protocol import OperatorLedger, WorkView
-from taskguard.states import State
+from taskguard.ledger.ports import OperatorLedger
+from taskguard.model.claims import WorkView
+from taskguard.model.lease import Owner
+from taskguard.model.states import State
 
 __all__ = ["add_waiting", "add_work", "count"]
 

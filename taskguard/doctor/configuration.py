@@ -8,7 +8,7 @@ from typing import Any
 
 from taskguard.api import TaskGuard
 from taskguard.findings import Finding
-from taskguard.policy import Policy
+from taskguard.model.policy import Policy
 from taskguard.values import value
 
 __all__ = ["Configuration", "GuardedTask", "named"]

@@ -9,8 +9,8 @@ from taskguard.doctor.configuration import GuardedTask, named
 from taskguard.doctor.locks import LEFT_AT_A_RENEWAL, names_of
 from taskguard.errors import LedgerUnavailableError
 from taskguard.findings import Finding, Level
-from taskguard.ledger.protocol import DatabaseLedger
-from taskguard.policy import Policy
+from taskguard.ledger.ports import DatabaseLedger
+from taskguard.model.policy import Policy
 
 __all__ = ["check_ledger"]
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 from platform import node
 
 from taskguard.findings import Finding, Level
-from taskguard.lease import new_owner
+from taskguard.model.lease import new_owner
 
 __all__ = ["log_findings", "log_process"]
 

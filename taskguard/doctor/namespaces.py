@@ -19,9 +19,9 @@ from taskguard.doctor.configuration import named
 from taskguard.errors import TaskguardError
 from taskguard.findings import Finding, Level
 from taskguard.guarded import prefix_of
-from taskguard.lease import Owner, new_owner
 from taskguard.locks.base import Held, LockProvider
-from taskguard.policy import DAY_S
+from taskguard.model.lease import Owner, new_owner
+from taskguard.model.policy import DAY_S
 
 __all__ = ["check_namespace"]
 

@@ -1,4 +1,4 @@
 """Who may win: the record, in a database, of keys, work and messages.
 
-`protocol.py` says what a ledger does; `sql.py` is the one on taskguard's own tables.
+`ports.py` says what a ledger does; `sql.py` is the one on taskguard's own tables.
 """

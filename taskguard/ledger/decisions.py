@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
-from taskguard.lease import Owner
-from taskguard.ledger.protocol import Answer, Busy, Claim, Claimed, ClaimRequest, WorkView
-from taskguard.states import (
+from taskguard.model.claims import Answer, Busy, Claim, Claimed, ClaimRequest, WorkView
+from taskguard.model.lease import Owner
+from taskguard.model.states import (
     OUTDATED,
     REPLACED_RETRIES,
     Decision,

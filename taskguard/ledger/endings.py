@@ -13,11 +13,11 @@ import sqlalchemy as sa
 
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.own_rows import changes
-from taskguard.ledger.protocol import Claim, MessageRef
 from taskguard.ledger.records import message_of
 from taskguard.ledger.statements import WRITE_LOCK_S
 from taskguard.ledger.tables import FREE, KEYS, NO_PLACE, WORK, holding, standing
-from taskguard.states import EXPIRED, State
+from taskguard.model.claims import Claim, MessageRef
+from taskguard.model.states import EXPIRED, State
 
 UNDECIDED_S = 30.0
 """So long FAILED work that keeps its place waits to be told whether its message comes again.
@@ -173,7 +173,7 @@ def expire(
     Its caller was told that the message has expired, or `error`: it is sent no more, holds up
     nobody, and other copies of it are superseded. Not final: another message of the work is run.
     False if a later retry of the message stands for it, or another one's call. `due`: only what
-    stands in line, and was to wait no longer than until now. `retries`: see `protocol.py`.
+    stands in line, and was to wait no longer than until now. `retries`: see `ports.py`.
     """
 
     def end() -> bool:

@@ -11,18 +11,18 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from taskguard.bounds import is_slot, range_of_slots
-from taskguard.lease import Owner
 from taskguard.ledger import unique
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.decisions import view_of
 from taskguard.ledger.endings import storable
-from taskguard.ledger.protocol import LEADER_TASK, ClaimRequest, WorkView
 from taskguard.ledger.statements import WRITE_LOCK_S
 from taskguard.ledger.tables import FREE, KEYS, MESSAGES, NO_PLACE, WORK
 from taskguard.locks.base import Holder
-from taskguard.policy import MOST_ROWS, check_number
-from taskguard.states import State
+from taskguard.model.bounds import is_slot, range_of_slots
+from taskguard.model.claims import LEADER_TASK, ClaimRequest, WorkView
+from taskguard.model.lease import Owner
+from taskguard.model.policy import MOST_ROWS, check_number
+from taskguard.model.states import State
 
 __all__ = ["done_elsewhere", "holders", "holds", "list_work", "release", "requeue", "view"]
 

@@ -15,11 +15,9 @@ from collections.abc import Mapping, Sequence
 
 import sqlalchemy as sa
 
-from taskguard.bounds import Rate
 from taskguard.ledger import unique
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.own_rows import changes as rows
-from taskguard.ledger.protocol import SENDS, ClaimRequest, Once, Overdue, Seen
 from taskguard.ledger.records import (
     UNHARMED,
     message_of,
@@ -30,7 +28,9 @@ from taskguard.ledger.records import (
 from taskguard.ledger.statements import lines
 from taskguard.ledger.statements.lines import in_line, place_of, stands
 from taskguard.ledger.tables import FREE, MESSAGES, NO_PLACE, WORK
-from taskguard.states import Place, State
+from taskguard.model.bounds import Rate
+from taskguard.model.claims import SENDS, ClaimRequest, Once, Overdue, Seen
+from taskguard.model.states import Place, State
 
 __all__ = ["abandon", "look", "overdue", "sent", "write"]
 
@@ -162,7 +162,7 @@ def look(
     announce: str | None,
     rates: Mapping[str, Rate | None],
 ) -> Seen:
-    """What a relay has to do, in one transaction; see `protocol.py`."""
+    """What a relay has to do, in one transaction; see `ports.py`."""
     with database.transaction(bounded=False) as db:
         if announce is not None:
             db.execute(sa.select(sa.func.pg_notify(ANNOUNCEMENTS, announce)))

@@ -9,9 +9,9 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from taskguard.ledger.protocol import ClaimRequest, MessageRef, Overdue
 from taskguard.ledger.tables import FREE
-from taskguard.states import State
+from taskguard.model.claims import ClaimRequest, MessageRef, Overdue
+from taskguard.model.states import State
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

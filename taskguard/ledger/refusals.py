@@ -11,7 +11,7 @@ from taskguard.errors import (
     TransactionRetryError,
     TransactionUsageError,
 )
-from taskguard.ledger.protocol import Claim
+from taskguard.model.claims import Claim
 
 __all__ = [
     "ConnectionBrokenError",

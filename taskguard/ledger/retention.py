@@ -23,8 +23,8 @@ import sqlalchemy as sa
 from taskguard.errors import ConfigurationError
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.tables import KEYS, MESSAGES, WORK
-from taskguard.policy import LEAST_PURGE_AGE_S, MOST_ROWS, check_number
-from taskguard.states import State
+from taskguard.model.policy import LEAST_PURGE_AGE_S, MOST_ROWS, check_number
+from taskguard.model.states import State
 from taskguard.values import value
 
 __all__ = ["Purged", "purge"]

@@ -1,6 +1,6 @@
 """The ledger on taskguard's own tables, on PostgreSQL, MariaDB, MySQL and SQLite.
 
-Guarantees what `protocol.py` says. Every later change of a claim is one conditional statement that
+Guarantees what `ports.py` says. Every later change of a claim is one conditional statement that
 names the old state, the fence and the owner. Times are µs since 1970 by the database's clock.
 What databases differ in is in `connections/dialects/`.
 How a claim is taken, completed and renewed is in `statements/`.
@@ -20,7 +20,6 @@ from weakref import WeakSet
 
 import sqlalchemy as sa
 
-from taskguard.bounds import NO_RATES, Bounds, Rate
 from taskguard.errors import (
     CallTooLargeError,
     ConfigurationError,
@@ -28,13 +27,24 @@ from taskguard.errors import (
     TransactionRetryError,
 )
 from taskguard.findings import Finding
-from taskguard.lease import Owner
 from taskguard.ledger import endings, operator, outbox
 from taskguard.ledger.connections.database import Database, LockTimeoutError
 from taskguard.ledger.decisions import CLAIMABLE
 from taskguard.ledger.own_rows import changes as rows
 from taskguard.ledger.own_rows.guarded_row import GuardedRow
-from taskguard.ledger.protocol import (
+from taskguard.ledger.records import overdue_of
+from taskguard.ledger.refusals import stale
+from taskguard.ledger.retention import Purged, purge
+from taskguard.ledger.schema import creation
+from taskguard.ledger.schema.identity import Identity
+from taskguard.ledger.schema.privileges import check_privileges, check_privileges_on_row
+from taskguard.ledger.schema.upgrades import expect_version, statements_from, upgrade, version_in
+from taskguard.ledger.statements import WRITE_LOCK_S, lines, newest
+from taskguard.ledger.transactions.core import GuardedTransaction, Transactions
+from taskguard.ledger.transactions.external import ExternalConnection, on_external
+from taskguard.locks.base import Holder
+from taskguard.model.bounds import NO_RATES, Bounds, Rate
+from taskguard.model.claims import (
     Answer,
     Busy,
     Claim,
@@ -50,19 +60,9 @@ from taskguard.ledger.protocol import (
     Waiting,
     WorkView,
 )
-from taskguard.ledger.records import overdue_of
-from taskguard.ledger.refusals import stale
-from taskguard.ledger.retention import Purged, purge
-from taskguard.ledger.schema import creation
-from taskguard.ledger.schema.identity import Identity
-from taskguard.ledger.schema.privileges import check_privileges, check_privileges_on_row
-from taskguard.ledger.schema.upgrades import expect_version, statements_from, upgrade, version_in
-from taskguard.ledger.statements import WRITE_LOCK_S, lines, newest
-from taskguard.ledger.transactions.core import GuardedTransaction, Transactions
-from taskguard.ledger.transactions.external import ExternalConnection, on_external
-from taskguard.locks.base import Holder
-from taskguard.policy import DAY_S, MOST_ROWS, check_number
-from taskguard.states import EXPIRED, Decision, State
+from taskguard.model.lease import Owner
+from taskguard.model.policy import DAY_S, MOST_ROWS, check_number
+from taskguard.model.states import EXPIRED, Decision, State
 
 __all__ = ["SqlLedger"]
 
@@ -177,7 +177,7 @@ class SqlLedger:
     def transaction(
         self, claim: Claim, *, look_first: bool = True, on: Any = None
     ) -> GuardedTransaction:
-        """A transaction for the holder's writes; see `protocol.py`."""
+        """A transaction for the holder's writes; see `ports.py`."""
         return self._transactions.open(claim, on=on, look_first=look_first)
 
     def complete(self, claim: Claim, result_json: str | None) -> None:
@@ -408,7 +408,7 @@ class SqlLedger:
     def sent(
         self, items: Sequence[Overdue], *, again_after_s: float | None, counted: bool = True
     ) -> int:
-        """Note that the messages of these were sent again; see `protocol.py`."""
+        """Note that the messages of these were sent again; see `ports.py`."""
         return self._database.twice(
             lambda: outbox.sent(self._database, items, again_after_s=again_after_s, counted=counted)
         )
@@ -429,7 +429,7 @@ class SqlLedger:
     def park_newest(
         self, request: ClaimRequest, *, only_new: bool = False
     ) -> ParkedNewest | Answer | None:
-        """The same as the only one of its task that waits for the key; see `protocol.py`."""
+        """The same as the only one of its task that waits for the key; see `ports.py`."""
         self._check_call(request)
         return self._database.twice(lambda: newest.park(self._database, request, only_new=only_new))
 
@@ -448,7 +448,7 @@ class SqlLedger:
         ahead_s: float | None = None,
         rates: Mapping[str, Rate | None] = NO_RATES,
     ) -> Overdue | None:
-        """Note that the first in line is called, if the key is free; see `protocol.py`."""
+        """Note that the first in line is called, if the key is free; see `ports.py`."""
         call = functools.partial(
             self._transactions.statements.call_next,
             key,
@@ -465,7 +465,7 @@ class SqlLedger:
     def expired(
         self, *, app: str = "", queues: Sequence[str] | None = None, limit: int = 1000
     ) -> list[Overdue]:
-        """Who waits in a line, and has expired, to be sent for that; see `protocol.py`."""
+        """Who waits in a line, and has expired, to be sent for that; see `ports.py`."""
         found = self._database.twice(
             lambda: lines.expired(self._database, app=app, queues=queues, limit=limit)
         )
@@ -511,7 +511,7 @@ class SqlLedger:
         announce: str | None = None,
         rates: Mapping[str, Rate | None] = NO_RATES,
     ) -> Seen:
-        """What a relay has to do; see `protocol.py`."""
+        """What a relay has to do; see `ports.py`."""
         return self._database.twice(
             lambda: outbox.look(
                 self._database,

@@ -10,8 +10,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from taskguard.ledger.protocol import Claim
-from taskguard.states import State
+from taskguard.model.claims import Claim
+from taskguard.model.states import State
 
 __all__ = [
     "FREE",

@@ -23,10 +23,10 @@ import sqlalchemy as sa
 
 from taskguard.errors import TransactionRetryError
 from taskguard.ledger.connections.database import Database
-from taskguard.ledger.protocol import ClaimRequest, MessageRef, Once, Standing
 from taskguard.ledger.records import message_of
 from taskguard.ledger.tables import MESSAGES, NO_PLACE, WORK
-from taskguard.states import REPLACED_RETRIES, State
+from taskguard.model.claims import ClaimRequest, MessageRef, Once, Standing
+from taskguard.model.states import REPLACED_RETRIES, State
 
 __all__ = ["decide", "failed_message", "not_superseded", "supersede"]
 

@@ -16,7 +16,6 @@ from typing import Any
 
 from taskguard.errors import ConfigurationError
 from taskguard.findings import Finding
-from taskguard.lease import Owner
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.connections.engine import read_url
 from taskguard.lock_table import table
@@ -28,7 +27,8 @@ from taskguard.lock_table.mysql import MySQLSteps
 from taskguard.lock_table.postgresql import PostgreSQLSteps
 from taskguard.lock_table.steps import Steps, shares_in
 from taskguard.locks.base import Granted, Held, Hold, Holder, Renewal, Traits, in_batches
-from taskguard.policy import DAY_S, check_number
+from taskguard.model.lease import Owner
+from taskguard.model.policy import DAY_S, check_number
 
 __all__ = ["TableLocks"]
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
 from taskguard.findings import Finding
-from taskguard.lease import Owner
+from taskguard.model.lease import Owner
 from taskguard.values import value
 
 __all__ = [

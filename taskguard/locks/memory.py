@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from taskguard.clock import SYSTEM_CLOCK, Clock
 from taskguard.findings import Finding, Level
-from taskguard.lease import Owner
 from taskguard.locks.base import CALLED, KEPT_S, Granted, Held, Hold, Holder, Renewal, Traits
+from taskguard.model.lease import Owner
 
 __all__ = ["MemoryLocks"]
 

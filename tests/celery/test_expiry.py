@@ -21,7 +21,7 @@ from support.ear import Ear
 from support.waiting import wait_until
 from taskguard import MessageRef
 from taskguard.ledger.tables import WORK
-from taskguard.states import EXPIRED
+from taskguard.model.states import EXPIRED
 from taskguard_celery.calls import CelerySender, call_of
 from taskguard_celery.marks import HEADER, Marks
 from taskguard_celery.message import CeleryQueue

@@ -10,7 +10,7 @@ import pytest
 from celery import Celery, Task
 
 from support.celery_process import come, local_app, messages_of
-from taskguard.states import State
+from taskguard.model.states import State
 from taskguard_celery import enqueue, guarded_task, runtime_of
 
 REFUSED = "refused"

@@ -14,7 +14,7 @@ from celery.exceptions import ChordError, TaskRevokedError
 import taskguard_celery
 from support.waiting import wait_until
 from taskguard import Delivery, Dropped
-from taskguard.delivery import DROPPED
+from taskguard.model.delivery import DROPPED
 from taskguard_celery import enqueue, guarded_task, runtime_of
 
 

@@ -24,7 +24,7 @@ from support.claims import request
 from support.request_ids import request_id, requests
 from support.waiting import wait_until
 from taskguard import MessageRef
-from taskguard.states import State
+from taskguard.model.states import State
 from taskguard_celery import enqueue, guarded_task
 from taskguard_celery.calls import CelerySender
 from taskguard_celery.marks import HEADER, MESSAGE_HEADERS

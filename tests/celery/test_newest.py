@@ -16,7 +16,7 @@ from celery.exceptions import ChordError, TaskRevokedError
 
 from support.waiting import wait_until
 from taskguard.ledger.tables import WORK
-from taskguard.states import OUTDATED
+from taskguard.model.states import OUTDATED
 from taskguard_celery.marks import HEADER, Marks
 
 HOLDS_S = 600.0  # or until `shop.go()`, or it is told

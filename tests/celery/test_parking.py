@@ -23,7 +23,7 @@ from support.office import Office
 from support.waiting import wait_until
 from taskguard.errors import LineFullError, StoredCallError
 from taskguard.ledger.tables import WORK
-from taskguard.states import State
+from taskguard.model.states import State
 
 
 def inversions(numbers: list[int]) -> int:

@@ -13,7 +13,7 @@ from celery import Celery, Task
 import taskguard_celery
 from support.celery_process import deliver, local_app, next_message
 from taskguard.errors import ConfigurationError
-from taskguard.states import State
+from taskguard.model.states import State
 from taskguard_celery import guarded_task
 
 

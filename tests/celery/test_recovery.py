@@ -24,7 +24,7 @@ from support.due import make_due
 from support.waiting import wait_until
 from taskguard.cli import main
 from taskguard.errors import ConfigurationError
-from taskguard.states import State
+from taskguard.model.states import State
 from taskguard_celery import enqueue, schedule_sweep, sweep
 from taskguard_celery.calls import CelerySender
 

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from support.waiting import wait_until
 from taskguard.ledger.tables import WORK
-from taskguard.states import State
+from taskguard.model.states import State
 from taskguard_celery import enqueue
 
 

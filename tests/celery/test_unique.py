@@ -20,7 +20,7 @@ from support.due import make_due
 from support.needs import missing
 from support.waiting import wait_until
 from taskguard.errors import AlreadyEnqueuedError, ConfigurationError
-from taskguard.states import State
+from taskguard.model.states import State
 from taskguard_celery import enqueue, runtime_of, sweep
 
 

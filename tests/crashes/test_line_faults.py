@@ -19,7 +19,7 @@ from support.crash_rig import CrashRig
 from support.exploration import Exploration
 from support.faulty_rig import FAULTS, faulty_rig
 from support.waiting import wait_until
-from taskguard.states import State
+from taskguard.model.states import State
 from taskguard_sandbox.servers import RabbitMQ, Valkey
 
 LATER = "no relay until the test says so"

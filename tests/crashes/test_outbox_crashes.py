@@ -21,8 +21,8 @@ from support.exploration import Exploration
 from support.killing import KillAt, was_killed
 from taskguard import Delivery, Guard, MessageRef, Sweeper, enqueue_in
 from taskguard.ledger.sql import SqlLedger
+from taskguard.model.policy import make_policy
 from taskguard.outbox import Duplicate
-from taskguard.policy import make_policy
 
 TABLES = ("taskguard_keys", "taskguard_work", "taskguard_messages", "orders", "effects")
 

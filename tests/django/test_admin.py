@@ -14,10 +14,10 @@ from support.django_shop import django_on
 from support.guarded_shop import NotingQueue
 from taskguard import Delivery, Guard, Policy
 from taskguard.errors import StaleTokenError
-from taskguard.lease import new_owner
-from taskguard.ledger.protocol import Claim, Claimed, ClaimRequest, MessageRef
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import KEYS, WORK
+from taskguard.model.claims import Claim, Claimed, ClaimRequest, MessageRef
+from taskguard.model.lease import new_owner
 
 WORKS_PAGE = "/admin/taskguard/work/"
 KEYS_PAGE = "/admin/taskguard/key/"

@@ -16,9 +16,9 @@ import pytest
 from support.pages import PAGES, ROOT
 from taskguard import errors, events
 from taskguard.combinations import DELIVERIES, DIMENSIONS, ENQUEUES, REFUSALS
-from taskguard.delivery import DROPPED
-from taskguard.policy import Policy
-from taskguard.states import BY_ROW, TRANSITIONS, State
+from taskguard.model.delivery import DROPPED
+from taskguard.model.policy import Policy
+from taskguard.model.states import BY_ROW, TRANSITIONS, State
 
 pytestmark = pytest.mark.once
 

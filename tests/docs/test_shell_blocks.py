@@ -20,11 +20,11 @@ import taskguard
 from support import claims
 from support.pages import PAGES, ROOT, commands_of, inline_commands_of
 from taskguard.cli import main
-from taskguard.delivery import Delivery, MessageRef
-from taskguard.lease import new_owner
-from taskguard.ledger.protocol import Claimed
 from taskguard.ledger.sql import SqlLedger
-from taskguard.policy import Policy
+from taskguard.model.claims import Claimed
+from taskguard.model.delivery import Delivery, MessageRef
+from taskguard.model.lease import new_owner
+from taskguard.model.policy import Policy
 
 pytestmark = pytest.mark.once
 

@@ -20,8 +20,8 @@ from support.rivals import expect_one_effect
 from support.waiting import wait_until
 from taskguard import Guard
 from taskguard.advisory_locks import AdvisoryLocks
-from taskguard.lease import new_owner
 from taskguard.locks.base import Held
+from taskguard.model.lease import new_owner
 from taskguard_sandbox.servers import MariaDB, Postgres
 
 

@@ -16,9 +16,9 @@ from support.needs import missing, need
 from support.rivals import Rivals, expect_one_effect
 from taskguard import Guard
 from taskguard.errors import KeyBusyError
-from taskguard.lease import new_owner
 from taskguard.locks.base import Granted, Held
 from taskguard.locks.redis import RedisLocks
+from taskguard.model.lease import new_owner
 
 KEY = ("order:1",)
 FORWARD_S, BACK_S = 60.0, -3600.0

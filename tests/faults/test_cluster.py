@@ -23,10 +23,10 @@ from support.waiting import wait_until
 from taskguard import connect
 from taskguard.errors import KeyBusyError, LockServerUnavailableError, StaleTokenError
 from taskguard.fenced import FencedValue, get_value, set_value
-from taskguard.lease import new_owner
 from taskguard.locks.base import Granted, Held, Hold, Renewal
 from taskguard.locks.redis import RedisLocks
 from taskguard.locks.redis.cluster import RedisClusterLocks
+from taskguard.model.lease import new_owner
 from taskguard_sandbox.clusters import Cluster, ClusterNode
 from taskguard_sandbox.servers import Valkey
 

@@ -20,11 +20,11 @@ from support.waiting import wait_until
 from support.zookeeper import client_of
 from taskguard.errors import KeyBusyError, LeaseLostError
 from taskguard.events import Event
-from taskguard.lease import new_owner
 from taskguard.locks.base import Granted, Held, LockProvider
 from taskguard.locks.consul import ConsulLocks
 from taskguard.locks.etcd import EtcdLocks
 from taskguard.locks.zookeeper import ZooKeeperLocks
+from taskguard.model.lease import new_owner
 from taskguard_sandbox.servers import Consul, Etcd, ZooKeeper
 
 pytestmark = pytest.mark.debian

@@ -22,9 +22,9 @@ from support.rivals import expect_one_effect
 from support.waiting import wait_until
 from taskguard import Guard
 from taskguard.errors import KeyBusyError
-from taskguard.lease import new_owner
 from taskguard.locks.base import Granted, Held
 from taskguard.locks.redis import RedisLocks
+from taskguard.model.lease import new_owner
 from taskguard_sandbox.servers import DebianRedis, SentinelOf
 
 pytestmark = pytest.mark.debian

@@ -19,9 +19,9 @@ from support.waiting import wait_until
 from taskguard.clock import SYSTEM_CLOCK
 from taskguard.errors import LeaseLostError, LockServerUnavailableError
 from taskguard.events import Event
-from taskguard.lease import new_owner
 from taskguard.locks.base import Granted, Held
 from taskguard.locks.redis import RedisLocks
+from taskguard.model.lease import new_owner
 from taskguard_sandbox.servers import Valkey
 
 KEY = ("order:1",)

@@ -20,9 +20,9 @@ from support.rivals import expect_one_effect
 from support.standby import Standby
 from support.waiting import wait_until
 from taskguard.errors import LeaseLostError, LockServerUnavailableError
-from taskguard.lease import new_owner
 from taskguard.lock_table import TableLocks
 from taskguard.locks.base import Granted, Held
+from taskguard.model.lease import new_owner
 from taskguard_sandbox.servers import MariaDB, Postgres
 
 KEY = ("order:1",)

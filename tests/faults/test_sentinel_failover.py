@@ -23,9 +23,9 @@ from support.rivals import expect_one_effect
 from support.sentinel import Group, groups, role
 from support.waiting import wait_until
 from taskguard.errors import LockServerUnavailableError
-from taskguard.lease import Owner, new_owner
 from taskguard.locks.base import Granted, Hold, Renewal
 from taskguard.locks.redis import RedisLocks
+from taskguard.model.lease import Owner, new_owner
 from taskguard_sandbox.servers import DebianRedis, SentinelOf
 
 pytestmark = pytest.mark.debian

@@ -16,10 +16,10 @@ import sqlalchemy as sa
 
 from support.waiting import wait_until
 from support.waiting_process import KEY, WaitingProcess
-from taskguard.lease import new_owner
 from taskguard.lock_table import TableLocks
 from taskguard.locks.base import Granted, Held, SharingLocks
 from taskguard.locks.redis import RedisLocks
+from taskguard.model.lease import new_owner
 from taskguard_sandbox.servers import Valkey
 
 # No machine stands still for so long, and the tests wait for the ends of leases.

@@ -20,9 +20,9 @@ import taskguard
 from support.waiting import wait_until
 from support.waiting_process import KEY, WaitingProcess
 from taskguard.errors import KeyBusyError
-from taskguard.lease import new_owner
 from taskguard.locks.base import Granted
 from taskguard.locks.redis import RedisLocks
+from taskguard.model.lease import new_owner
 from taskguard_sandbox.servers import Valkey
 
 LOCK = f"taskguard:{{{KEY}}}"

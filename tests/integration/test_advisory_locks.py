@@ -25,10 +25,10 @@ from support.waiting import wait_until
 from taskguard.advisory_locks import AdvisoryLocks, names
 from taskguard.doctor.locks import check_locks
 from taskguard.errors import ConfigurationError, KeyBusyError, LockServerUnavailableError
-from taskguard.lease import Owner, new_owner
 from taskguard.ledger.connections.database import Database
 from taskguard.lock_table import findings as lock_table_findings
 from taskguard.locks.base import NOBODY, Granted, Held, Hold, Renewal
+from taskguard.model.lease import Owner, new_owner
 from taskguard.settings import make_locks
 from taskguard_sandbox.servers import MariaDB, Postgres
 
@@ -261,7 +261,7 @@ class TestSession:
 _HOLDER = """\
 import sys
 from taskguard.advisory_locks import AdvisoryLocks
-from taskguard.lease import new_owner
+from taskguard.model.lease import new_owner
 from taskguard.locks.base import Hold
 locks, owner = AdvisoryLocks(sys.argv[1]), new_owner("m")
 locks.acquire(("order:42",), owner, ttl_s=float(sys.argv[2]), with_fence=False, wait_s=0.0)

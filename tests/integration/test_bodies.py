@@ -17,9 +17,9 @@ import taskguard
 from support.guarded_shop import GuardedShop, NotingQueue, write
 from support.waiting import wait_until
 from taskguard import watchdog
-from taskguard.delivery import Deferred
 from taskguard.errors import ConfigurationError, StaleTokenError
 from taskguard.guard import Guard
+from taskguard.model.delivery import Deferred
 
 HALF = "caf\udce9"  # what os.fsdecode makes of b"caf\xe9"
 

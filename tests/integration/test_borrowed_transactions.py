@@ -24,7 +24,6 @@ from support.databases import DATABASES
 from support.guarded_shop import GuardedShop, NotingQueue, write
 from support.proxy import Mode, Proxy
 from support.waiting import wait_until
-from taskguard.delivery import Completed
 from taskguard.errors import (
     ConfigurationError,
     StaleTokenError,
@@ -32,6 +31,7 @@ from taskguard.errors import (
 )
 from taskguard.guard import Guard
 from taskguard.ledger.sql import SqlLedger
+from taskguard.model.delivery import Completed
 
 
 class Base(DeclarativeBase):

@@ -24,9 +24,9 @@ from taskguard.errors import (
     LockServerUnavailableError,
 )
 from taskguard.events import Event, Events
-from taskguard.lease import new_owner
 from taskguard.ledger.sql import SqlLedger
 from taskguard.locks.memory import MemoryLocks
+from taskguard.model.lease import new_owner
 from taskguard.runner import Runner
 
 KEY = "account:1"

@@ -13,7 +13,7 @@ import taskguard
 from support import claims
 from support.guarded_shop import GuardedShop
 from taskguard.cli import main
-from taskguard.ledger.protocol import Claimed
+from taskguard.model.claims import Claimed
 
 LEDGER, LOCKS = "TASKGUARD_LEDGER_URL", "TASKGUARD_LOCKS_URL"
 # Each prints more than a line, or would.

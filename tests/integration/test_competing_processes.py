@@ -15,8 +15,8 @@ import sqlalchemy as sa
 
 from support.competing import COUNT, EFFECT, request_for
 from taskguard.errors import StaleTokenError
-from taskguard.ledger.protocol import Claimed, MessageRef
 from taskguard.ledger.sql import SqlLedger
+from taskguard.model.claims import Claimed, MessageRef
 
 TESTS = Path(__file__).resolve().parent.parent
 DATABASES = ["sqlite_url", "pg_url", pytest.param("mariadb_url", marks=pytest.mark.debian)]

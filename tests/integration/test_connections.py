@@ -23,11 +23,11 @@ from support.certificates import Certificates
 from support.guarded_shop import GuardedShop, write
 from support.needs import need
 from taskguard.errors import LockServerUnavailableError
-from taskguard.lease import new_owner
 from taskguard.ledger.sql import SqlLedger
 from taskguard.lock_table import TableLocks
 from taskguard.locks.base import Granted, Held, Hold, LockProvider, Renewal
 from taskguard.locks.redis import RedisLocks
+from taskguard.model.lease import new_owner
 from taskguard.settings import make_locks
 from taskguard_sandbox.clusters import Cluster
 from taskguard_sandbox.servers import (

@@ -35,9 +35,9 @@ from taskguard.errors import (
 from taskguard.events import Event, Events
 from taskguard.ledger.sql import SqlLedger
 from taskguard.locks.memory import MemoryLocks
-from taskguard.policy import make_policy
+from taskguard.model.policy import make_policy
+from taskguard.model.states import State
 from taskguard.runner import Runner
-from taskguard.states import State
 
 
 class NotingQueue:

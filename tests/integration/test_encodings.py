@@ -10,7 +10,7 @@ import pytest
 
 from support.guarded_shop import GuardedShop, write
 from taskguard.guard import MAX_RESULT_BYTES, Guard
-from taskguard.states import State
+from taskguard.model.states import State
 from taskguard_sandbox.servers import Postgres
 
 TEXT = "5 €, 日本, \U0001f40d"

@@ -12,7 +12,7 @@ from support.claims import overtake, request
 from support.guarded_shop import GuardedShop, write
 from taskguard.errors import StaleTokenError, TransactionUsageError
 from taskguard.guard import Guard
-from taskguard.ledger.protocol import Claim, Claimed
+from taskguard.model.claims import Claim, Claimed
 
 
 def claim(shop: GuardedShop) -> Claim:

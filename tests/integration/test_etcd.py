@@ -15,12 +15,12 @@ from support.etcd import ask, cluster, forget, standing, url_of, write
 from support.proxy import Mode, Proxy
 from support.waiting import wait_until
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
-from taskguard.lease import Owner, new_owner
 from taskguard.locks.base import Granted, Held, Hold, LockProvider, Renewal
 from taskguard.locks.etcd import EtcdLocks
 from taskguard.locks.http import HttpLink
 from taskguard.locks.memory import MemoryLocks
 from taskguard.locks.redis import RedisLocks
+from taskguard.model.lease import Owner, new_owner
 from taskguard.settings import make_locks
 from taskguard_sandbox.servers import Etcd, Valkey
 

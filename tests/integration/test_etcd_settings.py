@@ -15,9 +15,9 @@ from support.etcd import ask, forget
 from support.needs import need
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.findings import Finding, Level
-from taskguard.lease import new_owner
 from taskguard.locks.base import Granted, Hold, Renewal
 from taskguard.locks.etcd import EtcdLocks
+from taskguard.model.lease import new_owner
 from taskguard_sandbox.servers import Etcd
 
 pytestmark = pytest.mark.debian

@@ -13,7 +13,7 @@ import taskguard
 from taskguard import Guard, TaskGuard
 from taskguard.errors import KeyBusyError
 from taskguard.events import Event
-from taskguard.lease import new_owner
+from taskguard.model.lease import new_owner
 
 HOUR_MS = 3_600_000
 LOCK = "taskguard:{order:1}"

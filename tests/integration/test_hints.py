@@ -16,12 +16,20 @@ import redis
 
 from support.guarded_shop import GuardedShop, NotingQueue
 from support.proxy import Mode, Proxy
-from taskguard.delivery import Answered, Completed, Deferred, Delivery, MessageRef, Outcome, Parked
-from taskguard.lease import new_owner
-from taskguard.ledger.protocol import Claim
 from taskguard.locks.base import CALLED
 from taskguard.locks.redis import RedisLocks
-from taskguard.policy import Busy, Policy
+from taskguard.model.claims import Claim
+from taskguard.model.delivery import (
+    Answered,
+    Completed,
+    Deferred,
+    Delivery,
+    MessageRef,
+    Outcome,
+    Parked,
+)
+from taskguard.model.lease import new_owner
+from taskguard.model.policy import Busy, Policy
 
 KEY = "account:1"
 

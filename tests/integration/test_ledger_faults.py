@@ -28,11 +28,11 @@ from taskguard.errors import (
     TransactionRetryError,
 )
 from taskguard.ledger.connections.database import Database
-from taskguard.ledger.protocol import Claim, Claimed, MessageRef
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.statements import postgresql
 from taskguard.ledger.tables import KEYS
 from taskguard.locks.base import Renewal
+from taskguard.model.claims import Claim, Claimed, MessageRef
 from taskguard_sandbox.servers import Postgres
 
 

@@ -24,11 +24,11 @@ from taskguard.errors import (
     LedgerSchemaError,
     LedgerUnavailableError,
 )
-from taskguard.ledger.protocol import Claimed
 from taskguard.ledger.schema import upgrades
 from taskguard.ledger.schema.creation import ddl
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import SCHEMA_VERSION
+from taskguard.model.claims import Claimed
 from taskguard.settings import make_ledger, make_locks
 from taskguard_sandbox.servers import free_port
 

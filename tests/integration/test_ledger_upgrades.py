@@ -10,10 +10,10 @@ from support.databases import DATABASES
 from support.old_tables import back_to_version_1, shape_of
 from taskguard.cli import main
 from taskguard.errors import LedgerSchemaError
-from taskguard.ledger.protocol import Answer, Claimed, MessageRef
 from taskguard.ledger.schema.upgrades import upgrade_statements
 from taskguard.ledger.sql import SqlLedger
-from taskguard.states import Decision
+from taskguard.model.claims import Answer, Claimed, MessageRef
+from taskguard.model.states import Decision
 
 
 @pytest.fixture(params=DATABASES)

@@ -15,11 +15,11 @@ import pytest
 import sqlalchemy as sa
 
 from support.claims import request
-from taskguard.ledger.protocol import MessageRef
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.statements import postgresql
 from taskguard.ledger.tables import WORK
-from taskguard.states import State
+from taskguard.model.claims import MessageRef
+from taskguard.model.states import State
 
 KEY, WAITING = "account:1", 5_000
 CALL = '{"queue": "celery", "message": "m"}'

@@ -33,12 +33,12 @@ from taskguard.errors import (
     TransactionRetryError,
 )
 from taskguard.findings import Level
-from taskguard.lease import new_owner
 from taskguard.ledger.connections.database import Database
 from taskguard.lock_table import TableLocks
 from taskguard.lock_table import findings as lock_table_findings
 from taskguard.lock_table.table import ddl_statements
 from taskguard.locks.base import Granted, Held, Hold, Renewal
+from taskguard.model.lease import new_owner
 from taskguard_sandbox.servers import MariaDB, Postgres
 
 KEY = ("order:1",)

@@ -32,12 +32,12 @@ from taskguard.errors import (
 from taskguard.guard import MAX_RESULT_BYTES, Guard
 from taskguard.ledger.connections import database
 from taskguard.ledger.connections.database import CannotWriteError
-from taskguard.ledger.protocol import Busy, Claimed, MessageRef
 from taskguard.ledger.schema.creation import ddl
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import KEYS, WORK
 from taskguard.locks.base import Renewal
-from taskguard.states import State
+from taskguard.model.claims import Busy, Claimed, MessageRef
+from taskguard.model.states import State
 from taskguard_sandbox.servers import MariaDB
 
 pytestmark = pytest.mark.debian

@@ -21,15 +21,15 @@ from support.claims import request
 from support.proxy import Mode, Proxy
 from support.waiting import wait_until
 from taskguard.errors import StaleTokenError, TransactionRetryError
-from taskguard.lease import Owner
 from taskguard.ledger.connections.database import CannotWriteError
 from taskguard.ledger.connections.executed import Executed
-from taskguard.ledger.protocol import Answer, Busy, Claimed, MessageRef
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.statements import Statements, claims, mariadb
 from taskguard.ledger.statements.mariadb import MariaDBStatements
 from taskguard.ledger.tables import KEYS, MESSAGES, WORK
-from taskguard.states import Decision
+from taskguard.model.claims import Answer, Busy, Claimed, MessageRef
+from taskguard.model.lease import Owner
+from taskguard.model.states import Decision
 from taskguard_sandbox.servers import MariaDB
 
 pytestmark = pytest.mark.debian

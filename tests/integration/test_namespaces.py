@@ -19,13 +19,13 @@ import taskguard_celery
 import taskguard_rq
 from support.etcd import forget
 from taskguard import Sweeper, TaskGuard, enqueue_in
-from taskguard.delivery import MessageRef
 from taskguard.errors import ConfigurationError, KeyBusyError
 from taskguard.events import Event
 from taskguard.guarded import GuardedFunction
 from taskguard.ledger.sql import SqlLedger
 from taskguard.lock_table import TableLocks
-from taskguard.states import State
+from taskguard.model.delivery import MessageRef
+from taskguard.model.states import State
 from taskguard_celery import guarded_task
 from taskguard_rq import guarded_job
 

@@ -16,13 +16,13 @@ import pytest
 
 from support.guarded_shop import NotingQueue
 from taskguard import Claim, Completed, Delivery, Dropped, Guard, MessageRef
-from taskguard.delivery import Parked
 from taskguard.errors import SupersededError
-from taskguard.lease import new_owner
 from taskguard.ledger.sql import SqlLedger
 from taskguard.locks.base import Held
 from taskguard.locks.memory import MemoryLocks
-from taskguard.policy import make_policy
+from taskguard.model.delivery import Parked
+from taskguard.model.lease import new_owner
+from taskguard.model.policy import make_policy
 from taskguard.runner import Runner
 
 KEY = "index:1"

@@ -31,14 +31,14 @@ from taskguard.errors import (
     TaskguardError,
 )
 from taskguard.guard import Guard
-from taskguard.lease import new_owner
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.decisions import CLAIMABLE, decide_row
 from taskguard.ledger.own_rows.changes import Found, place
-from taskguard.ledger.protocol import Answer, Busy, Claimed, ClaimRequest, MessageRef, RowRef
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import KEYS, WORK
-from taskguard.states import Decision
+from taskguard.model.claims import Answer, Busy, Claimed, ClaimRequest, MessageRef, RowRef
+from taskguard.model.lease import new_owner
+from taskguard.model.states import Decision
 from taskguard_celery import guarded_task
 from taskguard_celery.startup import check_worker
 

@@ -31,17 +31,17 @@ from taskguard import (
     Sweeper,
     connect,
 )
-from taskguard.delivery import Answered, Parked
 from taskguard.errors import LedgerUnavailableError, WorkDeadError
-from taskguard.lease import Owner, new_owner
-from taskguard.ledger.protocol import Claimed
 from taskguard.ledger.sql import SqlLedger
 from taskguard.locks.base import Granted, Held
 from taskguard.locks.memory import MemoryLocks
+from taskguard.model.claims import Claimed
+from taskguard.model.delivery import Answered, Parked
+from taskguard.model.lease import Owner, new_owner
+from taskguard.model.policy import make_policy
+from taskguard.model.states import State
 from taskguard.parking import EXPECTED_S
-from taskguard.policy import make_policy
 from taskguard.runner import Runner
-from taskguard.states import State
 
 KEY = "account:1"
 

@@ -17,11 +17,11 @@ import sqlalchemy as sa
 
 from support.guarded_shop import GuardedShop, NotingQueue, write
 from support.waiting import wait_until
-from taskguard.delivery import Deferred, Delivery, MessageRef
 from taskguard.errors import LedgerUnavailableError
 from taskguard.guard import Guard
 from taskguard.ledger.connections import pools
-from taskguard.policy import Policy
+from taskguard.model.delivery import Deferred, Delivery, MessageRef
+from taskguard.model.policy import Policy
 
 SERVERS = ["pg_url", "mariadb_url", "mysql_url"]
 MANY = 80

@@ -24,12 +24,12 @@ from support.waiting import wait_until
 from taskguard.doctor import GuardedTask
 from taskguard.doctor.locks import check_locks
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
-from taskguard.lease import new_owner
 from taskguard.locks.base import Granted, Held, Hold, Renewal
 from taskguard.locks.redis import RedisLocks, link
 from taskguard.locks.redis.cluster import RedisClusterLocks
 from taskguard.locks.redis.cluster.nodes import slot_of
-from taskguard.policy import Policy
+from taskguard.model.lease import new_owner
+from taskguard.model.policy import Policy
 from taskguard.settings import make_locks
 from taskguard_sandbox.clusters import Cluster
 from taskguard_sandbox.process import free_port

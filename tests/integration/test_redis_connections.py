@@ -19,9 +19,9 @@ from taskguard.errors import (
     ConfigurationError,
     LockServerUnavailableError,
 )
-from taskguard.lease import new_owner
 from taskguard.locks.base import Granted, Held
 from taskguard.locks.redis import RedisLocks
+from taskguard.model.lease import new_owner
 from taskguard_sandbox.servers import DebianRedis, SentinelOf, Valkey
 
 KEY = ("order:42",)
@@ -209,7 +209,7 @@ class TestSentinel:
 
 FORK = """
 import os, sys
-from taskguard.lease import new_owner
+from taskguard.model.lease import new_owner
 from taskguard.locks.base import Held, Hold
 from taskguard.locks.redis import RedisLocks
 
@@ -235,7 +235,7 @@ GREENLETS = """
 from gevent import monkey; monkey.patch_all()
 import sys, time, gevent
 from taskguard import native
-from taskguard.lease import new_owner
+from taskguard.model.lease import new_owner
 from taskguard.locks.base import Granted, Hold
 from taskguard.locks.redis import RedisLocks
 

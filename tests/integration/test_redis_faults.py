@@ -18,9 +18,9 @@ from redis.retry import Retry
 from support.proxy import Mode, Proxy
 from support.waiting import wait_until
 from taskguard.errors import LockServerUnavailableError
-from taskguard.lease import new_owner
 from taskguard.locks.base import Granted, Held, Hold, Renewal
 from taskguard.locks.redis import RedisLocks
+from taskguard.model.lease import new_owner
 from taskguard_sandbox.servers import Valkey
 
 KEY = ("order:42",)

@@ -15,9 +15,9 @@ import redis
 import taskguard.locks.redis
 from support.waiting import wait_until
 from taskguard.errors import LockServerUnavailableError
-from taskguard.lease import Owner, new_owner
 from taskguard.locks.base import Granted, Held, Hold, Renewal
 from taskguard.locks.redis import RedisLocks
+from taskguard.model.lease import Owner, new_owner
 from taskguard_sandbox.servers import RedisServer
 
 KEY = ("order:42",)

@@ -26,11 +26,11 @@ from support.proxy import Mode, Proxy
 from support.waiting import wait_until
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.findings import Level
-from taskguard.lease import Owner, new_owner
 from taskguard.ledger.sql import SqlLedger
 from taskguard.locks.base import Granted, Held, Hold, Renewal
 from taskguard.locks.redlock import RedlockLocks, servers
 from taskguard.locks.redlock.election import Election
+from taskguard.model.lease import Owner, new_owner
 from taskguard_sandbox.servers import DebianRedis, Valkey, free_port
 
 # Each has an order of the servers of its own.
@@ -604,7 +604,7 @@ class TestConnections:
         """A child has connections of its own; parent and child exclude each other."""
         script = """
 import os, sys
-from taskguard.lease import new_owner
+from taskguard.model.lease import new_owner
 from taskguard.locks.base import Granted, Held
 from taskguard.locks.redlock import RedlockLocks
 locks, owner = RedlockLocks(sys.argv[1]), new_owner("parent")
@@ -630,7 +630,7 @@ assert locks.release(("k",), owner) is True
         script = """
 from gevent import monkey; monkey.patch_all()
 import sys, gevent
-from taskguard.lease import new_owner
+from taskguard.model.lease import new_owner
 from taskguard.locks.base import Granted
 from taskguard.locks.redlock import RedlockLocks
 locks, done = RedlockLocks(sys.argv[1]), []

@@ -23,7 +23,7 @@ from taskguard.errors import (
     LeaseLostError,
     LockServerUnavailableError,
 )
-from taskguard.lease import Owner, new_owner
+from taskguard.model.lease import Owner, new_owner
 
 KEY = "inventory:42"
 HOLDS = """

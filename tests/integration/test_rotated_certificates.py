@@ -16,9 +16,9 @@ from support.certificates import Certificates, unavailable
 from support.needs import missing, need
 from support.waiting import wait_until
 from taskguard.errors import LockServerUnavailableError
-from taskguard.lease import new_owner
 from taskguard.locks.base import Granted, LockProvider
 from taskguard.locks.tls import Tls
+from taskguard.model.lease import new_owner
 from taskguard.settings import make_locks
 from taskguard_sandbox.process import free_port
 from taskguard_sandbox.servers import Consul, DebianRedis, Etcd, ZooKeeper

@@ -9,11 +9,11 @@ import pytest
 
 import taskguard
 from support.guarded_shop import GuardedShop, NotingQueue, write
-from taskguard.delivery import Completed, Deferred, Delivery, MessageRef
 from taskguard.errors import TransactionFailedError, TransactionRetryError
 from taskguard.guard import Guard
 from taskguard.ledger.sql import SqlLedger
-from taskguard.policy import Policy
+from taskguard.model.delivery import Completed, Deferred, Delivery, MessageRef
+from taskguard.model.policy import Policy
 
 ASK_AGAIN = "do $$ begin raise exception sqlstate '40001'; end $$"
 

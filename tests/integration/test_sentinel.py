@@ -27,11 +27,11 @@ from taskguard.doctor import GuardedTask
 from taskguard.doctor.locks import check_locks
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.findings import Level
-from taskguard.lease import new_owner
 from taskguard.locks.base import Granted, Hold, Renewal
 from taskguard.locks.redis import RedisLocks
 from taskguard.locks.redis.sentinel_url import SentinelUrl
-from taskguard.policy import Policy
+from taskguard.model.lease import new_owner
+from taskguard.model.policy import Policy
 from taskguard_sandbox.servers import DebianRedis, SentinelOf, free_port
 
 pytestmark = pytest.mark.debian

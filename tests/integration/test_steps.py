@@ -10,7 +10,6 @@ import taskguard
 from support.claims import overtake
 from support.guarded_shop import GuardedShop, write
 from taskguard import Guard
-from taskguard.delivery import Answered, Completed
 from taskguard.errors import (
     ConfigurationError,
     LeaseLostError,
@@ -19,6 +18,7 @@ from taskguard.errors import (
     TransactionUsageError,
 )
 from taskguard.ledger.transactions.own import OwnConnection
+from taskguard.model.delivery import Answered, Completed
 
 
 class Provider:

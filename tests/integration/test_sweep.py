@@ -20,12 +20,12 @@ import taskguard
 from support.databases import DATABASES
 from taskguard import Delivery, Guard, MessageRef, Sweeper, Swept, enqueue_in
 from taskguard.errors import ConfigurationError, KeyBusyError, StoredCallError
-from taskguard.lease import new_owner
-from taskguard.ledger.protocol import Claimed, ClaimRequest
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import WORK
-from taskguard.policy import make_policy
-from taskguard.states import State
+from taskguard.model.claims import Claimed, ClaimRequest
+from taskguard.model.lease import new_owner
+from taskguard.model.policy import make_policy
+from taskguard.model.states import State
 
 
 class SweepRig:

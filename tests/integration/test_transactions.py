@@ -20,7 +20,7 @@ from support.proxy import Mode, Proxy
 from support.waiting import wait_until
 from taskguard.errors import ConfigurationError, TransactionUsageError
 from taskguard.guard import Guard
-from taskguard.ledger.protocol import Claimed, MessageRef
+from taskguard.model.claims import Claimed, MessageRef
 
 SNAPSHOTS = ["REPEATABLE READ", "SERIALIZABLE"]
 

@@ -14,8 +14,8 @@ from sqlalchemy import orm
 
 from support.databases import DATABASES
 from taskguard import Delivery, Guard, MessageRef, enqueue_in
-from taskguard.delivery import Dropped
 from taskguard.errors import AlreadyEnqueuedError, ConfigurationError, FingerprintMismatchError
+from taskguard.model.delivery import Dropped
 from taskguard.outbox import Placed
 
 

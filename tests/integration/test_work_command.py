@@ -11,9 +11,9 @@ from support import claims
 from support.guarded_shop import GuardedShop, NotingQueue, write
 from taskguard import Guard
 from taskguard.cli import main
-from taskguard.delivery import Completed, Dropped
 from taskguard.errors import StaleTokenError, WorkDeadError
-from taskguard.ledger.protocol import Claimed, ClaimRequest, MessageRef, WorkView
+from taskguard.model.claims import Claimed, ClaimRequest, MessageRef, WorkView
+from taskguard.model.delivery import Completed, Dropped
 
 WORK = "ship order:1"
 

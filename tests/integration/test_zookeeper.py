@@ -23,11 +23,11 @@ from support.waiting import wait_until
 from support.zookeeper import client_of, end_session, standing
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.findings import Finding, Level
-from taskguard.lease import Owner, new_owner
 from taskguard.locks.base import Granted, Held, Hold, LockProvider, Renewal
 from taskguard.locks.memory import MemoryLocks
 from taskguard.locks.redis import RedisLocks
 from taskguard.locks.zookeeper import ZooKeeperLocks
+from taskguard.model.lease import Owner, new_owner
 from taskguard.settings import make_locks
 from taskguard_sandbox.process import free_port
 from taskguard_sandbox.servers import Valkey, ZooKeeper

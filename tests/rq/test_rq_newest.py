@@ -16,7 +16,7 @@ from rq.job import Job
 from support.invoices import latest, supersede, supersede_at_once
 from support.waiting import wait_until
 from taskguard.ledger.tables import WORK
-from taskguard.states import OUTDATED
+from taskguard.model.states import OUTDATED
 
 HOLDS_S = 600.0  # or until it may go, or is told
 

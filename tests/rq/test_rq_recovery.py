@@ -21,7 +21,7 @@ from support.office import SHORT_LEASES
 from support.waiting import wait_until
 from taskguard.cli import main
 from taskguard.errors import ConfigurationError
-from taskguard.states import State
+from taskguard.model.states import State
 from taskguard_rq import enqueue, sweep
 
 pytestmark = pytest.mark.usefixtures("producer")

@@ -13,7 +13,7 @@ from support.invoices import strictly, strictly_under_a_decorator
 from support.office import FAIRLY_SHORT_LEASES
 from support.waiting import wait_until
 from taskguard.ledger.tables import WORK
-from taskguard.states import State
+from taskguard.model.states import State
 from taskguard_rq import enqueue
 
 

@@ -16,7 +16,7 @@ from support import invoices
 from support.due import make_due
 from support.office import SHORT_LEASES
 from taskguard.errors import AlreadyEnqueuedError, ConfigurationError
-from taskguard.states import State
+from taskguard.model.states import State
 from taskguard_rq import enqueue, sweep
 
 pytestmark = pytest.mark.usefixtures("producer")

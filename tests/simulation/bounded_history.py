@@ -15,8 +15,8 @@ from simulation.line_history import LineHistory
 from simulation.newest import KeyRow
 from simulation.stored_calls import stands
 from taskguard.errors import LineFullError
-from taskguard.ledger.protocol import ClaimRequest
 from taskguard.ledger.records import message_of
+from taskguard.model.claims import ClaimRequest
 
 if TYPE_CHECKING:
     from simulation.bounded_world import BoundedWorld

@@ -14,9 +14,9 @@ from simulation import stored_calls
 from simulation.bounded_world import BoundedWorld
 from simulation.ledger import KeyRow
 from simulation.mutants import Mutant
-from taskguard.delivery import Delivery
 from taskguard.errors import LineFullError
-from taskguard.ledger.protocol import Busy, Claim, ClaimAnswer, ClaimRequest, Overdue, Seen
+from taskguard.model.claims import Busy, Claim, ClaimAnswer, ClaimRequest, Overdue, Seen
+from taskguard.model.delivery import Delivery
 from taskguard.parking import Line
 
 __all__ = ["BOUNDED_MUTANTS"]

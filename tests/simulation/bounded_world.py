@@ -17,11 +17,11 @@ from simulation.line_world import LineWorld
 from simulation.scheduler import Process
 from simulation.stored_calls import is_expected
 from simulation.world import Message, Task
-from taskguard.bounds import Bounds, rate_of
-from taskguard.delivery import MessageRef, stored_call
 from taskguard.errors import LineFullError
-from taskguard.ledger.protocol import Busy, ClaimAnswer, ClaimRequest, Overdue
-from taskguard.policy import Policy
+from taskguard.model.bounds import Bounds, rate_of
+from taskguard.model.claims import Busy, ClaimAnswer, ClaimRequest, Overdue
+from taskguard.model.delivery import MessageRef, stored_call
+from taskguard.model.policy import Policy
 
 __all__ = ["BoundedWorld"]
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from simulation.ledger import KeyRow, MemoryTransaction, Work
 from simulation.scheduler import Process
-from taskguard.delivery import Answered, Completed, Deferred, Dropped
 from taskguard.errors import MessageTooOldError, WorkDeadError, WorkRevokedError
-from taskguard.lease import Owner
-from taskguard.ledger.protocol import Claim, Claimed
-from taskguard.states import OUTDATED, TRANSITIONS, State
+from taskguard.model.claims import Claim, Claimed
+from taskguard.model.delivery import Answered, Completed, Deferred, Dropped
+from taskguard.model.lease import Owner
+from taskguard.model.states import OUTDATED, TRANSITIONS, State
 from taskguard.watchdog import TrackedLease
 
 if TYPE_CHECKING:

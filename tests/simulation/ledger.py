@@ -1,6 +1,6 @@
 """A ledger in memory: rows, row locks and transactions as a database has them, and nothing else.
 
-Guarantees what `ledger/protocol.py` says, and passes the contract suite of ledgers, so that
+Guarantees what `ledger/ports.py` says, and passes the contract suite of ledgers, so that
 what a simulation finds out is about the real ones. Every change of rows happens at one moment;
 what a transaction writes is seen by others when it commits. Whoever meets a row that another
 transaction has locked calls `wait` until it is free or the time is up.
@@ -19,10 +19,8 @@ from typing import Any
 
 from simulation.newest import KeyRow, NewestMessages
 from simulation.stored_calls import SUPERSEDED, StoredCalls
-from taskguard.bounds import is_slot
 from taskguard.clock import SYSTEM_CLOCK, Clock
 from taskguard.errors import LedgerUnavailableError, StaleTokenError
-from taskguard.lease import Owner
 from taskguard.ledger.decisions import (
     CLAIMABLE,
     Records,
@@ -32,7 +30,10 @@ from taskguard.ledger.decisions import (
     why_dead,
 )
 from taskguard.ledger.endings import UNDECIDED_S, is_over, waits_for
-from taskguard.ledger.protocol import (
+from taskguard.ledger.statements.lines import place_of
+from taskguard.locks.base import Renewal
+from taskguard.model.bounds import is_slot
+from taskguard.model.claims import (
     Answer,
     Busy,
     Claim,
@@ -43,9 +44,8 @@ from taskguard.ledger.protocol import (
     Overdue,
     WorkView,
 )
-from taskguard.ledger.statements.lines import place_of
-from taskguard.locks.base import Renewal
-from taskguard.states import EXPIRED, Decision, State
+from taskguard.model.lease import Owner
+from taskguard.model.states import EXPIRED, Decision, State
 
 __all__ = ["FREE", "KeyRow", "MemoryLedger", "MemoryTransaction", "Work"]
 

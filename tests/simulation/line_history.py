@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from simulation.history import GaveUpError, History, ViolationError
 from simulation.ledger import Work
 from simulation.stored_calls import SUPERSEDED, is_expected, keeps, stands
-from taskguard.delivery import Answered, Completed, Dropped, Parked
 from taskguard.errors import WorkDeadError
-from taskguard.ledger.protocol import ClaimRequest
 from taskguard.ledger.records import message_of
-from taskguard.states import State
+from taskguard.model.claims import ClaimRequest
+from taskguard.model.delivery import Answered, Completed, Dropped, Parked
+from taskguard.model.states import State
 
 if TYPE_CHECKING:
     from simulation.line_world import LineWorld

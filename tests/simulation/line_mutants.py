@@ -14,14 +14,14 @@ import taskguard.parking
 from simulation import stored_calls
 from simulation.line_world import LineWorld
 from simulation.mutants import Mutant
-from taskguard.delivery import Delivery
 from taskguard.errors import LockServerUnavailableError
-from taskguard.lease import Owner
-from taskguard.ledger.protocol import Busy, ClaimRequest, MessageRef
 from taskguard.locks.base import Granted
+from taskguard.model.claims import Busy, ClaimRequest, MessageRef
+from taskguard.model.delivery import Delivery
+from taskguard.model.lease import Owner
+from taskguard.model.states import State
 from taskguard.parking import Line
 from taskguard.runner import Runner
-from taskguard.states import State
 
 __all__ = ["LINE_MUTANTS"]
 

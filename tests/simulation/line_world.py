@@ -25,13 +25,13 @@ from simulation.servers import BrokerError, PortLedger, PortLocks
 from simulation.stored_calls import keeps
 from simulation.world import Message, Task, Worker, World
 from taskguard.api import TaskGuard
-from taskguard.delivery import NOT_BEFORE, Delivery, Dropped, MessageRef, stored_call
 from taskguard.errors import TaskguardError
 from taskguard.events import Events
 from taskguard.guard import JSON
-from taskguard.ledger.protocol import Claim, Claimed, ClaimRequest, Overdue
+from taskguard.model.claims import Claim, Claimed, ClaimRequest, Overdue
+from taskguard.model.delivery import NOT_BEFORE, Delivery, Dropped, MessageRef, stored_call
+from taskguard.model.policy import Policy
 from taskguard.outbox import enqueue_in
-from taskguard.policy import Policy
 from taskguard.relay import Relay
 from taskguard.sweep import Sweeper
 

@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import taskguard.admission
-import taskguard.states
+import taskguard.model.states
 from simulation.ledger import KeyRow
 from simulation.world import World
 from taskguard.guard import Guard
-from taskguard.lease import Owner
 from taskguard.ledger.decisions import Records
-from taskguard.ledger.protocol import Claim, ClaimRequest
-from taskguard.states import State
+from taskguard.model.claims import Claim, ClaimRequest
+from taskguard.model.lease import Owner
+from taskguard.model.states import State
 
 __all__ = ["MUTANTS", "Mutant"]
 
@@ -44,13 +44,13 @@ def _no_fence_check(world: World) -> None:
 
 def _at_most_for_less(world: World) -> None:
     """`<=` for `<` between the number of a delivery and the highest number known."""
-    right = taskguard.states.is_superseded
+    right = taskguard.model.states.is_superseded
 
     def is_superseded(row: Any, *, number: Any, recorded: Any, **values: Any) -> bool:
         same = recorded != (0, 0) and number <= recorded
         return same or right(row, number=number, recorded=recorded, **values)
 
-    world.patch(taskguard.states, "is_superseded", is_superseded)
+    world.patch(taskguard.model.states, "is_superseded", is_superseded)
 
 
 def _numbers_by_message(world: World) -> None:

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from simulation.stored_calls import called, is_untold, may_park, stands, waits_again
 from taskguard.ledger.decisions import Records
-from taskguard.ledger.protocol import Answer, Busy, ClaimRequest, Overdue, ParkedNewest
 from taskguard.ledger.records import expiry_of, overdue_of
 from taskguard.ledger.statements.lines import place_of
 from taskguard.ledger.statements.newest import mark_of
-from taskguard.states import OUTDATED, Decision, State, is_outdated, sent_at_us
+from taskguard.model.claims import Answer, Busy, ClaimRequest, Overdue, ParkedNewest
+from taskguard.model.states import OUTDATED, Decision, State, is_outdated, sent_at_us
 
 if TYPE_CHECKING:
     from simulation.ledger import Work

@@ -22,8 +22,8 @@ from taskguard.errors import (
     TransactionRetryError,
 )
 from taskguard.findings import Finding
-from taskguard.lease import Owner
-from taskguard.ledger.protocol import (
+from taskguard.locks.base import Granted, Held, Hold, Holder, Traits
+from taskguard.model.claims import (
     Claim,
     ClaimAnswer,
     ClaimRequest,
@@ -32,8 +32,8 @@ from taskguard.ledger.protocol import (
     Seen,
     WorkView,
 )
-from taskguard.locks.base import Granted, Held, Hold, Holder, Traits
-from taskguard.states import State
+from taskguard.model.lease import Owner
+from taskguard.model.states import State
 
 if TYPE_CHECKING:
     from simulation.world import World

@@ -13,9 +13,11 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from taskguard.bounds import NO_RATES, Bounds, Rate, is_slot
 from taskguard.errors import LineFullError
-from taskguard.ledger.protocol import (
+from taskguard.ledger.records import expiry_of, message_of, overdue_of, waiting_values
+from taskguard.ledger.statements.lines import Called, place_of
+from taskguard.model.bounds import NO_RATES, Bounds, Rate, is_slot
+from taskguard.model.claims import (
     Claim,
     ClaimRequest,
     Once,
@@ -25,9 +27,7 @@ from taskguard.ledger.protocol import (
     Waiting,
     sends_of,
 )
-from taskguard.ledger.records import expiry_of, message_of, overdue_of, waiting_values
-from taskguard.ledger.statements.lines import Called, place_of
-from taskguard.states import State
+from taskguard.model.states import State
 
 if TYPE_CHECKING:
     from simulation.ledger import KeyRow, MemoryTransaction, Work

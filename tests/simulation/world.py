@@ -33,7 +33,6 @@ from simulation.scheduler import (
     SimWakeup,
 )
 from simulation.servers import BrokerError, DatabaseError, PortLedger, PortLocks
-from taskguard.delivery import Delivery, MessageRef, Parking
 from taskguard.errors import (
     TaskguardError,
     TransactionAbandonedError,
@@ -50,10 +49,11 @@ from taskguard.events import (
     Takeover,
 )
 from taskguard.guard import Guard
-from taskguard.lease import Owner
-from taskguard.ledger.protocol import Claim, ClaimAnswer, Claimed, ClaimRequest, WorkView
 from taskguard.locks.memory import MemoryLocks
-from taskguard.policy import Policy
+from taskguard.model.claims import Claim, ClaimAnswer, Claimed, ClaimRequest, WorkView
+from taskguard.model.delivery import Delivery, MessageRef, Parking
+from taskguard.model.lease import Owner
+from taskguard.model.policy import Policy
 from taskguard.runner import Runner
 
 __all__ = ["Message", "Task", "World"]

@@ -9,9 +9,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from taskguard.lease import new_owner
-from taskguard.ledger.protocol import Claimed, ClaimRequest, MessageRef
 from taskguard.ledger.tables import KEYS, WORK
+from taskguard.model.claims import Claimed, ClaimRequest, MessageRef
+from taskguard.model.lease import new_owner
 
 __all__ = ["end_leases", "overtake", "request"]
 

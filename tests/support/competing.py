@@ -17,10 +17,10 @@ from collections import Counter
 import sqlalchemy as sa
 
 from taskguard.errors import LedgerUnavailableError, StaleTokenError, TransactionRetryError
-from taskguard.lease import new_owner
-from taskguard.ledger.protocol import Answer, Claimed, ClaimRequest, MessageRef
 from taskguard.ledger.sql import SqlLedger
-from taskguard.states import Decision
+from taskguard.model.claims import Answer, Claimed, ClaimRequest, MessageRef
+from taskguard.model.lease import new_owner
+from taskguard.model.states import Decision
 
 COUNT = 40
 TTL_S = 0.5

@@ -23,7 +23,7 @@ import taskguard_rq.decorator
 from support.waiting import wait_until
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import WORK
-from taskguard.states import State
+from taskguard.model.states import State
 from taskguard_sandbox.workers import CeleryWorker, RQWorker
 
 __all__ = ["CrashRig", "crash_rig"]

@@ -8,10 +8,10 @@ from typing import Any
 import sqlalchemy as sa
 
 import taskguard
-from taskguard.delivery import Delivery, MessageRef
 from taskguard.events import Event, log_event
 from taskguard.ledger.sql import SqlLedger
-from taskguard.policy import Policy
+from taskguard.model.delivery import Delivery, MessageRef
+from taskguard.model.policy import Policy
 
 __all__ = ["GuardedShop", "NotingQueue", "write"]
 

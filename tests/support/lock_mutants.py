@@ -13,7 +13,7 @@ from pytest_taskguard.lock_contract import LockServer
 from support.session_locks import SessionLocks, SessionServer, session_kind
 from taskguard import Granted, Held, Hold, Holder, MemoryLocks, Owner, Renewal, Traits
 from taskguard.errors import LockServerUnavailableError
-from taskguard.lease import new_owner
+from taskguard.model.lease import new_owner
 
 MUTANTS: dict[str, tuple[Callable[[], LockServer], str]] = {}
 

@@ -7,8 +7,8 @@ import contextlib
 from pytest_taskguard.lock_contract import LockServer
 from support.waiting import wait_until
 from taskguard.errors import LockServerUnavailableError
-from taskguard.lease import new_owner
 from taskguard.locks.base import LockProvider
+from taskguard.model.lease import new_owner
 
 __all__ = ["LockServer", "connect_by_a_lock", "redlock_url"]
 

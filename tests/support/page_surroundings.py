@@ -27,7 +27,7 @@ from sqlalchemy import orm
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 import taskguard
-from taskguard.states import State
+from taskguard.model.states import State
 
 __all__ = ["SURROUNDINGS", "Place"]
 

@@ -14,8 +14,8 @@ import time
 
 import gevent
 
-from taskguard.lease import new_owner
 from taskguard.locks.base import Granted
+from taskguard.model.lease import new_owner
 from taskguard.settings import make_locks
 
 

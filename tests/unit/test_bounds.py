@@ -7,8 +7,8 @@ import random
 import pytest
 
 from taskguard import GuardedFunction, MessageRef
-from taskguard.bounds import Rate, rate_of, slots_of
 from taskguard.errors import ConfigurationError
+from taskguard.model.bounds import Rate, rate_of, slots_of
 
 MINUTE_US = 60_000_000
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from taskguard.combinations import DELIVERIES, DIMENSIONS, ENQUEUES, REFUSALS, Rule, rule_for
-from taskguard.delivery import Delivery, MessageRef
 from taskguard.errors import ConfigurationError
 from taskguard.guarded import GuardedFunction
+from taskguard.model.delivery import Delivery, MessageRef
 from taskguard.outbox import _refuse_duplicates_of_messages
 
 

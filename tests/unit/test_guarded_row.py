@@ -12,7 +12,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from taskguard import GuardedFunction, GuardedRow, MessageRef
 from taskguard.errors import ConfigurationError, KeyArgumentError, KeyTemplateError
-from taskguard.ledger.protocol import RowRef
+from taskguard.model.claims import RowRef
 
 M1 = MessageRef("m1")
 

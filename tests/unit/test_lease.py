@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.clock import FakeClock
-from taskguard import lease
 from taskguard.errors import LeaseLostError
-from taskguard.lease import Lease, Owner, new_owner, trusted_until_s
 from taskguard.locks.base import CALLED, NOBODY
+from taskguard.model import lease
+from taskguard.model.lease import Lease, Owner, new_owner, trusted_until_s
 
 
 def make_lease(clock: FakeClock, *, ttl_s: float = 10.0) -> Lease:
@@ -156,7 +156,7 @@ class TestNonces:
         """A spawned process and a new interpreter draw numbers of their own."""
         code = (
             "import multiprocessing\n"
-            "from taskguard.lease import new_owner\n"
+            "from taskguard.model.lease import new_owner\n"
             "with multiprocessing.get_context('spawn').Pool(1) as pool:\n"
             "    print(new_owner().nonce, pool.apply(new_owner).nonce)"
         )

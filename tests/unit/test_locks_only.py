@@ -19,8 +19,8 @@ from taskguard.errors import (
     LockServerUnavailableError,
 )
 from taskguard.events import Contended, Event
-from taskguard.lease import Owner
 from taskguard.locks.memory import MemoryLocks
+from taskguard.model.lease import Owner
 
 US = rf"worker [0-9a-f]{{8}}, pid {os.getpid()}"
 

@@ -8,7 +8,7 @@ import pytest
 
 from taskguard import Former, GuardedFunction, MessageRef
 from taskguard.errors import ConfigurationError
-from taskguard.states import is_outdated, sent_at_us
+from taskguard.model.states import is_outdated, sent_at_us
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from taskguard.cli import _duration_s
 from taskguard.errors import ConfigurationError
 from taskguard.ledger.sql import SqlLedger
 from taskguard.locks.redis import RedisLocks
-from taskguard.policy import Policy, make_policy
-from taskguard.states import State
+from taskguard.model.policy import Policy, make_policy
+from taskguard.model.states import State
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from support.session_locks import SessionLocks, SessionServer
 from support.waiting import wait_until
 from taskguard import MemoryLocks
 from taskguard.errors import ConfigurationError, KeyBusyError, LeaseLostError
-from taskguard.lease import Lease, new_owner
 from taskguard.locks.base import NO_LIMIT
+from taskguard.model.lease import Lease, new_owner
 
 
 class CountingLocks(MemoryLocks):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from taskguard.states import State, speaking_record
+from taskguard.model.states import State, speaking_record
 
 DONE, FAILED, PROCESSING, NEW = State.DONE, State.FAILED, State.PROCESSING, State.NEW
 

@@ -7,7 +7,7 @@ from itertools import product
 import pytest
 
 from taskguard.ledger.decisions import CLAIMABLE
-from taskguard.states import BY_ROW, TRANSITIONS, Decision, Place, State, decide_by_row
+from taskguard.model.states import BY_ROW, TRANSITIONS, Decision, Place, State, decide_by_row
 
 D, P, S = Decision, Place, State
 # What `decide()` can say of a record in this state; None: there is no record.

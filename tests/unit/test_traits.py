@@ -12,7 +12,7 @@ from support.session_locks import SessionLocks, SessionServer
 from support.waiting import wait_until
 from taskguard import Granted, Held, MemoryLocks, Traits
 from taskguard.errors import ConfigurationError, KeyBusyError
-from taskguard.lease import new_owner
+from taskguard.model.lease import new_owner
 
 
 class LongLocks(MemoryLocks):

@@ -17,10 +17,10 @@ from support.waiting import wait_until
 from taskguard import native
 from taskguard.errors import LeaseLostError, LedgerUnavailableError, LockServerUnavailableError
 from taskguard.events import Event, Events
-from taskguard.lease import Lease, new_owner, trusted_until_s
-from taskguard.ledger.protocol import Claim, ClaimRequest
 from taskguard.locks.base import Hold, Renewal
 from taskguard.locks.memory import MemoryLocks
+from taskguard.model.claims import Claim, ClaimRequest
+from taskguard.model.lease import Lease, new_owner, trusted_until_s
 from taskguard.watchdog import TrackedLease, Watchdog
 
 TTL_S = 9.0

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from pytest_taskguard.lock_contract.server import known
 from taskguard.clock import SYSTEM_CLOCK
-from taskguard.lease import Owner, new_owner, trusted_until_s
 from taskguard.locks.base import Granted, Held, LockProvider
+from taskguard.model.lease import Owner, new_owner, trusted_until_s
 
 __all__ = ["TestContention", "Turn", "check_turns", "count_in_threads"]
 

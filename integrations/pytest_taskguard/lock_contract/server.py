@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import pytest
 
 from pytest_taskguard.waiting import wait_until
-from taskguard.lease import Owner
 from taskguard.locks.base import NOBODY, Granted, Held, Hold, LockProvider, Renewal
+from taskguard.model.lease import Owner
 
 __all__ = [
     "CALLED_S",

@@ -11,7 +11,7 @@ from taskguard.ledger.connections.database import Database
 from taskguard.ledger.health import mysql, postgresql, sqlite
 from taskguard.ledger.health.facts import ServerFacts, TableFacts
 from taskguard.ledger.tables import METADATA, WORK
-from taskguard.states import State
+from taskguard.model.states import State
 
 __all__ = ["ask_schemas", "ask_server", "ask_tables"]
 

@@ -8,7 +8,7 @@ from taskguard.errors import LedgerSchemaError
 from taskguard.findings import Finding, Level
 from taskguard.ledger.connections.database import CannotWriteError
 from taskguard.ledger.health.facts import Limit, Limited, ServerFacts, TableFacts
-from taskguard.policy import DAY_S
+from taskguard.model.policy import DAY_S
 from taskguard.values import value
 
 __all__ = [

@@ -16,8 +16,8 @@ import sqlalchemy as sa
 
 from taskguard.errors import LedgerSchemaError, RowChangedError
 from taskguard.ledger.own_rows.guarded_row import GuardedRow, fits_fence, fits_state
-from taskguard.ledger.protocol import Claim, RowRef
-from taskguard.states import Place
+from taskguard.model.claims import Claim, RowRef
+from taskguard.model.states import Place
 from taskguard.values import value
 
 __all__ = [

@@ -21,7 +21,7 @@ import sqlalchemy as sa
 
 from taskguard.errors import ConfigurationError, KeyArgumentError
 from taskguard.keys import TextFunction, compile_texts
-from taskguard.ledger.protocol import RowRef
+from taskguard.model.claims import RowRef
 
 __all__ = ["GuardedRow", "RowId", "fits_fence", "fits_state"]
 

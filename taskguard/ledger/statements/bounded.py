@@ -13,7 +13,7 @@ transaction of its claim, and only there: not if the same owner asks again, and 
 Does not guarantee that a slot which is free by now is seen: holders end without the key's row. Nor
 a fence that grows over all slots: it is the slot's, and its work's.
 
-Read next: `taskguard/bounds.py` for the rate, `lines.py` for who is called.
+Read next: `taskguard/model/bounds.py` for the rate, `lines.py` for who is called.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from taskguard.bounds import Bounds, Rate, is_slot, range_of_slots
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.connections.prepared import Prepared
-from taskguard.ledger.protocol import Busy, ClaimRequest
 from taskguard.ledger.statements import lines
 from taskguard.ledger.statements.claims import LockedClaim
 from taskguard.ledger.tables import FREE, KEYS, WORK
-from taskguard.states import Decision
+from taskguard.model.bounds import Bounds, Rate, is_slot, range_of_slots
+from taskguard.model.claims import Busy, ClaimRequest
+from taskguard.model.states import Decision
 
 __all__ = ["BoundedClaim", "room"]
 

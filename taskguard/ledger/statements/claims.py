@@ -23,16 +23,10 @@ from taskguard.ledger.decisions import (
     why_dead,
 )
 from taskguard.ledger.own_rows import changes as rows
-from taskguard.ledger.protocol import (
-    Answer,
-    Busy,
-    ClaimAnswer,
-    Claimed,
-    ClaimRequest,
-)
 from taskguard.ledger.statements.lines import is_behind, place_of
 from taskguard.ledger.tables import FREE, KEYS, MESSAGES, NO_PLACE, WORK
-from taskguard.states import Decision, State
+from taskguard.model.claims import Answer, Busy, ClaimAnswer, Claimed, ClaimRequest
+from taskguard.model.states import Decision, State
 
 __all__ = ["LockedClaim", "Seen", "claim", "decision_of", "peek"]
 

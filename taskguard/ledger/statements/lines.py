@@ -31,13 +31,13 @@ from typing import Any, Protocol
 
 import sqlalchemy as sa
 
-from taskguard.bounds import Rate, range_of_slots
 from taskguard.errors import LineFullError
 from taskguard.ledger.connections.database import Database
-from taskguard.ledger.protocol import Claim, ClaimRequest, Waiting, sends_of
 from taskguard.ledger.records import Called, message_of, new_record, waiting_values
 from taskguard.ledger.tables import KEYS, MESSAGES, NO_PLACE, WORK
-from taskguard.states import State
+from taskguard.model.bounds import Rate, range_of_slots
+from taskguard.model.claims import Claim, ClaimRequest, Waiting, sends_of
+from taskguard.model.states import State
 
 __all__ = [
     "WRITE_LOCK_S",

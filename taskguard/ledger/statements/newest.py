@@ -27,18 +27,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from taskguard.keys import shorten
-from taskguard.lease import Owner
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.decisions import CLAIMABLE
-from taskguard.ledger.protocol import (
-    Answer,
-    Busy,
-    ClaimAnswer,
-    Claimed,
-    ClaimRequest,
-    Overdue,
-    ParkedNewest,
-)
 from taskguard.ledger.records import expiry_of, new_record, overdue_of, waiting_values
 from taskguard.ledger.statements.claims import LockedClaim, decision_of
 from taskguard.ledger.statements.lines import (
@@ -51,7 +41,17 @@ from taskguard.ledger.statements.lines import (
     stands,
 )
 from taskguard.ledger.tables import FREE, KEYS, NO_PLACE, WORK
-from taskguard.states import OUTDATED, Decision, State, is_outdated, sent_at_us
+from taskguard.model.claims import (
+    Answer,
+    Busy,
+    ClaimAnswer,
+    Claimed,
+    ClaimRequest,
+    Overdue,
+    ParkedNewest,
+)
+from taskguard.model.lease import Owner
+from taskguard.model.states import OUTDATED, Decision, State, is_outdated, sent_at_us
 
 __all__ = ["NewestClaim", "mark_of", "park", "told"]
 

@@ -1,6 +1,6 @@
 """The statements that are right on every database that SQLAlchemy knows: several for each change.
 
-Guarantees what `protocol.py` says of a claim, a completion and a renewal. A kind of database
+Guarantees what `ports.py` says of a claim, a completion and a renewal. A kind of database
 that does one of them in a single message overrides that, and leaves to these what the message
 cannot decide.
 """
@@ -13,12 +13,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from taskguard.bounds import NO_RATES, Bounds, Rate
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.connections.libpq import NOT_SENT, Commit
 from taskguard.ledger.connections.prepared import Prepared
 from taskguard.ledger.own_rows import changes as rows
-from taskguard.ledger.protocol import Claim, ClaimAnswer, ClaimRequest
 from taskguard.ledger.statements import bounded, claims, lines, newest, renewals
 from taskguard.ledger.statements.lines import WRITE_LOCK_S
 from taskguard.ledger.tables import (
@@ -31,7 +29,9 @@ from taskguard.ledger.tables import (
     processed,
     standing,
 )
-from taskguard.states import State
+from taskguard.model.bounds import NO_RATES, Bounds, Rate
+from taskguard.model.claims import Claim, ClaimAnswer, ClaimRequest
+from taskguard.model.states import State
 
 __all__ = ["WRITE_LOCK_S", "Statements"]
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 
 from taskguard.ledger.connections.database import Database
-from taskguard.ledger.protocol import Claim
 from taskguard.ledger.tables import KEYS, WORK, standing
 from taskguard.locks.base import Renewal
-from taskguard.states import State
+from taskguard.model.claims import Claim
+from taskguard.model.states import State
 
 __all__ = ["renew"]
 

@@ -18,8 +18,8 @@ import sqlalchemy as sa
 from taskguard.errors import TransactionRetryError
 from taskguard.ledger.connections.database import Database, LockTimeoutError
 from taskguard.ledger.connections.listeners import listen_once
-from taskguard.ledger.protocol import Claim
 from taskguard.ledger.refusals import ended_in_block, lock_not_given
+from taskguard.model.claims import Claim
 
 __all__ = ["Block", "hand_out", "is_heard", "take_back", "watch"]
 

@@ -40,7 +40,6 @@ from taskguard.ledger.connections.dialects.base import SNAPSHOTS
 from taskguard.ledger.connections.libpq import NOT_SENT, Commit
 from taskguard.ledger.connections.sessions import autocommits
 from taskguard.ledger.own_rows import changes as rows
-from taskguard.ledger.protocol import Claim
 from taskguard.ledger.refusals import (
     broken_in_block,
     ended_in_block,
@@ -57,6 +56,7 @@ from taskguard.ledger.transactions.block import Block, hand_out, is_heard, take_
 from taskguard.ledger.transactions.external import engine_for_external, on_external
 from taskguard.ledger.transactions.lent import adapter_of
 from taskguard.ledger.transactions.own import OwnConnection
+from taskguard.model.claims import Claim
 
 if TYPE_CHECKING:
     from typing import Self

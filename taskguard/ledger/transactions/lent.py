@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 
 from taskguard.errors import ConfigurationError, TransactionUsageError
-from taskguard.ledger.protocol import Claim
 from taskguard.ledger.refusals import ended_in_block, key_of
 from taskguard.ledger.transactions.adapter import Connect, TransactionAdapter
 from taskguard.ledger.transactions.drivers import driver_connection
+from taskguard.model.claims import Claim
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session, SessionTransaction

@@ -18,7 +18,6 @@ from taskguard.errors import (
     TransactionRetryError,
 )
 from taskguard.ledger.connections.database import CannotWriteError, Database, LockTimeoutError
-from taskguard.ledger.protocol import Claim
 from taskguard.ledger.refusals import (
     ConnectionBrokenError,
     broken_in_block,
@@ -29,7 +28,8 @@ from taskguard.ledger.refusals import (
 )
 from taskguard.ledger.tables import WORK
 from taskguard.ledger.transactions.block import Block
-from taskguard.states import State
+from taskguard.model.claims import Claim
+from taskguard.model.states import State
 
 __all__ = ["explain", "is_unknown", "resolve"]
 

@@ -18,11 +18,11 @@ from typing import Any
 
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.findings import Finding
-from taskguard.lease import Owner
 from taskguard.locks.base import Granted, Held, Hold, Holder, Renewal, Traits
 from taskguard.locks.consul import findings
 from taskguard.locks.consul.link import MOST_OPERATIONS, ConsulLink, Entry, Failed, encoded
 from taskguard.locks.http import Reply, parse_url
+from taskguard.model.lease import Owner
 
 __all__ = ["ConsulLocks"]
 

@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from taskguard.lease import Owner
+from taskguard.model.lease import Owner
 from taskguard.values import value
 
 __all__ = [

@@ -13,7 +13,6 @@ from typing import Any
 
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.findings import Finding
-from taskguard.lease import Owner
 from taskguard.locks.base import Granted, Held, Hold, Holder, Renewal, Traits, in_batches
 from taskguard.locks.etcd import findings
 from taskguard.locks.etcd.link import EtcdLink, RefusedError
@@ -34,7 +33,8 @@ from taskguard.locks.etcd.messages import (
     spread,
 )
 from taskguard.locks.http import parse_url
-from taskguard.policy import DAY_S, check_number
+from taskguard.model.lease import Owner
+from taskguard.model.policy import DAY_S, check_number
 from taskguard.values import value
 
 __all__ = ["EtcdLocks"]

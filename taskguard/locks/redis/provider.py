@@ -11,7 +11,6 @@ from typing import Any
 
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.findings import Finding
-from taskguard.lease import Owner, new_owner
 from taskguard.locks.base import (
     CALLED,
     KEPT_S,
@@ -29,7 +28,8 @@ from taskguard.locks.redis.link import RedisLink, Refusal
 from taskguard.locks.redis.protocol import Script, pack
 from taskguard.locks.redis.replicas import AwaitedReplicas
 from taskguard.locks.redis.sentinel_url import is_sentinel_url
-from taskguard.policy import DAY_S, MOST_ROWS, check_number
+from taskguard.model.lease import Owner, new_owner
+from taskguard.model.policy import DAY_S, MOST_ROWS, check_number
 
 __all__ = ["RENEWALS", "RedisLocks", "read_holders"]
 

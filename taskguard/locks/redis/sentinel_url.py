@@ -18,7 +18,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from taskguard.locks.redis.address import apart, from_url, take_options, unreadable
-from taskguard.policy import DAY_S
+from taskguard.model.policy import DAY_S
 from taskguard.values import value
 
 __all__ = ["SCHEMES", "SentinelUrl", "is_sentinel_url"]

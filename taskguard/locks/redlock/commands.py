@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from taskguard.errors import ConfigurationError
-from taskguard.lease import Owner
 from taskguard.locks.base import Hold
 from taskguard.locks.redis.protocol import Script, pack
+from taskguard.model.lease import Owner
 
 __all__ = ["Call", "Commands"]
 

@@ -14,11 +14,11 @@ from typing import Any
 
 from taskguard.clock import SYSTEM_CLOCK
 from taskguard.errors import LockServerUnavailableError
-from taskguard.lease import Owner, trusted_until_s
 from taskguard.locks.redlock.asking import ask, read
 from taskguard.locks.redlock.commands import Commands
 from taskguard.locks.redlock.line import LATE, Line
 from taskguard.locks.redlock.servers import Lines, Servers
+from taskguard.model.lease import Owner, trusted_until_s
 
 __all__ = ["Election"]
 

@@ -11,7 +11,6 @@ from typing import Any
 from taskguard.clock import SYSTEM_CLOCK
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.findings import Finding
-from taskguard.lease import Owner
 from taskguard.locks.base import Granted, Held, Hold, Holder, Renewal, Traits
 from taskguard.locks.redis.link import RedisLink
 from taskguard.locks.redis.provider import read_holders
@@ -22,7 +21,8 @@ from taskguard.locks.redlock.election import Election
 from taskguard.locks.redlock.line import LATE, Line, Refusal
 from taskguard.locks.redlock.servers import Servers
 from taskguard.locks.redlock.spread import Spread
-from taskguard.policy import DAY_S, check_number
+from taskguard.model.lease import Owner
+from taskguard.model.policy import DAY_S, check_number
 
 __all__ = ["RedlockLocks"]
 

@@ -16,11 +16,11 @@ import threading
 from collections import deque
 
 from taskguard.clock import SYSTEM_CLOCK
-from taskguard.lease import Owner
 from taskguard.locks.redlock.asking import hear
 from taskguard.locks.redlock.commands import Call, Commands
 from taskguard.locks.redlock.line import Line
 from taskguard.locks.redlock.servers import Lines, Servers
+from taskguard.model.lease import Owner
 
 __all__ = ["Spread"]
 

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, unquote, urlencode
 from taskguard.errors import ConfigurationError
 from taskguard.locks.http import Endpoint, parse_url
 from taskguard.locks.tls import Tls
-from taskguard.policy import DAY_S, check_number
+from taskguard.model.policy import DAY_S, check_number
 from taskguard.values import value
 
 __all__ = ["Address", "parse_address"]

@@ -14,7 +14,6 @@ from urllib.parse import quote
 
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.findings import Finding
-from taskguard.lease import Owner
 from taskguard.locks.base import Granted, Held, Hold, Holder, Renewal, Traits
 from taskguard.locks.zookeeper import findings
 from taskguard.locks.zookeeper.address import parse_address
@@ -30,8 +29,9 @@ from taskguard.locks.zookeeper.wire import (
     freeing,
     handing,
 )
+from taskguard.model.lease import Owner
+from taskguard.model.policy import DAY_S, check_number
 from taskguard.native import greenlets
-from taskguard.policy import DAY_S, check_number
 
 __all__ = ["ZooKeeperLocks"]
 

@@ -13,10 +13,10 @@ import sqlalchemy as sa
 from simulation.ledger import KeyRow, MemoryLedger, Work
 
 from support.claims import request
-from taskguard.ledger.protocol import Claimed, ClaimRequest, MessageRef
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import FREE, KEYS, MESSAGES, WORK
-from taskguard.states import State
+from taskguard.model.claims import Claimed, ClaimRequest, MessageRef
+from taskguard.model.states import State
 
 KINDS = [
     "postgresql",

@@ -13,10 +13,10 @@ import pytest
 
 from support.claims import request
 from support.threads import at_once
-from taskguard.bounds import Bounds, Rate, rate_of, slots_of
 from taskguard.errors import StaleTokenError
-from taskguard.ledger.protocol import Answer, Busy, Claimed, ClaimRequest, MessageRef
-from taskguard.states import Decision
+from taskguard.model.bounds import Bounds, Rate, rate_of, slots_of
+from taskguard.model.claims import Answer, Busy, Claimed, ClaimRequest, MessageRef
+from taskguard.model.states import Decision
 
 KEY = "account:1"
 HOUR_US = 3_600_000_000

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from support.waiting import wait_until
 from taskguard.guarded import work_id
-from taskguard.lease import Owner, new_owner
 from taskguard.ledger import tables
 from taskguard.ledger.decisions import CLAIMABLE, decide_row
-from taskguard.ledger.protocol import Answer, Busy, Claimed, MessageRef
 from taskguard.ledger.statements import postgresql
-from taskguard.states import Decision, State
+from taskguard.model.claims import Answer, Busy, Claimed, MessageRef
+from taskguard.model.lease import Owner, new_owner
+from taskguard.model.states import Decision, State
 
 ME = new_owner("m")
 OTHER = new_owner("x")

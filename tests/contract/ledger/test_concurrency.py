@@ -8,8 +8,8 @@ from typing import Any
 
 from support.threads import at_once
 from taskguard.errors import LedgerUnavailableError, StaleTokenError, TransactionRetryError
-from taskguard.ledger.protocol import Answer, Busy, Claimed
-from taskguard.states import Decision
+from taskguard.model.claims import Answer, Busy, Claimed
+from taskguard.model.states import Decision
 
 
 def test_thirty_claim_one_work_and_one_gets_it(book: Any) -> None:

@@ -10,9 +10,9 @@ import pytest
 
 from support.claims import request
 from taskguard.errors import StaleTokenError
-from taskguard.ledger.protocol import Answer, Claim, Claimed, MessageRef
 from taskguard.locks.base import Renewal
-from taskguard.states import Decision, State
+from taskguard.model.claims import Answer, Claim, Claimed, MessageRef
+from taskguard.model.states import Decision, State
 
 
 def longer(claim: Claim) -> Claim:

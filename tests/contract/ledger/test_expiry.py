@@ -10,8 +10,8 @@ import pytest
 
 from support.claims import request
 from taskguard import MessageRef
-from taskguard.ledger.protocol import Answer, Claimed, ClaimRequest, ParkedNewest
-from taskguard.states import Decision
+from taskguard.model.claims import Answer, Claimed, ClaimRequest, ParkedNewest
+from taskguard.model.states import Decision
 
 KEY = "account:1"
 HOUR_US = 3_600 * 10**6

@@ -14,9 +14,9 @@ import pytest
 from contract.ledger.conftest import Book
 
 from taskguard.errors import LineFullError, StaleTokenError
-from taskguard.ledger.protocol import Answer, Busy, Claimed, ClaimRequest
 from taskguard.locks.base import Renewal
-from taskguard.states import Decision, State
+from taskguard.model.claims import Answer, Busy, Claimed, ClaimRequest
+from taskguard.model.states import Decision, State
 
 OLD, NEW = "ship order:1", "ship shop:1"
 

@@ -15,8 +15,8 @@ import pytest
 from support.claims import request
 from support.waiting import wait_until
 from taskguard.errors import LineFullError, TransactionRetryError
-from taskguard.ledger.protocol import Answer, Busy, Claimed, ClaimRequest, MessageRef, Once
-from taskguard.states import Decision, State
+from taskguard.model.claims import Answer, Busy, Claimed, ClaimRequest, MessageRef, Once
+from taskguard.model.states import Decision, State
 
 KEY = "account:1"
 EXPECTED_S = 30.0

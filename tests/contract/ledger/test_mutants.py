@@ -31,13 +31,13 @@ from taskguard.ledger import decisions as answers
 from taskguard.ledger import endings as ending_statements
 from taskguard.ledger import outbox, retention, unique
 from taskguard.ledger.connections.database import Database
-from taskguard.ledger.protocol import Claim, Claimed
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.statements import claims as portable_claims
 from taskguard.ledger.statements import lines, mariadb, newest, portable, postgresql, renewals
 from taskguard.ledger.tables import KEYS, WORK
 from taskguard.ledger.transactions import core as transaction
-from taskguard.states import Decision, State
+from taskguard.model.claims import Claim, Claimed
+from taskguard.model.states import Decision, State
 
 pytestmark = pytest.mark.once
 

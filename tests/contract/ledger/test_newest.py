@@ -18,18 +18,11 @@ import sqlalchemy as sa
 from support.claims import request
 from support.waiting import wait_until
 from taskguard.errors import StaleTokenError, TransactionRetryError
-from taskguard.lease import Owner
-from taskguard.ledger.protocol import (
-    Answer,
-    Busy,
-    Claimed,
-    ClaimRequest,
-    MessageRef,
-    ParkedNewest,
-)
 from taskguard.ledger.tables import KEYS
 from taskguard.locks.base import Renewal
-from taskguard.states import OUTDATED, Decision
+from taskguard.model.claims import Answer, Busy, Claimed, ClaimRequest, MessageRef, ParkedNewest
+from taskguard.model.lease import Owner
+from taskguard.model.states import OUTDATED, Decision
 
 KEY = "account:1"
 EXPECTED_S = 30.0

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from taskguard.ledger.protocol import Busy, Claimed
-from taskguard.states import State
+from taskguard.model.claims import Busy, Claimed
+from taskguard.model.states import State
 
 CALL = '{"queue": "test"}'
 

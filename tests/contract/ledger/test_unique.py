@@ -15,9 +15,9 @@ import sqlalchemy as sa
 from contract.ledger.test_claims import ClaimByThread
 from contract.ledger.test_concurrency import at_once
 
-from taskguard.ledger.protocol import Answer, Busy, Claimed, ClaimRequest, Once, Standing
 from taskguard.ledger.tables import MESSAGES, WORK
-from taskguard.states import Decision, State
+from taskguard.model.claims import Answer, Busy, Claimed, ClaimRequest, Once, Standing
+from taskguard.model.states import Decision, State
 
 ROUNDS = 25
 

@@ -15,9 +15,9 @@ import pytest_taskguard.lock_contract as contract
 from pytest_taskguard.lock_contract.server import granted, take
 from support.lock_servers import LockServer
 from taskguard.errors import LockServerUnavailableError
-from taskguard.lease import Owner, new_owner
 from taskguard.locks.base import Granted, Held, Hold, LockProvider
 from taskguard.locks.redis.cluster import RedisClusterLocks
+from taskguard.model.lease import Owner, new_owner
 from taskguard_sandbox.clusters import Cluster
 
 pytestmark = [pytest.mark.once, pytest.mark.parametrize("server", ["cluster"], indirect=True)]

@@ -24,7 +24,7 @@ NEEDS = {
 # Without fencing tokens taskguard refuses to lock without a ledger, so the provider is asked.
 LOCKS = """
 import taskguard
-from taskguard.lease import new_owner
+from taskguard.model.lease import new_owner
 from taskguard.settings import make_locks
 locks = make_locks({url!r})
 if locks.traits.tokens:

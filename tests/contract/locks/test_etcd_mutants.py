@@ -14,10 +14,10 @@ from pytest_taskguard.lock_contract import TestRenew as Renew
 from pytest_taskguard.lock_contract import TestTokens as Tokens
 from support.etcd import etcd_kind
 from support.lock_servers import LockServer
-from taskguard.lease import Owner
 from taskguard.locks.base import LockProvider
 from taskguard.locks.etcd import messages
 from taskguard.locks.etcd.provider import EtcdLocks
+from taskguard.model.lease import Owner
 from taskguard_sandbox.servers import Etcd
 
 pytestmark = pytest.mark.once

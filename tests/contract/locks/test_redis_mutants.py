@@ -18,9 +18,9 @@ from pytest_taskguard.lock_contract.sharing import ask
 from pytest_taskguard.lock_contract.waits import TestWait as Wait
 from pytest_taskguard.lock_contract.waits import fresh
 from support.lock_servers import LockServer
-from taskguard.lease import new_owner
 from taskguard.locks.base import NO_LIMIT, Granted, Held, LockProvider
 from taskguard.locks.redis import RedisLocks
+from taskguard.model.lease import new_owner
 
 pytestmark = pytest.mark.once
 

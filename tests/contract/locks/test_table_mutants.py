@@ -18,9 +18,9 @@ from pytest_taskguard.lock_contract import contention, leases, sharing, waits
 from pytest_taskguard.lock_contract.server import KEY, TWO, granted, renewed, take
 from pytest_taskguard.lock_contract.sharing import comes_in
 from support.lock_servers import LockServer
-from taskguard.lease import new_owner
 from taskguard.lock_table import TableLocks, mysql, postgresql
 from taskguard.locks.base import Granted, Held, Renewal
+from taskguard.model.lease import new_owner
 
 pytestmark = pytest.mark.once
 

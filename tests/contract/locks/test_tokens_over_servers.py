@@ -8,9 +8,9 @@ import pytest
 
 from pytest_taskguard.lock_contract.server import KEY, granted
 from support.lock_servers import LockServer
-from taskguard.lease import new_owner
 from taskguard.locks.base import LockProvider
 from taskguard.locks.memory import MemoryLocks
+from taskguard.model.lease import new_owner
 
 
 def token(locks: LockProvider) -> int:

@@ -17,10 +17,10 @@ from pytest_taskguard.lock_contract import TestWait as Waits
 from pytest_taskguard.lock_contract import server as waiting
 from support.lock_servers import LockServer
 from support.zookeeper import zookeeper_kind
-from taskguard.lease import Owner
 from taskguard.locks.base import LockProvider
 from taskguard.locks.zookeeper import wire
 from taskguard.locks.zookeeper.provider import ZooKeeperLocks
+from taskguard.model.lease import Owner
 from taskguard_sandbox.servers import ZooKeeper
 
 pytestmark = pytest.mark.once

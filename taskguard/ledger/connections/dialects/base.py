@@ -11,8 +11,8 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from taskguard.ledger.protocol import Claim, MessageRef
 from taskguard.ledger.tables import MESSAGES
+from taskguard.model.claims import Claim, MessageRef
 
 __all__ = ["MOST_CALL_BYTES", "SNAPSHOTS", "Dialect", "Fault", "recorded_below"]
 

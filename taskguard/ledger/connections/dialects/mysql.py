@@ -32,8 +32,8 @@ from taskguard.errors import ConfigurationError
 from taskguard.ledger.connections.dialects.base import SNAPSHOTS, Dialect, Fault, recorded_below
 from taskguard.ledger.connections.listeners import listen_once
 from taskguard.ledger.connections.sessions import refuse_autocommit
-from taskguard.ledger.protocol import Claim, MessageRef
 from taskguard.ledger.tables import MESSAGES, WORK, standing
+from taskguard.model.claims import Claim, MessageRef
 
 __all__ = ["MySQL", "is_ended"]
 

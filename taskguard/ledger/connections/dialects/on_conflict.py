@@ -7,8 +7,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from taskguard.ledger.connections.dialects.base import Dialect, recorded_below
-from taskguard.ledger.protocol import MessageRef
 from taskguard.ledger.tables import MESSAGES
+from taskguard.model.claims import MessageRef
 
 __all__ = ["OnConflict"]
 

@@ -12,7 +12,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from taskguard.ledger.connections.dialects.base import SNAPSHOTS, Fault
 from taskguard.ledger.connections.dialects.on_conflict import OnConflict
-from taskguard.ledger.protocol import Claim
+from taskguard.model.claims import Claim
 
 __all__ = ["BEGUN", "MARK", "PostgreSQL", "bounding", "bounds", "milliseconds"]
 

@@ -17,10 +17,10 @@ import sqlalchemy as sa
 from taskguard.ledger.connections.dialects.mysql import is_ended
 from taskguard.ledger.decisions import CLAIMABLE, answer, busy_key, claimed, decide_row
 from taskguard.ledger.own_rows import changes as rows
-from taskguard.ledger.protocol import Claim, ClaimAnswer, ClaimRequest
 from taskguard.ledger.statements.portable import Statements
 from taskguard.ledger.statements.stored import statement
-from taskguard.states import Decision
+from taskguard.model.claims import Claim, ClaimAnswer, ClaimRequest
+from taskguard.model.states import Decision
 
 __all__ = ["MariaDBStatements"]
 

@@ -14,22 +14,12 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from taskguard.bounds import NO_RATES, Bounds, Rate
 from taskguard.errors import TransactionRetryError
-from taskguard.lease import Owner
 from taskguard.ledger.connections.database import Database, LockTimeoutError
 from taskguard.ledger.connections.dialects.postgresql import bounding, milliseconds
 from taskguard.ledger.connections.libpq import Commit
 from taskguard.ledger.decisions import CLAIMABLE, answer, busy_key, decide_row
 from taskguard.ledger.own_rows import changes as rows
-from taskguard.ledger.protocol import (
-    Busy,
-    Claim,
-    ClaimAnswer,
-    Claimed,
-    ClaimRequest,
-    RowRef,
-)
 from taskguard.ledger.refusals import ended_in_block, stale
 from taskguard.ledger.statements.lines import Called
 from taskguard.ledger.statements.portable import WRITE_LOCK_S, Statements
@@ -37,7 +27,10 @@ from taskguard.ledger.statements.postgresql import own_row, place
 from taskguard.ledger.statements.stored import statement
 from taskguard.ledger.tables import FREE, KEYS
 from taskguard.locks.base import Renewal
-from taskguard.states import Decision, Place, State
+from taskguard.model.bounds import NO_RATES, Bounds, Rate
+from taskguard.model.claims import Busy, Claim, ClaimAnswer, Claimed, ClaimRequest, RowRef
+from taskguard.model.lease import Owner
+from taskguard.model.states import Decision, Place, State
 
 __all__ = ["PostgreSQLStatements"]
 

@@ -16,9 +16,9 @@ import sqlalchemy as sa
 
 from taskguard.ledger.own_rows.changes import declared_of
 from taskguard.ledger.own_rows.guarded_row import GuardedRow
-from taskguard.ledger.protocol import RowRef
 from taskguard.ledger.statements.postgresql import place
 from taskguard.ledger.statements.stored import statement
+from taskguard.model.claims import RowRef
 
 __all__ = ["claiming", "completing", "fits", "values"]
 

@@ -10,12 +10,12 @@ from typing import Any
 
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.findings import Finding
-from taskguard.lease import Owner
 from taskguard.locks.base import Granted, Held, Hold, Renewal
 from taskguard.locks.redis.cluster.health import findings_of
 from taskguard.locks.redis.cluster.nodes import Call, ClusterLink
 from taskguard.locks.redis.protocol import Script, pack
 from taskguard.locks.redis.provider import RENEWALS, RedisLocks
+from taskguard.model.lease import Owner
 
 __all__ = ["RedisClusterLocks"]
 

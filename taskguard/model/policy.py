@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import field, fields
 from typing import Any, Literal, get_args
 
-from taskguard.bounds import MOST_SLOTS, Rate, rate_of
 from taskguard.errors import ConfigurationError
+from taskguard.model.bounds import MOST_SLOTS, Rate, rate_of
 from taskguard.values import value
 
 __all__ = [

@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import Any
 
 from taskguard.errors import ConfigurationError
-from taskguard.policy import check_namespace
+from taskguard.model.policy import check_namespace
 from taskguard.values import value
 
 __all__ = ["Former", "formers_in"]

@@ -1,6 +1,6 @@
 """One delivery, as a queue's integration hands it to the runner, and how it can end.
 
-Read next: `runner.py`.
+Read next: `taskguard/runner.py`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import Any, Protocol
 
-from taskguard.bounds import Bounds
-from taskguard.ledger.protocol import Claim, MessageRef, RowRef
-from taskguard.policy import Policy
+from taskguard.model.bounds import Bounds
+from taskguard.model.claims import Claim, MessageRef, RowRef
+from taskguard.model.policy import Policy
 from taskguard.values import value
 
 __all__ = [
