@@ -25,7 +25,7 @@ from taskguard.doctor import GuardedTask
 from taskguard.doctor.locks import check_locks
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.locks.base import Granted, Held, Hold, Renewal
-from taskguard.locks.redis import RedisLocks, link
+from taskguard.locks.redis import RedisLocks
 from taskguard.locks.redis.cluster import RedisClusterLocks
 from taskguard.locks.redis.cluster.nodes import slot_of
 from taskguard.model.lease import new_owner
@@ -76,22 +76,16 @@ def asked(cluster: Cluster, command: str = "cluster|slots") -> int:
 
 @contextmanager
 def trips(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[None]]:
-    """One element for each write to a server, which one reply or many come back for."""
+    """Yield a list with one element for each write to a server."""
     made: list[None] = []
-    by_redis_py, by_socket = redis.Connection.send_packed_command, link.send
+    by_redis_py = redis.Connection.send_packed_command
 
     def sending(self: Any, command: Any, check_health: bool = True) -> Any:
         made.append(None)
         return by_redis_py(self, command, check_health)
 
-    def sending_itself(connection: Any, command: bytes) -> bool:
-        sent = by_socket(connection, command)
-        made.extend([None] * sent)
-        return sent
-
     with monkeypatch.context() as patch:
         patch.setattr(redis.Connection, "send_packed_command", sending)
-        patch.setattr(link, "send", sending_itself)
         yield made
 
 

@@ -6,7 +6,7 @@ Guarantees
   (ten in silence for `redis.Redis()`) are switched off, also for a client that the user hands in.
 * Whatever goes wrong comes out as LockServerUnavailableError, which names host, port and database,
   and never a password.
-* A reply is read whole or not at all, also where it is read past redis-py's parser.
+* redis-py alone sends commands and reads replies, by its public interface.
 * A connection whose reply is not known to be complete is closed, never used again: also when the
   call was interrupted by a time limit, a signal or `GreenletExit`.
 * Threads may call at once; a fork starts with no connection; under gevent and eventlet native
@@ -40,7 +40,7 @@ from taskguard.locks.redis.address import (
     from_url,
     refuse_unknown_certificates,
 )
-from taskguard.locks.redis.protocol import UNUSUAL, Script, pack, read_short, send
+from taskguard.locks.redis.protocol import Script, pack
 
 __all__ = ["Connections", "RedisLink", "Refusal", "Sent", "driver"]
 
@@ -284,17 +284,13 @@ class RedisLink:
                     known = known and not isinstance(first, self._errors.ReadOnlyError)
                     raise first
                 return first, second
-            if asking or not send(connection, command):
-                connection.send_packed_command(
-                    [_ASKING + command if asking else command], check_health=False
-                )
+            connection.send_packed_command(
+                [_ASKING + command if asking else command], check_health=False
+            )
             try:
                 if asking:
-                    # What comes with this reply, redis-py's parser has read already.
                     connection.read_response(disable_decoding=True)
-                reply = UNUSUAL if asking else read_short(connection)
-                if reply is UNUSUAL:
-                    reply = connection.read_response(disable_decoding=True)
+                reply = connection.read_response(disable_decoding=True)
             except self._errors.ResponseError as error:
                 # The server said no: the reply is complete. A demoted master is left for good.
                 known = not asking and not isinstance(error, self._errors.ReadOnlyError)
