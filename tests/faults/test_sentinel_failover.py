@@ -157,9 +157,8 @@ class TestWithLocksOnly:
 
     def test_a_grant_that_the_replica_has_stays(self, group: Group) -> None:
         """The holder is asked for its owner by the new master, and renews there."""
-        locks, owner = RedisLocks(f"{group.url}?wait_replicas=1"), new_owner("m")
+        locks, owner = RedisLocks(group.url), new_owner("m")
         granted = take(locks, owner)
-        # It is not waited for a replica that is busy.
         wait_until(lambda: _has(group.replica), message="the replica has the lock")
         group.master.kill()
         assert taken(locks, owner) == granted

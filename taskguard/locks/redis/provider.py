@@ -22,11 +22,9 @@ from taskguard.locks.base import (
     Traits,
     in_batches,
 )
-from taskguard.locks.redis.address import take_options
 from taskguard.locks.redis.findings import RedisFacts, facts_of, findings_of, refused
 from taskguard.locks.redis.link import RedisLink, Refusal
 from taskguard.locks.redis.protocol import Script, pack
-from taskguard.locks.redis.replicas import AwaitedReplicas
 from taskguard.locks.redis.sentinel_url import is_sentinel_url
 from taskguard.model.lease import Owner, new_owner
 from taskguard.model.policy import DAY_S, MOST_ROWS, check_number
@@ -62,9 +60,6 @@ class RedisLocks:
         socket_timeout_s: how long one reply may take.
         connect_timeout_s: how long one connection may take.
         retries: how often a call that got no reply is asked again.
-        wait_replicas: with locks only, how many replicas should have a grant before it is
-            answered; a line of the log says where fewer have. `?wait_replicas=1` in a URL is the
-            same.
     """
 
     def __init__(
@@ -75,7 +70,6 @@ class RedisLocks:
         socket_timeout_s: float = 1.0,
         connect_timeout_s: float = 1.0,
         retries: int = 1,
-        wait_replicas: int = 0,
     ) -> None:
         if not namespace or set(namespace) & set("{} \r\n*?[]"):
             raise ConfigurationError(
@@ -85,10 +79,6 @@ class RedisLocks:
         check_number("socket_timeout_s", socket_timeout_s, at_least=0.001, at_most=DAY_S)
         check_number("connect_timeout_s", connect_timeout_s, at_least=0.001, at_most=DAY_S)
         check_number("retries", retries, at_least=0, at_most=MOST_ROWS, whole=True)
-        if isinstance(server, str):
-            server, own = take_options(server, "wait_replicas")
-            wait_replicas = _whole(own.get("wait_replicas", wait_replicas))
-        check_number("wait_replicas", wait_replicas, at_least=0, at_most=100, whole=True)
         self._link = self._make_link(
             server,
             socket_timeout_s=socket_timeout_s,
@@ -96,8 +86,6 @@ class RedisLocks:
             retries=retries,
             longest_block_s=WAIT_SLICE_S,
         )
-        self._replicas = AwaitedReplicas(wait_replicas, self._link.address)
-        self._behind = self._replicas.command if wait_replicas else None
         self._before = f"{namespace}:{{".encode()
         self.namespace = namespace
         self._acquire = Script("acquire", after="line")
@@ -150,11 +138,7 @@ class RedisLocks:
         shares: bool = False,
     ) -> Granted | Held:
         script = self._share if shares else self._acquire
-        reply = self._link.call(script, names, words, behind=self._behind)
-        if self._behind is not None:
-            reply, replicas = reply
-            if reply[0] == 1:
-                self._replicas.heard(replicas)
+        reply = self._link.call(script, names, words)
         if reply[0] == 1:
             return Granted(int(reply[1]), ttl_s)
         return self._held(keys, reply)
@@ -353,11 +337,6 @@ class RedisLocks:
 
     def _locks(self, keys: tuple[str, ...]) -> list[bytes]:
         return [b"%b%b}" % (self._before, _bytes(key)) for key in keys]
-
-
-def _whole(said: str | int) -> int:
-    """What a URL says as a number; what is none is left for the check, which names the option."""
-    return int(said) if isinstance(said, str) and said.isdecimal() else said  # type: ignore[return-value]
 
 
 def _bytes(text: str) -> bytes:

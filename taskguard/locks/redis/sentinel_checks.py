@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from redis.exceptions import RedisError
 
 from taskguard.clock import SYSTEM_CLOCK
 from taskguard.errors import LockServerUnavailableError
@@ -16,12 +18,15 @@ from taskguard.findings import Finding, Level
 from taskguard.locks.redis.findings import RedisFacts, facts_of, findings_of
 from taskguard.locks.redis.link import RedisLink
 from taskguard.locks.redis.protocol import pack
-from taskguard.locks.redis.sentinel import View
 
 if TYPE_CHECKING:
+    from redis import Redis
+
     from taskguard.locks.redis.sentinel import SentinelLink
 
 __all__ = ["check_group"]
+
+State = dict[str, Any]  # what a Sentinel knows of the master, as redis-py reads it
 
 _FEWEST = 3
 # A third of a lease of 30 s, which is the default: until then a holder has renewed in vain once.
@@ -37,22 +42,22 @@ def check_group(link: SentinelLink) -> list[Finding]:
     The link then knows how long a failover takes.
     """
     where = f"the lock server {link.address}"
-    views: dict[RedisLink, View] = {}
-    silent: dict[RedisLink, LockServerUnavailableError] = {}
-    for sentinel, said in link.sentinels.views():
-        if isinstance(said, View):
-            views[sentinel] = said
-        else:
-            silent[sentinel] = said
-    if not views:
-        raise next(iter(silent.values()))
-    newest = max(views.values(), key=lambda view: view.epoch)
-    link.failover_s = _down_after_ms(newest) / 1000 + _ELECTION_S
-    servers = [newest.address, *_replicas(link, list(views))]
+    states: dict[Redis, State] = {}
+    silent: list[LockServerUnavailableError] = []
+    for sentinel in link.sentinels.sentinels:
+        try:
+            states[sentinel] = link.sentinels.state(sentinel)
+        except LockServerUnavailableError as error:
+            silent.append(error)
+    if not states:
+        raise silent[0]
+    newest = max(states.values(), key=lambda state: state["config-epoch"])
+    link.failover_s = newest["down-after-milliseconds"] / 1000 + _ELECTION_S
+    servers = [(newest["ip"], newest["port"]), *_replicas(link, list(states))]
     return [
-        *(_silence(error) for error in silent.values()),
-        *_few(where, views),
-        *_disagreement(where, views),
+        *map(_silence, silent),
+        *_few(where, list(states.values())),
+        *_disagreement(where, list(states.values())),
         *_quorum(where, newest),
         *_slow(where, newest),
         *_servers(link, where, servers),
@@ -70,22 +75,22 @@ def _silence(error: LockServerUnavailableError) -> Finding:
     )
 
 
-def _few(where: str, views: dict[RedisLink, View]) -> Iterator[Finding]:
-    known = max(int(view.values.get("num-other-sentinels", 0)) + 1 for view in views.values())
-    if min(known, len(views)) < _FEWEST:
+def _few(where: str, states: list[State]) -> Iterator[Finding]:
+    known = max(map(_sentinels, states))
+    if min(known, len(states)) < _FEWEST:
         yield Finding(
             "sentinel_count",
             Level.WARNING,
             where=where,
-            what=f"Of the Sentinels in the URL {len(views)} answer, and they know of {known}.",
+            what=f"Of the Sentinels in the URL {len(states)} answer, and they know of {known}.",
             why="With fewer than three, the loss of one may be the end of failing over, or of "
             "finding the master.",
             mend="Run three Sentinels or more on machines of their own, and name them all.",
         )
 
 
-def _disagreement(where: str, views: dict[RedisLink, View]) -> Iterator[Finding]:
-    named = sorted({f"{view.host}:{view.port}" for view in views.values()})
+def _disagreement(where: str, states: list[State]) -> Iterator[Finding]:
+    named = sorted({f"{state['ip']}:{state['port']}" for state in states})
     if len(named) > 1:
         yield Finding(
             "sentinel_disagreement",
@@ -98,9 +103,8 @@ def _disagreement(where: str, views: dict[RedisLink, View]) -> Iterator[Finding]
         )
 
 
-def _quorum(where: str, view: View) -> Iterator[Finding]:
-    quorum = int(view.values.get("quorum", 0))
-    known = int(view.values.get("num-other-sentinels", 0)) + 1
+def _quorum(where: str, state: State) -> Iterator[Finding]:
+    quorum, known = state["quorum"], _sentinels(state)
     if known > 1 and not 2 <= quorum <= known:
         too_low = quorum < 2
         yield Finding(
@@ -115,8 +119,8 @@ def _quorum(where: str, view: View) -> Iterator[Finding]:
         )
 
 
-def _slow(where: str, view: View) -> Iterator[Finding]:
-    after_ms = _down_after_ms(view)
+def _slow(where: str, state: State) -> Iterator[Finding]:
+    after_ms = state["down-after-milliseconds"]
     if after_ms >= _SLOWEST_MS:
         yield Finding(
             "sentinel_slow",
@@ -129,22 +133,21 @@ def _slow(where: str, view: View) -> Iterator[Finding]:
         )
 
 
-def _down_after_ms(view: View) -> int:
-    return int(view.values.get("down-after-milliseconds", 0))
+def _sentinels(state: State) -> int:
+    return int(state["num-other-sentinels"]) + 1
 
 
-def _replicas(link: SentinelLink, sentinels: list[RedisLink]) -> list[tuple[str, int]]:
-    command = pack(b"SENTINEL", b"REPLICAS", link.sentinels.name.encode())
+def _replicas(link: SentinelLink, sentinels: list[Redis]) -> list[tuple[str, int]]:
+    """Return the replicas that are up, as the first Sentinel that may say so knows them."""
     for sentinel in sentinels:
         try:
-            reply = sentinel.ask(command)
-        except LockServerUnavailableError:
+            replicas = sentinel.sentinel_slaves(link.sentinels.name)
+        except (RedisError, OSError):
             continue
-        found = [dict(zip(each[::2], each[1::2], strict=True)) for each in reply]
         return [
-            (each[b"ip"].decode(), int(each[b"port"]))
-            for each in found
-            if b"down" not in each[b"flags"] and b"disconnected" not in each[b"flags"]
+            (each["ip"], each["port"])
+            for each in replicas
+            if not (each["is_sdown"] or each["is_odown"] or each["is_disconnected"])
         ]
     return []
 

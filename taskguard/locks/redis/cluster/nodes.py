@@ -147,10 +147,8 @@ class ClusterLink:
         arguments: list[bytes],
         *,
         on_retry: Callable[[], None] = lambda: None,
-        behind: None = None,
     ) -> Any:
         """Run a script where its keys are; `on_retry`: as a `RedisLink` does."""
-        del behind  # for one server alone
         slot = slot_of(keys[0])
         link = self._slots[slot] or self._found(slot)
         try:

@@ -38,11 +38,6 @@ class RedisClusterLocks(RedisLocks):
 
     def __init__(self, server: Any, **options: Any) -> None:
         super().__init__(server, **options)
-        if self._behind is not None:
-            raise ConfigurationError(
-                "wait_replicas= is for one server, or for Sentinel; a Redis Cluster has no such "
-                "option. Leave it out; min-replicas-to-write at its nodes does the like."
-            )
         self._step_back = Script("step_back", after="line")
 
     def acquire(
