@@ -1,11 +1,13 @@
 """Draining queues of short tasks: Celery with two prefork children, RQ with one worker.
 
-Each line has the rate of a fresh worker, beside that of the hand-written way in the same round, and
-the processor time that one task took: of the worker and its children, and of the two servers.
+Each line has the rate of a fresh worker, compared with that of the hand-written way in the same
+round, and the processor time that one task took: of the worker and its children, and of the two
+servers. Each drain has order numbers of its own, because an order that is DONE is a duplicate.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import statistics
 import subprocess
@@ -27,6 +29,7 @@ BY_HAND = "by hand: Redis and PostgreSQL"
 BY_HAND_WITH_EFFECT = "by hand, an effect with DONE"
 LOCKS_ONLY = "taskguard, locks only"
 _SLICE_S = 0.005
+_FIRST_ORDERS = itertools.count(0, 1_000_000)
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class Queue:
     """A queue and its lines.
 
     Attributes:
-        module: has `publish(task, count)`, and the tasks.
+        module: has `publish(task, first, count)`, and the tasks.
         count: how many tasks a round drains.
         command: what starts a worker of a case.
         left: how many tasks are left.
@@ -177,7 +180,8 @@ def _drain(
         everything.flushall()
     environment = {**os.environ, **case.environment}
     publish = f"import sys; from {queue.module} import publish; publish(*sys.argv[1:])"
-    command = [sys.executable, "-c", publish, case.task, str(count)]
+    first = str(next(_FIRST_ORDERS))
+    command = [sys.executable, "-c", publish, case.task, first, str(count)]
     subprocess.run(command, env=environment, check=True, cwd=Path.cwd())
     worker = subprocess.Popen(
         [sys.executable, *queue.command(case)],

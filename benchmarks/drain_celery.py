@@ -113,8 +113,8 @@ def _fencekit() -> Callable[..., Any]:
 fencekit = app.task(name="benchmarks.drain_celery.fencekit")(_fencekit())
 
 
-def publish(task: str, count: str) -> None:
-    """Put `count` messages into the queue."""
+def publish(task: str, first: str, count: str) -> None:
+    """Put `count` messages into the queue, numbered from `first`."""
     with app.producer_pool.acquire() as producer:
-        for order in range(int(count)):
+        for order in range(int(first), int(first) + int(count)):
             app.tasks[f"benchmarks.drain_celery.{task}"].apply_async((order,), producer=producer)

@@ -29,10 +29,10 @@ def guarded(order: int) -> None:
     """taskguard with its ledger."""
 
 
-def publish(task: str, count: str) -> None:
-    """Put `count` jobs into the queue."""
+def publish(task: str, first: str, count: str) -> None:
+    """Put `count` jobs into the queue, numbered from `first`."""
     queue = rq.Queue("drain", connection=redis.Redis.from_url(os.environ["DRAIN_BROKER"]))
     name = "bare" if task == "unique" else task
-    for order in range(int(count)):
+    for order in range(int(first), int(first) + int(count)):
         options = {"job_id": f"order-{order}", "unique": True} if task == "unique" else {}
         queue.enqueue(f"benchmarks.drain_rq.{name}", order, result_ttl=0, **options)
