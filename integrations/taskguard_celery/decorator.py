@@ -44,7 +44,6 @@ from taskguard_celery.hand_off import take_called
 from taskguard_celery.maps import call_item, map_at_work
 from taskguard_celery.message import (
     CeleryQueue,
-    NotPublishedError,
     expires_at_s,
     is_redelivered,
     is_timed_out,
@@ -184,11 +183,7 @@ def _refuse_hidden(compiled: GuardedFunction) -> None:
     if task.request.is_eager:
         raise error
     queue = CeleryQueue(task)
-    while True:
-        try:
-            put_off_unread(queue, error)
-        except NotPublishedError as unpublished:
-            queue.keep(unpublished)
+    queue.until_published(lambda: put_off_unread(queue, error))
 
 
 def _call(
@@ -216,15 +211,13 @@ def _deliver(
     # The pool counts from the task's begin, also where its delivery is tried again here.
     started_s = (None if request.is_eager else begun_s()) or time.monotonic()
     timed_out = functools.partial(is_timed_out, task, started_s=started_s)
-    while True:
-        try:
-            return _deliver_once(
-                task, request, compiled, args, kwargs, queue, called=called, timed_out=timed_out
-            )
-        except NotPublishedError as error:
-            if queue is None:
-                raise
-            queue.keep(error)
+
+    def attempt() -> Any:
+        return _deliver_once(
+            task, request, compiled, args, kwargs, queue, called=called, timed_out=timed_out
+        )
+
+    return attempt() if queue is None else queue.until_published(attempt)
 
 
 def _expect(task: Task, kind: type[Exception]) -> None:

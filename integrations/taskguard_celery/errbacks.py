@@ -8,6 +8,7 @@ lost with its worker, for it has no message. An errback of one argument is a mes
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import logging
 import time
@@ -76,23 +77,21 @@ def call_errback(
     at_work = task.app.current_worker_task
     queue = InPlace(at_work)
 
-    def delivery(message: MessageRef) -> Delivery:
-        return compiled.delivery(
-            args,
-            kwargs,
-            namespace=runtime.namespace,
-            task=task.name,
-            message=message,
-            queue=queue,
-        )
-
+    delivery_of = functools.partial(
+        compiled.delivery,
+        args,
+        kwargs,
+        namespace=runtime.namespace,
+        task=task.name,
+        queue=queue,
+    )
     try:
         if at_work is None:
             # In the worker's own process, for a killed child, waiting would stop the whole worker.
             return runtime.run(compiled, args, kwargs, task=task.name)
         return call_in_place(
             runtime,
-            delivery,
+            delivery_of,
             lambda guard: compiled.call(args, kwargs, guard),
             message=MessageRef(f"errback:{uuid.uuid4()}"),
             wait_s=queue.longest_wait_s,
@@ -106,7 +105,7 @@ def call_errback(
 
 def call_in_place(
     runtime: TaskGuard,
-    delivery_of: Callable[[MessageRef], Delivery],
+    delivery_of: Callable[..., Delivery],
     body: Callable[[Guard], Any],
     *,
     message: MessageRef,
@@ -119,7 +118,7 @@ def call_in_place(
     """
     until_s = time.monotonic() + wait_s
     while True:
-        delivery = delivery_of(message)
+        delivery = delivery_of(message=message)
         outcome = runtime.runner.deliver(delivery, body)
         if isinstance(outcome, Completed | Answered):
             return outcome.value

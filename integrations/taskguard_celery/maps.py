@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 from celery import Task
@@ -26,7 +25,6 @@ from celery.exceptions import Ignore
 from taskguard import (
     Answered,
     Completed,
-    Delivery,
     Dropped,
     Guard,
     GuardedFunction,
@@ -37,7 +35,6 @@ from taskguard import (
 from taskguard_celery.errbacks import InPlace, call_in_place
 from taskguard_celery.message import (
     CeleryQueue,
-    NotPublishedError,
     is_redelivered,
     message_of,
     published_at_s,
@@ -111,42 +108,33 @@ def _run(
 ) -> Outcome:
     request = map_task.request
 
-    def delivery(message: MessageRef, queue: Any = None) -> Delivery:
-        return compiled.delivery(
-            args,
-            kwargs,
-            namespace=runtime.namespace,
-            task=task.name,
-            message=message,
-            published_at_s=published_at_s(request),
-            redelivered=is_redelivered(request),
-            queue=queue,
-        )
+    delivery_of = functools.partial(
+        compiled.delivery,
+        args,
+        kwargs,
+        namespace=runtime.namespace,
+        task=task.name,
+        published_at_s=published_at_s(request),
+        redelivered=is_redelivered(request),
+    )
 
     def body(guard: Guard) -> Any:
         return compiled.call(args, kwargs, guard)
 
     if request.is_eager:
-        return runtime.runner.deliver(delivery(message), body)
+        return runtime.runner.deliver(delivery_of(message=message), body)
     if runtime.ledger is None:
-        queue = InPlace(map_task)
+        wait = InPlace(map_task)
         value = call_in_place(
             runtime,
-            functools.partial(delivery, queue=queue),
+            functools.partial(delivery_of, queue=wait),
             body,
             message=message,
-            wait_s=queue.longest_wait_s,
+            wait_s=wait.longest_wait_s,
             because=f"without a ledger {map_task.name} cannot be deferred: it would do its first "
             "items again. Configure a ledger (taskguard_ledger_url), or send a group",
         )
         return Completed(value)
-    return _deliver(runtime, delivery(message, CeleryQueue(map_task)), body)
-
-
-def _deliver(runtime: TaskGuard, delivery: Delivery, body: Callable[[Guard], Any]) -> Outcome:
-    while True:
-        try:
-            return runtime.runner.deliver(delivery, body)
-        except NotPublishedError as error:
-            assert isinstance(delivery.queue, CeleryQueue)  # noqa: S101
-            delivery.queue.keep(error)
+    queue = CeleryQueue(map_task)
+    delivery = delivery_of(message=message, queue=queue)
+    return queue.until_published(lambda: runtime.runner.deliver(delivery, body))

@@ -20,8 +20,9 @@ import dataclasses
 import logging
 import math
 import time
+from collections.abc import Callable
 from datetime import datetime
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from billiard.process import current_process
 from celery import Task
@@ -66,6 +67,8 @@ EXPIRES_HEADER = "expires"
 told, too, to drop the message then."""
 
 logger = logging.getLogger("taskguard")
+
+_T = TypeVar("_T")
 
 # A message that is delayed beyond the visibility timeout multiplies: 10,471 deliveries in
 # 72 s were measured with a countdown of four times the timeout.
@@ -236,12 +239,20 @@ class CeleryQueue:
             # Any error here means that no live copy is known: keep the message that there is.
             raise NotPublishedError(f"{type(error).__name__}: {error}") from error
 
-    def keep(self, error: NotPublishedError) -> None:
-        """Keep the message in hand alive: returns if its delivery is to be tried again here.
+    def until_published(self, attempt: Callable[[], _T]) -> _T:
+        """Return what `attempt` returns, and keep the message alive while it cannot be published.
 
-        Raises PutBack where it goes back to the queue, which is done at once unless the queue
-        counts its deliveries: RabbitMQ throws away a quorum queue's message after 20.
+        Raises PutBack if the message goes back to the queue. That happens at once, unless the queue
+        counts its deliveries: RabbitMQ discards a quorum queue's message after 20.
         """
+        while True:
+            try:
+                return attempt()
+            except NotPublishedError as error:
+                self._pause(error)
+
+    def _pause(self, error: NotPublishedError) -> None:
+        """Wait before the next attempt. Raises PutBack if the message has waited long enough."""
         now_s = time.monotonic()
         if self._waits_until_s is None:
             wait_s = self.longest_wait_s if self._counts_deliveries() else 0.0
