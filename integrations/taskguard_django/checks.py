@@ -73,7 +73,10 @@ def check_tables(databases: Any = None, **_: Any) -> list[Any]:
         ledger.check_schema()
         return [] if conf.testing() else [_told(finding) for finding in _findings(ledger)]
     except errors.LedgerSchemaError as error:
-        hint = "Run `manage.py migrate`."
+        hint = (
+            "Run `manage.py migrate`. If an older checkout of taskguard made the tables, first run "
+            "`manage.py migrate taskguard zero`, which drops them."
+        )
         return [checks.Warning(error.problem, hint=hint, id="taskguard.W002")]
     except errors.TaskguardError as error:
         return [checks.Warning(str(error), id="taskguard.W003")]

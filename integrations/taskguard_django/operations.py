@@ -1,4 +1,4 @@
-"""What migrations do: the statements of `taskguard ledger create` and `upgrade`, with `--sql`."""
+"""Operations for migrations. They run what `taskguard ledger create` and `upgrade` run."""
 
 from __future__ import annotations
 
@@ -54,49 +54,53 @@ class _OnTheLedger(Operation):
 
 
 class CreateLedger(_OnTheLedger):
-    """Creates what is missing; backwards drops the tables."""
+    """Create the ledger's tables. Backwards, drop them."""
 
     def forwards(self, schema_editor: Any) -> Iterable[str]:
-        """Tables that `taskguard ledger create` has made stay as they are, of whichever version."""
-        connection = schema_editor.connection
-        if not schema_editor.collect_sql and TABLES[-1] in connection.introspection.table_names():
-            return ()
-        return ddl_statements(_url(schema_editor), if_not_exists=True)
+        """Return what creates the tables, or upgrades those that `taskguard ledger create` made.
+
+        Raises LedgerSchemaError if nothing upgrades them.
+        """
+        version = None if schema_editor.collect_sql else _version(schema_editor.connection)
+        if version is None:
+            return ddl_statements(_url(schema_editor), if_not_exists=True)
+        return upgrade_statements(_url(schema_editor), version=version)
 
     def backwards(self, schema_editor: Any) -> Iterable[str]:
-        """Drop the tables, and with them the record of all work."""
+        """Return what drops the tables, and with them the record of all work."""
         del schema_editor
         return [f"DROP TABLE IF EXISTS {table}" for table in TABLES]
 
     def describe(self) -> str:
-        """For `migrate --plan`."""
+        """Return the text for `migrate --plan`."""
         return "Create the ledger's tables"
 
 
 class UpgradeLedger(_OnTheLedger):
-    """Tables of one version become those of the next; no row is lost.
+    """Upgrade the ledger's tables to version `to`. No row is lost.
 
-    Tables that the first migration has just made are of today's version, and stay as they are.
+    If the first migration has just made them, they have this library's version and stay as they
+    are.
     """
 
-    def __init__(self, to: int = 2) -> None:
+    def __init__(self, to: int) -> None:
         self._to = to
 
     def forwards(self, schema_editor: Any) -> Iterable[str]:
-        """The upgrade, if the tables have the version before, or if the SQL is only printed."""
+        """Return the upgrade if the tables have the version before, or if SQL is only printed."""
         before, to = self._to - 1, self._to
         if schema_editor.collect_sql or _version(schema_editor.connection) == before:
             return upgrade_statements(_url(schema_editor), version=before, to=to)
         return ()
 
     def backwards(self, schema_editor: Any) -> Iterable[str]:
-        """Nothing: tables of an older version are of no use to this library."""
+        """Return nothing: this library cannot use tables of an older version."""
         del schema_editor
         return ()
 
     def describe(self) -> str:
-        """For `migrate --plan`."""
-        return f"Bring the ledger's tables up to version {self._to}"
+        """Return the text for `migrate --plan`."""
+        return f"Upgrade the ledger's tables to version {self._to}"
 
 
 def _url(schema_editor: Any) -> str:
@@ -108,6 +112,9 @@ def _url(schema_editor: Any) -> str:
 
 
 def _version(connection: Any) -> int | None:
+    """Return the version of the tables, or None if there are none."""
+    if TABLES[-1] not in connection.introspection.table_names():
+        return None
     with connection.cursor() as cursor:
         cursor.execute("SELECT max(version) FROM taskguard_schema")
         version: int | None = cursor.fetchone()[0]

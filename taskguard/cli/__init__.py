@@ -1,7 +1,7 @@
 """The command `taskguard`.
 
 taskguard ledger create [--url URL] [--sql]     make the ledger's tables, or print their SQL
-taskguard ledger upgrade [--url URL] [--sql]    from tables of an older version, or print the SQL
+taskguard ledger upgrade [--url URL] [--sql]    upgrade the ledger's tables, or print the SQL
 taskguard locks create [--url URL] [--unlogged] make the table of locks, or print its SQL
 taskguard purge [--older-than 30d] [--url URL]  forget work that ended so long ago
 taskguard sweep --celery shop:app               send the messages of overdue work again
@@ -99,8 +99,8 @@ def _main(argv: Sequence[str] | None) -> int:
     create.set_defaults(run_alone=_create)
     upgrade = actions.add_parser(
         "upgrade",
-        help="bring tables of an older version to this one's",
-        description="Stop the workers first. Asked again it does nothing.",
+        help="upgrade tables of an older version",
+        description="Stop the workers first. If the tables are up to date, nothing happens.",
     )
     add_url(upgrade)
     upgrade.add_argument("--sql", action="store_true", help="print the SQL instead of running it")

@@ -607,9 +607,9 @@ class SqlLedger:
         creation.create(self._database)
 
     def upgrade_schema(self) -> tuple[int, int]:
-        """Bring tables of an older version to this library's. The versions before and after.
+        """Upgrade the tables, and return the versions before and after.
 
-        Raises LedgerSchemaError if there are no tables, or no way from theirs.
+        Raises LedgerSchemaError if there are no tables, or nothing upgrades them.
         """
         return upgrade(self._database)
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 from support.django_shop import django_on
-from support.old_tables import back_to_version_1, shape_of
+from support.old_tables import make_old_tables, shape_of
+from taskguard import errors
+from taskguard.ledger.schema import upgrades
 from taskguard.ledger.sql import SqlLedger
+from taskguard.ledger.tables import SCHEMA_VERSION
 
 
 def columns(url: str) -> dict[str, list[tuple[str, str, bool]]]:
@@ -44,30 +49,112 @@ def test_a_migrated_database_is_the_ledgers(request: pytest.FixtureRequest, name
 
 
 @pytest.mark.parametrize("name", ["pg_url", "sqlite_url"])
-def test_tables_of_an_older_version_are_migrated(request: pytest.FixtureRequest, name: str) -> None:
-    """Those that were there before; printed as SQL it is the same."""
+def test_migrations_of_an_older_checkout_are_refused(
+    request: pytest.FixtureRequest, name: str
+) -> None:
+    """`migrate` finds 0001 applied and does nothing. The check and the first use say what to do.
+
+    `migrate taskguard zero` drops the tables. After that, `migrate` creates them again.
+    """
     from django.core.management import call_command
 
     url = request.getfixturevalue(name)
-    ledger = SqlLedger(url)
-    ledger.create_schema()
-    created = columns(url)
-    engine = sa.create_engine(url)
-    back_to_version_1(engine)
-    engine.dispose()
-    assert columns(url) != created
     with django_on(default=url):
+        from django.db import connections
+
+        from taskguard_django import conf
+
+        created = columns(url)
+        call_command("migrate", "taskguard", "zero", verbosity=0)
+        _apply_older_migrations(url)
+        call_command("migrate", "taskguard", verbosity=0)
+        told = io.StringIO()
+        call_command("check", databases=["default"], stderr=told)
+        assert "taskguard.W002" in told.getvalue()
+        assert "version 4, and this library needs version 5" in told.getvalue()
+        assert "manage.py migrate taskguard zero" in told.getvalue()
+        with pytest.raises(errors.LedgerSchemaError, match=r"needs version 5.*Drop the tables"):
+            conf.ledger().check_schema()
+        call_command("migrate", "taskguard", "zero", verbosity=0)
+        assert "taskguard_work" not in connections["default"].introspection.table_names()
+        call_command("migrate", "taskguard", verbosity=0)
         assert columns(url) == created
-        ledger.check_schema()
-        printed = io.StringIO()
-        call_command("sqlmigrate", "taskguard", "0002", stdout=printed)
-        assert "PRIMARY KEY (message, work)" in printed.getvalue()
-        assert "parked" not in printed.getvalue()
-        call_command("sqlmigrate", "taskguard", "0003", stdout=printed)
-        assert "ADD COLUMN" in printed.getvalue()
-        call_command("sqlmigrate", "taskguard", "0004", stdout=printed)
-        assert "(key, rank, parked)" in printed.getvalue().replace("`", "").replace("(255)", "")
-    ledger.close()
+        conf.ledger().check_schema()
+
+
+def _apply_older_migrations(url: str) -> None:
+    """Leave the tables of version 4 and its four migrations in `django_migrations`."""
+    engine = sa.create_engine(url, poolclass=sa.NullPool)
+    make_old_tables(engine, 4)
+    names = (
+        "0001_initial",
+        "0002_numbers_of_a_message_in_a_work",
+        "0003_work_in_line_for_its_key",
+        "0004_order_and_bounds_of_keys",
+    )
+    with engine.begin() as db:
+        for name in names:
+            db.execute(
+                sa.text(
+                    "insert into django_migrations (app, name, applied) "
+                    "values ('taskguard', :name, current_timestamp)"
+                ),
+                {"name": name},
+            )
+
+
+@pytest.mark.parametrize("name", ["pg_url", "sqlite_url"])
+def test_migrate_refuses_tables_that_an_older_checkout_created(
+    request: pytest.FixtureRequest, name: str
+) -> None:
+    """`taskguard ledger create` of that checkout made them, so no migration is recorded."""
+    from django.core.management import call_command
+
+    url = request.getfixturevalue(name)
+    with django_on(default=url):
+        call_command("migrate", "taskguard", "zero", verbosity=0)
+        engine = sa.create_engine(url, poolclass=sa.NullPool)
+        make_old_tables(engine, 3)
+        with pytest.raises(errors.LedgerSchemaError, match=r"version 3, .* needs version 5"):
+            call_command("migrate", "taskguard", verbosity=0)
+
+
+@pytest.mark.parametrize("name", ["pg_url", "sqlite_url"])
+def test_a_later_migration_upgrades_the_tables(
+    request: pytest.FixtureRequest, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A made-up step runs once. `sqlmigrate` prints its SQL."""
+    url = request.getfixturevalue(name)
+    to = SCHEMA_VERSION + 1
+    add = "CREATE TABLE taskguard_colours (colour INTEGER)"
+    step = upgrades.Step(
+        to=to, why="colours", statements=dict.fromkeys(("postgresql", "sqlite"), (add,))
+    )
+    with django_on(default=url):
+        from django.db import connections
+
+        from taskguard_django.operations import CreateLedger, UpgradeLedger
+
+        monkeypatch.setattr(upgrades, "STEPS", (step,))
+        monkeypatch.setattr(upgrades, "SCHEMA_VERSION", to)
+
+        def run(operation: Any, **options: Any) -> Any:
+            with connections["default"].schema_editor(**options) as editor:
+                operation.database_forwards("taskguard", editor, None, None)
+            return editor
+
+        upgrade = UpgradeLedger(to=to)
+        assert add in "".join(run(upgrade, collect_sql=True).collected_sql)
+        assert "taskguard_colours" not in columns(url)
+        for _ in range(2):
+            run(upgrade)
+            assert columns(url)["taskguard_colours"] == [("colour", "INTEGER", True)]
+        drop = ("DROP TABLE taskguard_colours",)
+        later = replace(step, to=to + 1, statements=dict.fromkeys(step.statements, drop))
+        monkeypatch.setattr(upgrades, "STEPS", (step, later))
+        monkeypatch.setattr(upgrades, "SCHEMA_VERSION", to + 1)
+        run(CreateLedger())  # of tables that `taskguard ledger create` made
+        assert "taskguard_colours" not in columns(url)
 
 
 def test_only_the_ledgers_database_gets_tables(pg_url: str, sqlite_url: str) -> None:

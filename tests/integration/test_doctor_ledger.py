@@ -13,7 +13,6 @@ import sqlalchemy as sa
 from support import claims
 from support.databases import DATABASES
 from support.needs import need
-from support.old_tables import back_to_version_1
 from support.pgbouncer import PgBouncer
 from taskguard import (
     Configuration,
@@ -108,15 +107,6 @@ class TestTables:
         finding = found(make(url, tables=False))["tables_missing"]
         assert finding.level is Level.ERROR
         assert "taskguard ledger create" in finding.mend
-
-    def test_of_an_older_version(self, url: str, make: Make) -> None:
-        """With the command that upgrades them."""
-        ledger = make(url)
-        engine = sa.create_engine(url, poolclass=sa.NullPool)
-        back_to_version_1(engine)
-        finding = found(ledger)["tables_version"]
-        assert finding.level is Level.ERROR
-        assert "taskguard ledger upgrade" in finding.mend
 
     @pytest.mark.parametrize("database", DATABASES)
     def test_an_index_is_missing(

@@ -17,17 +17,14 @@ from sqlalchemy.ext.asyncio import create_async_engine
 import taskguard
 from support.claims import request
 from support.claims import request as a_request
-from support.databases import DATABASES
 from taskguard.cli import main
 from taskguard.errors import (
     ConfigurationError,
     LedgerSchemaError,
     LedgerUnavailableError,
 )
-from taskguard.ledger.schema import upgrades
 from taskguard.ledger.schema.creation import ddl
 from taskguard.ledger.sql import SqlLedger
-from taskguard.ledger.tables import SCHEMA_VERSION
 from taskguard.model.claims import Claimed
 from taskguard.settings import make_ledger, make_locks
 from taskguard_sandbox.servers import free_port
@@ -152,96 +149,6 @@ def test_missing_tables_name_the_command(pg_url: str, sqlite_url: str) -> None:
         ledger.create_schema()
         ledger.check_schema()
         ledger.close()
-
-
-@pytest.fixture(params=DATABASES)
-def older(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A database whose tables are one version behind, by a step that adds a column."""
-    url: str = request.getfixturevalue(request.param)
-    ledger = SqlLedger(url)
-    ledger.create_schema()
-    ledger.close()
-    add = ("ALTER TABLE taskguard_work ADD COLUMN colour VARCHAR(9) DEFAULT '5%'",)
-    step = upgrades.Step(
-        to=SCHEMA_VERSION + 1,
-        why="work has a colour",
-        statements=dict.fromkeys(("postgresql", "mariadb", "mysql", "sqlite"), add),
-    )
-    monkeypatch.setattr(upgrades, "STEPS", (*upgrades.STEPS, step))
-    monkeypatch.setattr(upgrades, "SCHEMA_VERSION", SCHEMA_VERSION + 1)
-    return url
-
-
-def test_older_tables_are_upgraded_by_the_command_that_is_named(
-    older: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """`create` does not help there, and does not say that it did; asked again nothing happens."""
-    ledger = SqlLedger(older)
-    for ask in (ledger.check_schema, ledger.create_schema):
-        with pytest.raises(LedgerSchemaError, match="taskguard ledger upgrade") as caught:
-            ask()
-        assert "ledger create" not in str(caught.value)
-    assert main(["ledger", "create", "--url", older]) == 1
-    assert "created" not in capsys.readouterr().out
-    assert main(["ledger", "upgrade", "--url", older, "--sql"]) == 0
-    printed = capsys.readouterr().out
-    assert "ADD COLUMN colour" in printed
-    with pytest.raises(LedgerSchemaError):
-        ledger.check_schema()  # printed, not run
-    for said in (f"version {SCHEMA_VERSION} -> {SCHEMA_VERSION + 1}", "already"):
-        assert main(["ledger", "upgrade", "--url", older]) == 0
-        assert said in capsys.readouterr().out
-    ledger.check_schema()
-    ledger.create_schema()
-    assert isinstance(ledger.claim(a_request()), Claimed)
-    ledger.close()
-    engine = sa.create_engine(older)
-    with engine.connect() as db:
-        assert db.execute(sa.text("select colour from taskguard_work")).scalars().all() == ["5%"]
-    engine.dispose()
-
-
-def test_the_printed_upgrade_is_the_one_that_is_run(older: str) -> None:
-    """Statement by statement, by a person."""
-    ledger = SqlLedger(older)
-    engine = sa.create_engine(older)
-    with engine.begin() as db:
-        for statement in ledger.upgrade_statements():
-            db.execute(sa.DDL(statement.replace("%", "%%")))
-    engine.dispose()
-    ledger.check_schema()
-    assert ledger.upgrade_statements() == []
-    ledger.close()
-
-
-@pytest.mark.parametrize(
-    ("version", "told"), [(0, "no way"), (99, "newer library"), (None, "taskguard ledger create")]
-)
-def test_tables_that_no_upgrade_helps_name_none(
-    sqlite_url: str, version: int | None, told: str
-) -> None:
-    """Too old, newer than this library, or left by a `create` that was stopped."""
-    ledger = SqlLedger(sqlite_url)
-    ledger.create_schema()
-    engine = sa.create_engine(sqlite_url)
-    with engine.begin() as db:
-        db.execute(sa.text("delete from taskguard_schema"))
-        if version is not None:
-            db.execute(sa.text(f"insert into taskguard_schema values ({version})"))
-    engine.dispose()
-    for ask in (ledger.check_schema, ledger.upgrade_schema, ledger.upgrade_statements):
-        with pytest.raises(LedgerSchemaError, match=told) as caught:
-            ask()
-        assert "ledger upgrade" not in str(caught.value)
-    ledger.close()
-
-
-def test_every_version_since_the_first_has_its_step() -> None:
-    """For each kind of database: whoever changes a table writes the way to it."""
-    assert [step.to for step in upgrades.STEPS] == list(range(2, SCHEMA_VERSION + 1))
-    for step in upgrades.STEPS:
-        assert set(step.statements) == {"postgresql", "mariadb", "mysql", "sqlite"}
-        assert step.why
 
 
 def test_alembics_autogenerate_leaves_the_ledgers_tables(sqlite_url: str) -> None:

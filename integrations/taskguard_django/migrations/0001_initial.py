@@ -1,4 +1,7 @@
-"""The ledger's tables, and what Django knows of them."""
+"""Create the ledger's tables, of version 5.
+
+Until 0.1.0 is published, this migration is edited in place.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ class Migration(migrations.Migration):
     dependencies: ClassVar[list[Any]] = []
     operations: ClassVar[list[Any]] = [
         taskguard_django.operations.CreateLedger(),
+        # Without columns: the tables are not Django's to manage.
         migrations.CreateModel("Key", [], {"db_table": "taskguard_keys", "managed": False}),
         migrations.CreateModel("Work", [], {"db_table": "taskguard_work", "managed": False}),
     ]
