@@ -16,9 +16,9 @@ from etcd3gw.client import Etcd3Client
 
 from benchmarks.measure import CONSOLE, in_turns, show
 from taskguard.locks.base import Hold
-from taskguard.locks.etcd import EtcdLocks
 from taskguard.locks.http import HttpLink
 from taskguard.model.lease import new_owner
+from taskguard_etcd import EtcdLocks
 from taskguard_sandbox.servers import Etcd
 
 BY_HAND = "by hand: grant, transaction, revoke"

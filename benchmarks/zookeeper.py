@@ -15,9 +15,9 @@ from kazoo.protocol.serialization import Ping
 
 from benchmarks.measure import CONSOLE, in_turns, show
 from taskguard.locks.base import Hold
-from taskguard.locks.zookeeper import ZooKeeperLocks
 from taskguard.model.lease import new_owner
 from taskguard_sandbox.servers import ZooKeeper
+from taskguard_zookeeper import ZooKeeperLocks
 
 PEER = "kazoo Lock"
 LEASES = 1_000

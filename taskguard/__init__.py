@@ -2,8 +2,8 @@
 
 Redis coordinates who should try; the database decides who is allowed to win.
 
-The names below are the public ones; integrations and users import nothing else. They are
-loaded when first used, so that `import taskguard` costs next to nothing.
+Users and integrations import the names below, and lock providers those of `taskguard.locks`. The
+names are loaded when first used, so that `import taskguard` costs next to nothing.
 """
 
 from __future__ import annotations
@@ -26,17 +26,6 @@ if TYPE_CHECKING:
     from taskguard.ledger.schema.upgrades import upgrade_statements
     from taskguard.ledger.sql import SqlLedger
     from taskguard.ledger.transactions.external import ExternalConnection
-    from taskguard.locks.base import (
-        Granted,
-        Held,
-        HintingLocks,
-        Hold,
-        Holder,
-        LockProvider,
-        Renewal,
-        SharingLocks,
-        Traits,
-    )
     from taskguard.locks.memory import MemoryLocks
     from taskguard.model.claims import Claim, Standing
     from taskguard.model.delivery import (
@@ -54,7 +43,7 @@ if TYPE_CHECKING:
         Queue,
     )
     from taskguard.model.former import Former
-    from taskguard.model.lease import Lease, Owner
+    from taskguard.model.lease import Lease
     from taskguard.model.policy import Policy
     from taskguard.model.states import EXPIRED
     from taskguard.outbox import Duplicate, OutcomeOfEnqueue, Placed, check_delay, enqueue_in
@@ -85,16 +74,6 @@ _HOMES = {
     "GuardedRow": "ledger.own_rows.guarded_row",
     "Finding": "findings",
     "Level": "findings",
-    "LockProvider": "locks.base",
-    "Granted": "locks.base",
-    "Held": "locks.base",
-    "HintingLocks": "locks.base",
-    "Hold": "locks.base",
-    "Holder": "locks.base",
-    "Renewal": "locks.base",
-    "SharingLocks": "locks.base",
-    "Traits": "locks.base",
-    "Owner": "model.lease",
     "Leader": "leader",
     "Leadership": "leader",
     "Lease": "model.lease",
@@ -154,26 +133,19 @@ __all__ = [
     "ExternalConnection",
     "Finding",
     "Former",
-    "Granted",
     "Guard",
     "GuardedFunction",
     "GuardedRow",
     "GuardedTask",
-    "Held",
-    "HintingLocks",
-    "Hold",
-    "Holder",
     "Leader",
     "Leadership",
     "Lease",
     "Level",
-    "LockProvider",
     "MemoryLocks",
     "MessageRef",
     "Outcome",
     "OutcomeOfEnqueue",
     "Overrides",
-    "Owner",
     "Parked",
     "Parking",
     "Placed",
@@ -181,16 +153,13 @@ __all__ = [
     "Queue",
     "Relay",
     "RelayProcess",
-    "Renewal",
     "Report",
     "Runner",
-    "SharingLocks",
     "SqlLedger",
     "Standing",
     "Sweeper",
     "Swept",
     "TaskGuard",
-    "Traits",
     "check_delay",
     "connect",
     "current_guard",

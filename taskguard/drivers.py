@@ -17,7 +17,6 @@ _DATABASES = {
 }
 _BRINGS = {
     "fakeredis": "pytest",
-    "kazoo": "zookeeper",
     "redis": "redis",
     "sqlalchemy": "postgresql",
 }

@@ -7,7 +7,6 @@ password. A driver is imported when it is asked for; the error names the extra t
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
@@ -16,10 +15,10 @@ from taskguard.drivers import extra_of, extras_named
 from taskguard.errors import ConfigurationError
 from taskguard.ledger.ports import DatabaseLedger
 from taskguard.locks.base import LockProvider
+from taskguard.locks.registry import EXAMPLE_URL, make_provider
 from taskguard.model.policy import check_namespace
 
 __all__ = [
-    "BESIDE_LEDGER",
     "FORMERLY_VARIABLE",
     "LEDGER_VARIABLE",
     "LOCKS_VARIABLE",
@@ -38,38 +37,6 @@ LOCKS_VARIABLE = "TASKGUARD_LOCKS_URL"
 LEDGER_VARIABLE = "TASKGUARD_LEDGER_URL"
 NAMESPACE_VARIABLE = "TASKGUARD_NAMESPACE"
 FORMERLY_VARIABLE = "TASKGUARD_FORMERLY_NAMESPACES"
-
-
-# Each takes the URL. Imported when asked for, since drivers are optional.
-_PROVIDERS = {
-    "redis": ("taskguard.locks.redis", "RedisLocks"),
-    "rediss": ("taskguard.locks.redis", "RedisLocks"),
-    "valkey": ("taskguard.locks.redis", "RedisLocks"),
-    "valkeys": ("taskguard.locks.redis", "RedisLocks"),
-    "unix": ("taskguard.locks.redis", "RedisLocks"),
-    "sentinel": ("taskguard.locks.redis", "RedisLocks"),
-    "sentinels": ("taskguard.locks.redis", "RedisLocks"),
-    "redis+cluster": ("taskguard.locks.redis.cluster", "RedisClusterLocks"),
-    "rediss+cluster": ("taskguard.locks.redis.cluster", "RedisClusterLocks"),
-    "valkey+cluster": ("taskguard.locks.redis.cluster", "RedisClusterLocks"),
-    "valkeys+cluster": ("taskguard.locks.redis.cluster", "RedisClusterLocks"),
-    "redlock": ("taskguard.locks.redlock", "RedlockLocks"),
-    "redlocks": ("taskguard.locks.redlock", "RedlockLocks"),
-    "postgresql+psycopg": ("taskguard.lock_table", "TableLocks"),
-    "mariadb+pymysql": ("taskguard.lock_table", "TableLocks"),
-    "mysql+pymysql": ("taskguard.lock_table", "TableLocks"),
-    "postgresql+advisory": ("taskguard.advisory_locks", "AdvisoryLocks"),
-    "mariadb+advisory": ("taskguard.advisory_locks", "AdvisoryLocks"),
-    "mysql+advisory": ("taskguard.advisory_locks", "AdvisoryLocks"),
-    "etcd": ("taskguard.locks.etcd", "EtcdLocks"),
-    "etcds": ("taskguard.locks.etcd", "EtcdLocks"),
-    "consul": ("taskguard.locks.consul", "ConsulLocks"),
-    "consuls": ("taskguard.locks.consul", "ConsulLocks"),
-    "zookeeper": ("taskguard.locks.zookeeper", "ZooKeeperLocks"),
-    "zookeepers": ("taskguard.locks.zookeeper", "ZooKeeperLocks"),
-}
-# Beside the ledger's tables, whatever that is made of.
-BESIDE_LEDGER = "ledger://"
 
 
 class _Unset:
@@ -159,47 +126,11 @@ def make_locks(
     if chosen is UNSET:
         raise ConfigurationError(
             "No lock server is configured. Set taskguard_locks_url (Celery), pass locks=, or set "
-            f'{LOCKS_VARIABLE}, for example to "redis://localhost/1"; locks=None leaves it to '
-            "the ledger alone."
+            f'{LOCKS_VARIABLE}, for example to "{EXAMPLE_URL}"; locks=None leaves it to the ledger '
+            "alone."
         )
-    if isinstance(chosen, str):
-        with _source(given, LOCKS_VARIABLE):
-            return _locks_for_url(chosen, ledger)
-    if isinstance(chosen, LockProvider):
-        return chosen
-    if hasattr(chosen, "execute_command"):
-        from taskguard.locks.redis import RedisLocks  # the driver is optional
-
-        return RedisLocks(chosen)
-    raise ConfigurationError(
-        f"locks={type(chosen).__name__} is neither a URL, a redis-py client nor a lock provider."
-    )
-
-
-def _locks_for_url(url: str, ledger: Any) -> LockProvider:
-    if url == BESIDE_LEDGER:
-        with extras_named("Locks in a database"):
-            from taskguard.lock_table import TableLocks
-
-        return TableLocks.beside(ledger)
-    if url.partition(":")[0] == "memory":
-        from taskguard.locks.memory import MemoryLocks  # only where asked for
-
-        return MemoryLocks()
-    scheme, separator, _ = url.partition("://")
-    home = _PROVIDERS.get(scheme)
-    if home is not None:
-        with extras_named(f"The lock server {scheme}://", extra_of(scheme)):
-            kind = getattr(importlib.import_module(home[0]), home[1])
-        provider: LockProvider = kind(url)
-        return provider
-    # The scheme is shown only if it looks like one: a wrong URL may begin with the password.
-    looks_like_one = separator and scheme.replace("+", "").isalpha()
-    start = f"starts with {scheme}://" if looks_like_one else "has no scheme"
-    raise ConfigurationError(
-        f"The lock server's URL {start}; known are {', '.join(_PROVIDERS)}, ledger and memory, as "
-        "in redis://localhost/1."
-    )
+    with _source(given, LOCKS_VARIABLE):
+        return make_provider(chosen, ledger=ledger)
 
 
 def make_namespace(given: Any = UNSET, *, environ: Mapping[str, str] | None = None) -> str:

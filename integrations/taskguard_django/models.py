@@ -10,7 +10,7 @@ from typing import Any
 
 from django.db import models
 
-from taskguard import Owner
+from taskguard.locks import Owner
 from taskguard_django.conf import alias
 
 __all__ = ["Key", "Work"]

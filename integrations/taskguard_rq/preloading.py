@@ -33,6 +33,7 @@ _SAID = frozenset({"driver_info", "lib_name", "lib_version"})
 _SHARED_BY_HORSES = frozenset(
     {"kazoo", "MySQLdb", "psycopg", "psycopg2", "psycopg_binary", "psycopg_c", "pymysql", "redis"}
     | {"sqlalchemy", "sqlite3", "taskguard", "taskguard_rq"}
+    | {"taskguard_consul", "taskguard_etcd", "taskguard_zookeeper", "urllib3"}
 )
 
 

@@ -12,7 +12,8 @@ from typing import Any
 
 from taskguard.cli.targets import CommandError
 from taskguard.drivers import extra_of, extras_named
-from taskguard.settings import BESIDE_LEDGER, LEDGER_VARIABLE, LOCKS_VARIABLE, named_source
+from taskguard.locks.registry import BESIDE_LEDGER
+from taskguard.settings import LEDGER_VARIABLE, LOCKS_VARIABLE, named_source
 
 __all__ = ["add_locks", "add_unlogged", "create_locks", "forget_locks", "locks_sql"]
 

@@ -1,5 +1,77 @@
-"""Who should try: lock servers that keep most duplicates away from the database.
+"""Lock servers, and the public names for authors of a lock provider.
 
-No correctness rests on this package when a ledger is configured. `base.py` says what a
-provider does; every provider passes the contract suite on its real server.
+A lock server keeps most duplicates away from the database. If a ledger is configured, no guarantee
+depends on a lock server. Every provider passes the contract suite on its real server.
+
+Read next: `base.py`, what a provider does; `registry.py`, how a URL finds its provider.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from taskguard.locks.base import (
+    CALLED,
+    KEPT_S,
+    NO_LIMIT,
+    NOBODY,
+    Granted,
+    Held,
+    HintingLocks,
+    Hold,
+    Holder,
+    LockProvider,
+    Renewal,
+    SharingLocks,
+    Traits,
+    in_batches,
+)
+from taskguard.model.lease import Owner
+
+if TYPE_CHECKING:
+    from taskguard.locks.endpoints import Endpoint, ServerUrl, parse_url
+    from taskguard.locks.tls import Tls
+    from taskguard.model.policy import check_number
+    from taskguard.native import greenlets
+
+__all__ = [
+    "CALLED",
+    "KEPT_S",
+    "NOBODY",
+    "NO_LIMIT",
+    "Endpoint",
+    "Granted",
+    "Held",
+    "HintingLocks",
+    "Hold",
+    "Holder",
+    "LockProvider",
+    "Owner",
+    "Renewal",
+    "ServerUrl",
+    "SharingLocks",
+    "Tls",
+    "Traits",
+    "check_number",
+    "greenlets",
+    "in_batches",
+    "parse_url",
+]
+
+# Loaded when first used: most lock servers need none of them.
+_LAZY = {
+    "Endpoint": "taskguard.locks.endpoints",
+    "ServerUrl": "taskguard.locks.endpoints",
+    "Tls": "taskguard.locks.tls",
+    "check_number": "taskguard.model.policy",
+    "greenlets": "taskguard.native",
+    "parse_url": "taskguard.locks.endpoints",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'taskguard.locks' has no attribute {name!r}")
+    found = globals()[name] = getattr(importlib.import_module(_LAZY[name]), name)
+    return found

@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
-import re
 import socket
 import threading
 import time
@@ -28,38 +27,14 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
-from urllib.parse import parse_qsl, unquote
 
-from taskguard.errors import ConfigurationError, LockServerUnavailableError
-from taskguard.locks.tls import FILES, Tls
+from taskguard.errors import LockServerUnavailableError
+from taskguard.locks.endpoints import Endpoint, ServerUrl
 from taskguard.values import value
 
-__all__ = ["Endpoint", "HttpLink", "Reply", "ServerUrl", "parse_url"]
+__all__ = ["HttpLink", "Reply"]
 
 _MOST_IDLE = 64
-_HOST = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[^:\[\]\s/]+)(?::(?P<port>\d{1,5}))?")
-
-
-@value
-class Endpoint:
-    """One server's host and port."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{host}:{self.port}"
-
-
-@value
-class ServerUrl:
-    """What a lock server's URL says."""
-
-    endpoints: tuple[Endpoint, ...]
-    user: str
-    password: str
-    tls: Tls | None
 
 
 @value
@@ -73,43 +48,6 @@ class Reply:
     body: bytes
     clock_s: float | None
     index: int = 0
-
-
-def parse_url(url: str, *, plain: str, tls: str, port: int) -> ServerUrl:
-    """`plain://[user:password@]host[:port][,host[:port]]…`, or `tls://` with `?ca=…&cert=…&key=…`.
-
-    Raises ConfigurationError, which shows nothing of the URL: any part of it may be the password.
-    """
-    scheme, _, rest = url.partition("://")
-    where, _, query = rest.partition("?")
-    credentials, at, hosts = where.rpartition("@")
-    user, _, password = credentials.partition(":")
-    options = dict(parse_qsl(query, keep_blank_values=True))
-    found = [_HOST.fullmatch(each) for each in hosts.rstrip("/").split(",")]
-    if not all(found) or (at and not user and not password) or "#" in rest:
-        raise ConfigurationError(
-            f"The lock server's URL {scheme}://… cannot be read. It reads "
-            f"{scheme}://[user:password@]host[:port],host[:port]; characters such as / # ? @ : , "
-            "in a password are percent-encoded (urllib.parse.quote)."
-        )
-    endpoints = tuple(
-        Endpoint(match["host"].strip("[]"), int(match["port"] or port)) for match in found if match
-    )
-    if scheme == plain and options:
-        raise ConfigurationError(
-            f"The lock server's URL {plain}://… takes no options after '?'. For TLS write {tls}://."
-        )
-    context = _tls(tls, options) if scheme == tls else None
-    return ServerUrl(endpoints, unquote(user), unquote(password), context)
-
-
-def _tls(scheme: str, options: Mapping[str, str]) -> Tls:
-    if set(options) - set(FILES) or ("key" in options and "cert" not in options):
-        raise ConfigurationError(
-            f"The lock server's URL {scheme}://… takes the options ca=, cert= and key= (of cert), "
-            "each the path of a PEM file."
-        )
-    return Tls(options)
 
 
 class HttpLink:

@@ -21,11 +21,11 @@ from support.zookeeper import client_of
 from taskguard.errors import KeyBusyError, LeaseLostError
 from taskguard.events import Event
 from taskguard.locks.base import Granted, Held, LockProvider
-from taskguard.locks.consul import ConsulLocks
-from taskguard.locks.etcd import EtcdLocks
-from taskguard.locks.zookeeper import ZooKeeperLocks
 from taskguard.model.lease import new_owner
+from taskguard_consul import ConsulLocks
+from taskguard_etcd import EtcdLocks
 from taskguard_sandbox.servers import Consul, Etcd, ZooKeeper
+from taskguard_zookeeper import ZooKeeperLocks
 
 pytestmark = pytest.mark.debian
 KEY = ("order:1",)

@@ -17,12 +17,12 @@ from support.waiting import wait_until
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.findings import Level
 from taskguard.locks.base import Granted, Held, Hold, LockProvider, Renewal
-from taskguard.locks.consul import ConsulLocks
 from taskguard.locks.http import HttpLink
 from taskguard.locks.memory import MemoryLocks
 from taskguard.locks.redis import RedisLocks
 from taskguard.model.lease import Owner, new_owner
 from taskguard.settings import make_locks
+from taskguard_consul import ConsulLocks
 from taskguard_sandbox.servers import Consul, Valkey
 
 KEY = ("order:42",)

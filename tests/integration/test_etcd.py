@@ -16,12 +16,12 @@ from support.proxy import Mode, Proxy
 from support.waiting import wait_until
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.locks.base import Granted, Held, Hold, LockProvider, Renewal
-from taskguard.locks.etcd import EtcdLocks
 from taskguard.locks.http import HttpLink
 from taskguard.locks.memory import MemoryLocks
 from taskguard.locks.redis import RedisLocks
 from taskguard.model.lease import Owner, new_owner
 from taskguard.settings import make_locks
+from taskguard_etcd import EtcdLocks
 from taskguard_sandbox.servers import Etcd, Valkey
 
 KEY = ("order:42",)
@@ -270,7 +270,7 @@ class TestTokens:
     ) -> None:
         """It is the server's clock that counts."""
         now_s = time.time()
-        monkeypatch.setattr("taskguard.locks.etcd.provider.time.time", lambda: now_s + 1e6)
+        monkeypatch.setattr("taskguard_etcd.provider.time.time", lambda: now_s + 1e6)
         assert token(locks) == pytest.approx(now_s * 1e6, abs=60e6)
 
     def test_emptied(self) -> None:

@@ -16,8 +16,8 @@ from support.needs import need
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.findings import Finding, Level
 from taskguard.locks.base import Granted, Hold, Renewal
-from taskguard.locks.etcd import EtcdLocks
 from taskguard.model.lease import new_owner
+from taskguard_etcd import EtcdLocks
 from taskguard_sandbox.servers import Etcd
 
 pytestmark = pytest.mark.debian
@@ -183,7 +183,7 @@ class TestFindings:
     def test_clocks_apart(self, etcd: Etcd, monkeypatch: pytest.MonkeyPatch) -> None:
         """A clock that is a minute off, on either side."""
         now_s = time.time
-        monkeypatch.setattr("taskguard.locks.etcd.findings.time.time", lambda: now_s() + 60)
+        monkeypatch.setattr("taskguard_etcd.findings.time.time", lambda: now_s() + 60)
         assert found(EtcdLocks(etcd.url)).name == "etcd_clock"
 
     def test_away(self, etcd: Etcd) -> None:

@@ -79,6 +79,10 @@ MISSING = {
         ("main(['doctor', '--locks', 'redis://h'])", "redis"),
     ],
     "kazoo": [(CONNECT.format("zookeeper://h", None), "zookeeper")],
+    "urllib3": [
+        (CONNECT.format(f"{scheme}://h", None), scheme.rstrip("s"))
+        for scheme in ("etcd", "etcds", "consul", "consuls")
+    ],
     "sqlalchemy": [
         *OF_A_DATABASE,
         (CONNECT.format(None, "sqlite:///d"), "sqlite"),

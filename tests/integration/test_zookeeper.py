@@ -26,11 +26,11 @@ from taskguard.findings import Finding, Level
 from taskguard.locks.base import Granted, Held, Hold, LockProvider, Renewal
 from taskguard.locks.memory import MemoryLocks
 from taskguard.locks.redis import RedisLocks
-from taskguard.locks.zookeeper import ZooKeeperLocks
 from taskguard.model.lease import Owner, new_owner
 from taskguard.settings import make_locks
 from taskguard_sandbox.process import free_port
 from taskguard_sandbox.servers import Valkey, ZooKeeper
+from taskguard_zookeeper import ZooKeeperLocks
 
 pytestmark = pytest.mark.debian
 KEY = ("order:42",)
@@ -530,7 +530,7 @@ class TestUrls:
 
     def test_greenlets(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """kazoo's threads must be threads."""
-        monkeypatch.setattr("taskguard.locks.zookeeper.provider.greenlets", lambda: "gevent")
+        monkeypatch.setattr("taskguard_zookeeper.provider.greenlets", lambda: "gevent")
         with pytest.raises(ConfigurationError, match="gevent"):
             make_locks("zookeeper://127.0.0.1")
 

@@ -15,12 +15,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-PACKAGES = {
-    "taskguard": ROOT / "taskguard",
-    "taskguard_celery": ROOT / "integrations" / "taskguard_celery",
-    "taskguard_rq": ROOT / "integrations" / "taskguard_rq",
-    "taskguard_django": ROOT / "integrations" / "taskguard_django",
-    "pytest_taskguard": ROOT / "integrations" / "pytest_taskguard",
+LOCK_SERVERS = ("etcd", "consul", "zookeeper")
+INTEGRATIONS = [f"taskguard_{name}" for name in ("celery", "rq", "django", *LOCK_SERVERS)]
+PACKAGES = {"taskguard": ROOT / "taskguard"} | {
+    package: ROOT / "integrations" / package for package in [*INTEGRATIONS, "pytest_taskguard"]
 }
 HEAVY = ["sqlalchemy", "redis", "celery", "kombu", "rq", "django", "psycopg", "rich", "asyncio"]
 
@@ -71,7 +69,7 @@ def test_the_core_depends_on_nothing(metadata: Message) -> None:
     assert [r for r in requirements if "extra ==" not in r] == []
     extras = set(metadata.get_all("Provides-Extra") or [])
     queues = {"celery", "rq", "django"}
-    servers = {"redis", "zookeeper", "postgresql", "mysql", "sqlite"}
+    servers = {"redis", "postgresql", "mysql", "sqlite", *LOCK_SERVERS}
     # What is for the developers alone is a group of pyproject.toml, and no extra.
     assert extras == queues | servers | {"cli", "pytest", "all"}
     assert metadata["Requires-Python"] == ">=3.11"

@@ -16,7 +16,7 @@ import taskguard
 from pytest_taskguard.lock_contract.server import take
 from support.lock_mutants import MUTANTS
 from support.pages import blocks_of
-from taskguard import Held
+from taskguard.locks import Held
 from taskguard.model.lease import new_owner
 
 pytestmark = pytest.mark.once

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 from support.lock_servers import LockServer, connect_by_a_lock
 from support.proxy import Mode, Proxy
 from taskguard.locks.base import LockProvider
-from taskguard.locks.consul import ConsulLocks
+from taskguard_consul import ConsulLocks
 from taskguard_sandbox.servers import Consul
 
 

@@ -9,7 +9,7 @@ __all__ = ["ALL", "run_without"]
 
 ALL = frozenset(
     {"celery", "django", "fakeredis", "kazoo", "kombu", "psycopg", "pymysql", "redis", "rich", "rq"}
-    | {"sqlalchemy"}
+    | {"sqlalchemy", "urllib3"}
 )
 """Every package that an extra brings, by the name that it is imported by."""
 

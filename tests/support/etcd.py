@@ -10,10 +10,10 @@ from typing import Any
 
 from support.lock_servers import LockServer, connect_by_a_lock
 from support.proxy import Mode, Proxy
+from taskguard.locks import parse_url
 from taskguard.locks.base import LockProvider
-from taskguard.locks.etcd import EtcdLocks
-from taskguard.locks.etcd.link import EtcdLink
-from taskguard.locks.http import parse_url
+from taskguard_etcd import EtcdLocks
+from taskguard_etcd.link import EtcdLink
 from taskguard_sandbox.servers import Etcd, free_port
 
 EVERYTHING = {"key": "AA==", "range_end": "AA=="}  # from the first possible key to the last

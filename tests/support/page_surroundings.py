@@ -339,7 +339,7 @@ def testing(place: Place) -> Iterator[None]:
 @around("docs/how-to/lock-provider.md")
 def lock_provider(place: Place) -> Iterator[None]:
     yield
-    from taskguard import LockProvider
+    from taskguard.locks import LockProvider
 
     assert isinstance(place.SqliteLocks(place.fixture("tmp_path") / "locks.db"), LockProvider)
     yield

@@ -15,8 +15,9 @@ from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 
 from support.lock_servers import LockServer
-from taskguard import Finding, Granted, Held, Hold, Holder, LockProvider, Owner, Renewal, Traits
+from taskguard import Finding
 from taskguard.errors import LockServerUnavailableError
+from taskguard.locks import Granted, Held, Hold, Holder, LockProvider, Owner, Renewal, Traits
 
 SESSION_S = 2.0
 

@@ -14,8 +14,8 @@ from support.lock_servers import LockServer, connect_by_a_lock
 from support.proxy import Mode, Proxy
 from support.waiting import wait_until
 from taskguard.locks.base import LockProvider
-from taskguard.locks.zookeeper import ZooKeeperLocks
 from taskguard_sandbox.servers import ZooKeeper
+from taskguard_zookeeper import ZooKeeperLocks
 
 # As short as the server under test keeps one.
 SESSION_S = 2.0

@@ -104,7 +104,7 @@ def test_every_other_number_is_checked_where_it_is_given(
 
 
 def locks_only() -> taskguard.TaskGuard:
-    return taskguard.connect(locks="memory:", ledger=None)
+    return taskguard.connect(locks="memory://", ledger=None)
 
 
 def test_ages_of_the_command_are_checked() -> None:

@@ -8,8 +8,9 @@
 
 in a module of tests is all of it: pytest collects the classes, and gives each test an empty server.
 
-Guarantees: what passes does what `taskguard.LockProvider` says, as far as one process can show it.
-What a provider's `traits` say that it lacks is skipped, with the reason.
+Guarantees: a provider that passes does what `taskguard.locks.LockProvider` says, as far as one
+process can show it. Tests of what a provider's `traits` say that it lacks are skipped, with the
+reason.
 
 Does not guarantee what only its own server's faults show: kill that, freeze it and empty it
 yourself, with a ledger and without.

@@ -1,6 +1,6 @@
 """Leases as they are taken, renewed, handed over and released: one after the other, by one thread.
 
-Guarantees: each sentence of `taskguard.LockProvider` about one call has its test. Does not
+Guarantees: each sentence of `taskguard.locks.LockProvider` about one call has its test. Does not
 guarantee what calls at the same moment do to each other: see `waits.py` and `contention.py`.
 """
 

@@ -1,7 +1,7 @@
 """The lock server under test, and short ways to ask it.
 
-Guarantees: what is asked here is what `taskguard.LockProvider` has, and nothing else of a provider
-is used. Everything that a kind of server does in its own way is said by its `LockServer`.
+Guarantees: the tests call the methods of `taskguard.locks.LockProvider`, and nothing else of a
+provider. Everything that a kind of server does in its own way is said by its `LockServer`.
 """
 
 from __future__ import annotations

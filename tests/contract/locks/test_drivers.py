@@ -11,8 +11,8 @@ pytestmark = pytest.mark.once
 
 NEEDS = {
     "memory": set[str](),
-    "etcd": set[str](),
-    "consul": set[str](),
+    "etcd": {"urllib3"},
+    "consul": {"urllib3"},
     "zookeeper": {"kazoo"},
     "postgresql+psycopg": {"sqlalchemy", "psycopg"},
     "mariadb+pymysql": {"sqlalchemy", "pymysql"},

@@ -15,9 +15,9 @@ from pytest_taskguard.lock_contract import TestTokens as Tokens
 from support.etcd import etcd_kind
 from support.lock_servers import LockServer
 from taskguard.locks.base import LockProvider
-from taskguard.locks.etcd import messages
-from taskguard.locks.etcd.provider import EtcdLocks
 from taskguard.model.lease import Owner
+from taskguard_etcd import messages
+from taskguard_etcd.provider import EtcdLocks
 from taskguard_sandbox.servers import Etcd
 
 pytestmark = pytest.mark.once
@@ -65,7 +65,7 @@ def test_mutants_are_found(server: LockServer, monkeypatch: pytest.MonkeyPatch, 
     changed, by, test = MUTANTS[name]
     test(server.connect(), server)
     server.forget()
-    monkeypatch.setattr(f"taskguard.locks.etcd.provider.{changed}", by)
+    monkeypatch.setattr(f"taskguard_etcd.provider.{changed}", by)
     with pytest.raises(AssertionError):
         test(server.connect(), server)
 

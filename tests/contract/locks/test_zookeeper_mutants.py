@@ -18,10 +18,10 @@ from pytest_taskguard.lock_contract import server as waiting
 from support.lock_servers import LockServer
 from support.zookeeper import zookeeper_kind
 from taskguard.locks.base import LockProvider
-from taskguard.locks.zookeeper import wire
-from taskguard.locks.zookeeper.provider import ZooKeeperLocks
 from taskguard.model.lease import Owner
 from taskguard_sandbox.servers import ZooKeeper
+from taskguard_zookeeper import wire
+from taskguard_zookeeper.provider import ZooKeeperLocks
 
 pytestmark = pytest.mark.once
 
@@ -78,7 +78,7 @@ def test_mutants_are_found(server: LockServer, monkeypatch: pytest.MonkeyPatch, 
     changed, by, test = MUTANTS[name]
     test(server.connect(), server)
     server.forget()
-    monkeypatch.setattr(f"taskguard.locks.zookeeper.{changed}", by)
+    monkeypatch.setattr(f"taskguard_zookeeper.{changed}", by)
     monkeypatch.setattr(waiting, "slack_s", lambda _: 2.0)  # what never comes is not waited for
     with pytest.raises(AssertionError):
         test(server.connect(), server)

@@ -12,14 +12,24 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from taskguard import Finding
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
-from taskguard.findings import Finding
-from taskguard.locks.base import Granted, Held, Hold, Holder, Renewal, Traits
-from taskguard.locks.zookeeper import findings
-from taskguard.locks.zookeeper.address import parse_address
-from taskguard.locks.zookeeper.session import Node, Session
-from taskguard.locks.zookeeper.tokens import NO_EPOCH, Epoch
-from taskguard.locks.zookeeper.wire import (
+from taskguard.locks import (
+    Granted,
+    Held,
+    Hold,
+    Holder,
+    Owner,
+    Renewal,
+    Traits,
+    check_number,
+    greenlets,
+)
+from taskguard_zookeeper import findings
+from taskguard_zookeeper.address import parse_address
+from taskguard_zookeeper.session import Node, Session
+from taskguard_zookeeper.tokens import NO_EPOCH, Epoch
+from taskguard_zookeeper.wire import (
     CheckVersion,
     Nodes,
     SetData,
@@ -29,9 +39,6 @@ from taskguard.locks.zookeeper.wire import (
     freeing,
     handing,
 )
-from taskguard.model.lease import Owner
-from taskguard.model.policy import DAY_S, check_number
-from taskguard.native import greenlets
 
 __all__ = ["ZooKeeperLocks"]
 
@@ -83,8 +90,8 @@ class ZooKeeperLocks:
                 f"Locks on ZooKeeper need real threads, and {kind} has replaced them: take another "
                 "lock server, or a pool of processes or threads."
             )
-        check_number("socket_timeout_s", socket_timeout_s, at_least=0.001, at_most=DAY_S)
-        check_number("connect_timeout_s", connect_timeout_s, at_least=0.001, at_most=DAY_S)
+        check_number("socket_timeout_s", socket_timeout_s, at_least=0.001)
+        check_number("connect_timeout_s", connect_timeout_s, at_least=0.001)
         self.namespace = namespace
         self._address = parse_address(server)
         self._root = f"{self._address.chroot}/{_encoded(namespace)}"

@@ -29,9 +29,24 @@ Read next: `provider.py`, the steps; `session.py`, the connection and what is do
 what goes over it; `tokens.py`; `address.py`, URLs; `findings.py`, what `check()` looks at.
 """
 
-from taskguard.drivers import extras_named
+from __future__ import annotations
 
-with extras_named("A lock on ZooKeeper"):
-    from taskguard.locks.zookeeper.provider import ZooKeeperLocks
+from taskguard import errors
 
-__all__ = ["ZooKeeperLocks"]
+try:
+    import kazoo as _kazoo  # noqa: F401
+except ModuleNotFoundError as error:
+    raise errors.MissingDriverError(
+        "taskguard_zookeeper needs the package kazoo, which is not installed: pip install "
+        "'celery-taskguard[zookeeper]'."
+    ) from error
+
+from taskguard_zookeeper.provider import ZooKeeperLocks
+
+__all__ = ["ZooKeeperLocks", "open_locks"]
+
+
+def open_locks(url: str, *, ledger: object) -> ZooKeeperLocks:
+    """Return the locks of a URL; an entry point of the group `taskguard.locks`."""
+    del ledger  # these locks have tokens of their own
+    return ZooKeeperLocks(url)

@@ -32,10 +32,10 @@ from kazoo.retry import KazooRetry
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE
 
 from taskguard.errors import LockServerUnavailableError
-from taskguard.locks.tls import Tls
-from taskguard.locks.zookeeper.address import Address
-from taskguard.locks.zookeeper.tokens import NO_EPOCH, Epoch, read_epoch
-from taskguard.locks.zookeeper.wire import GetEphemerals, Nodes, Transaction, errors, freeing
+from taskguard.locks import Tls
+from taskguard_zookeeper.address import Address
+from taskguard_zookeeper.tokens import NO_EPOCH, Epoch, read_epoch
+from taskguard_zookeeper.wire import GetEphemerals, Nodes, Transaction, errors, freeing
 
 __all__ = ["Node", "RefusedError", "Session"]
 

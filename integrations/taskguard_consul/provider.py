@@ -16,13 +16,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from taskguard import Finding
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
-from taskguard.findings import Finding
-from taskguard.locks.base import Granted, Held, Hold, Holder, Renewal, Traits
-from taskguard.locks.consul import findings
-from taskguard.locks.consul.link import MOST_OPERATIONS, ConsulLink, Entry, Failed, encoded
-from taskguard.locks.http import Reply, parse_url
-from taskguard.model.lease import Owner
+from taskguard.locks import Granted, Held, Hold, Holder, Owner, Renewal, Traits, parse_url
+from taskguard.locks.http import Reply
+from taskguard_consul import findings
+from taskguard_consul.link import MOST_OPERATIONS, ConsulLink, Entry, Failed, encoded
 
 __all__ = ["ConsulLocks"]
 

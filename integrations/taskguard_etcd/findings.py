@@ -12,11 +12,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from taskguard import Finding, Level
 from taskguard.errors import LockServerUnavailableError
-from taskguard.findings import Finding, Level
-from taskguard.locks.etcd.link import EtcdLink, RefusedError
-from taskguard.locks.etcd.messages import is_never, put, several
-from taskguard.locks.http import Endpoint
+from taskguard.locks import Endpoint
+from taskguard_etcd.link import EtcdLink, RefusedError
+from taskguard_etcd.messages import is_never, put, several
 
 __all__ = ["check"]
 

@@ -7,23 +7,21 @@ Does not guarantee that there is a ZooKeeper.
 from __future__ import annotations
 
 import re
-from dataclasses import field
+from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, unquote, urlencode
 
 from taskguard.errors import ConfigurationError
-from taskguard.locks.http import Endpoint, parse_url
-from taskguard.locks.tls import Tls
-from taskguard.model.policy import DAY_S, check_number
-from taskguard.values import value
+from taskguard.locks import Endpoint, Tls, check_number, parse_url
 
 __all__ = ["Address", "parse_address"]
 
 _SESSION_S = 10.0
+_MOST_SESSION_S = 86_400.0
 # Segments that ZooKeeper takes: none is empty, "." or "..".
 _CHROOT = re.compile(r"(/(?!\.{1,2}(/|$))[^/\x00-\x1f\x7f-\x9f]+)*")
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class Address:
     """The servers, and how to speak to them.
 
@@ -67,7 +65,7 @@ def parse_address(url: str) -> Address:
             f"The lock server's URL {scheme}://… has no path in ZooKeeper after the hosts. It "
             f"reads {scheme}://[user:password@]host[:port],host[:port]/path/in/zookeeper."
         )
-    check_number("session_s", session_s, at_least=0.1, at_most=DAY_S)
+    check_number("session_s", session_s, at_least=0.1, at_most=_MOST_SESSION_S)
     plain = f"{scheme}://{credentials}{at}{hosts}" + (f"?{urlencode(options)}" if options else "")
     found = parse_url(plain, plain="zookeeper", tls="zookeepers", port=2181)
     return Address(

@@ -12,12 +12,12 @@ import socket
 import uuid
 from collections.abc import Callable
 
+from taskguard import Finding, Level
 from taskguard.errors import LockServerUnavailableError
-from taskguard.findings import Finding, Level
-from taskguard.locks.http import Endpoint
-from taskguard.locks.zookeeper.address import Address
-from taskguard.locks.zookeeper.session import RefusedError, Session
-from taskguard.locks.zookeeper.wire import Nodes, creating, freeing
+from taskguard.locks import Endpoint
+from taskguard_zookeeper.address import Address
+from taskguard_zookeeper.session import RefusedError, Session
+from taskguard_zookeeper.wire import Nodes, creating, freeing
 
 __all__ = ["check"]
 

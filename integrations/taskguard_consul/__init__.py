@@ -1,4 +1,4 @@
-"""Locks on Consul 1.8 or later, by its HTTP interface: no package is needed.
+"""Locks on Consul 1.8 or later, by its HTTP interface, with urllib3.
 
 Guarantees: a key has one owner at a time, also across restarts and fail-overs; only its owner
 renews, frees or hands it on; every call may be asked twice. Tokens grow for each key, also after
@@ -24,6 +24,24 @@ The least that its user needs: `key_prefix "taskguard/" { policy = "write" }` an
 Read next: `provider.py`, the steps; `link.py`, what goes over the wire.
 """
 
-from taskguard.locks.consul.provider import ConsulLocks
+from __future__ import annotations
 
-__all__ = ["ConsulLocks"]
+from taskguard import errors
+
+try:
+    import urllib3 as _urllib3  # noqa: F401
+except ModuleNotFoundError as error:
+    raise errors.MissingDriverError(
+        "taskguard_consul needs the package urllib3, which is not installed: pip install "
+        "'celery-taskguard[consul]'."
+    ) from error
+
+from taskguard_consul.provider import ConsulLocks
+
+__all__ = ["ConsulLocks", "open_locks"]
+
+
+def open_locks(url: str, *, ledger: object) -> ConsulLocks:
+    """Return the locks of a URL; an entry point of the group `taskguard.locks`."""
+    del ledger  # these locks have tokens of their own
+    return ConsulLocks(url)

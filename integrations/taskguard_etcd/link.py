@@ -13,7 +13,8 @@ from collections.abc import Callable, Generator
 from typing import Any
 
 from taskguard.errors import LockServerUnavailableError
-from taskguard.locks.http import Endpoint, HttpLink, Reply, ServerUrl
+from taskguard.locks import Endpoint, ServerUrl
+from taskguard.locks.http import HttpLink, Reply
 
 __all__ = ["EtcdLink", "RefusedError"]
 
@@ -168,7 +169,7 @@ class EtcdLink:
         elif code == _PERMISSION_DENIED or "user name is empty" in said:
             rest = (
                 f"forbids what locks need: {said}. This is a mistake in the settings; "
-                "taskguard.locks.etcd tells what rights its user needs."
+                "taskguard_etcd tells what rights its user needs."
             )
         elif code == _RESOURCE_EXHAUSTED and "space" in said:
             rest = (

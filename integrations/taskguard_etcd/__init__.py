@@ -1,4 +1,4 @@
-"""Locks on etcd 3.4 or later, alone or a cluster, by its JSON gateway: no package is needed.
+"""Locks on etcd 3.4 or later, alone or a cluster, by its JSON gateway, with urllib3.
 
 Guarantees: a key has one owner at a time, also across restarts and fail-overs, for etcd does not
 lose what it has committed; only its owner renews, frees or hands it on; every call may be asked
@@ -28,6 +28,24 @@ authentication and errors; `../http.py`, connections and time-outs; `findings.py
 looks at.
 """
 
-from taskguard.locks.etcd.provider import EtcdLocks
+from __future__ import annotations
 
-__all__ = ["EtcdLocks"]
+from taskguard import errors
+
+try:
+    import urllib3 as _urllib3  # noqa: F401
+except ModuleNotFoundError as error:
+    raise errors.MissingDriverError(
+        "taskguard_etcd needs the package urllib3, which is not installed: pip install "
+        "'celery-taskguard[etcd]'."
+    ) from error
+
+from taskguard_etcd.provider import EtcdLocks
+
+__all__ = ["EtcdLocks", "open_locks"]
+
+
+def open_locks(url: str, *, ledger: object) -> EtcdLocks:
+    """Return the locks of a URL; an entry point of the group `taskguard.locks`."""
+    del ledger  # these locks have tokens of their own
+    return EtcdLocks(url)

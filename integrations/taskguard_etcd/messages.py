@@ -9,10 +9,10 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from taskguard.model.lease import Owner
-from taskguard.values import value
+from taskguard.locks import Owner
 
 __all__ = [
     "Entry",
@@ -36,7 +36,7 @@ __all__ = [
 Message = dict[str, Any]
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class Entry:
     """What stands under a key."""
 

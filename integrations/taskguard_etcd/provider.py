@@ -9,14 +9,26 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from taskguard import Finding
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
-from taskguard.findings import Finding
-from taskguard.locks.base import Granted, Held, Hold, Holder, Renewal, Traits, in_batches
-from taskguard.locks.etcd import findings
-from taskguard.locks.etcd.link import EtcdLink, RefusedError
-from taskguard.locks.etcd.messages import (
+from taskguard.locks import (
+    Granted,
+    Held,
+    Hold,
+    Holder,
+    Owner,
+    Renewal,
+    Traits,
+    check_number,
+    in_batches,
+    parse_url,
+)
+from taskguard_etcd import findings
+from taskguard_etcd.link import EtcdLink, RefusedError
+from taskguard_etcd.messages import (
     Entry,
     delete,
     entries,
@@ -32,10 +44,6 @@ from taskguard.locks.etcd.messages import (
     several,
     spread,
 )
-from taskguard.locks.http import parse_url
-from taskguard.model.lease import Owner
-from taskguard.model.policy import DAY_S, check_number
-from taskguard.values import value
 
 __all__ = ["EtcdLocks"]
 
@@ -75,8 +83,8 @@ class EtcdLocks:
     ) -> None:
         if not namespace or not namespace.isprintable():
             raise ConfigurationError(f"The namespace {namespace!r} cannot begin a key.")
-        check_number("socket_timeout_s", socket_timeout_s, at_least=0.001, at_most=DAY_S)
-        check_number("connect_timeout_s", connect_timeout_s, at_least=0.001, at_most=DAY_S)
+        check_number("socket_timeout_s", socket_timeout_s, at_least=0.001)
+        check_number("connect_timeout_s", connect_timeout_s, at_least=0.001)
         self._link = EtcdLink(
             parse_url(server, plain="etcd", tls="etcds", port=2379),
             socket_timeout_s=socket_timeout_s,
@@ -452,7 +460,7 @@ class EtcdLocks:
         )
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class _Lease:
     """A lease of etcd's, and what its answer said of the server: revision, and clock if known."""
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
 from taskguard.errors import LockServerUnavailableError
-from taskguard.locks.http import Endpoint, HttpLink, Reply, ServerUrl
-from taskguard.values import value
+from taskguard.locks import Endpoint, ServerUrl
+from taskguard.locks.http import HttpLink, Reply
 
 __all__ = ["MOST_OPERATIONS", "ConsulLink", "Entry", "Failed", "RefusedError", "encoded"]
 
@@ -25,7 +26,7 @@ class RefusedError(LockServerUnavailableError):
     """Consul answered, and what it said was no."""
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class Entry:
     """What stands under a key."""
 
@@ -35,7 +36,7 @@ class Entry:
     changed: int
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class Failed:
     """Which operations of a transaction failed, and how: nothing of it was done."""
 
@@ -148,7 +149,7 @@ class ConsulLink:
         if reply.status == 403:
             rest = (
                 f"forbids what locks need: {said}. This is a mistake in the settings: correct the "
-                "token; taskguard.locks.consul tells what rights it needs."
+                "token; taskguard_consul tells what rights it needs."
             )
         raise RefusedError(f"The lock server {self.address} {rest}")
 

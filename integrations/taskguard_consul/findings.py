@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import http.client
 
+from taskguard import Finding, Level
 from taskguard.errors import LockServerUnavailableError
-from taskguard.findings import Finding, Level
-from taskguard.locks.consul.link import ConsulLink, RefusedError
+from taskguard_consul.link import ConsulLink, RefusedError
 
 __all__ = ["check"]
 

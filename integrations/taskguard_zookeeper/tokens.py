@@ -11,9 +11,8 @@ one before had come to, or at the server's clock if that is further.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
-
-from taskguard.values import value
 
 __all__ = ["NO_EPOCH", "Epoch", "read_epoch"]
 
@@ -22,7 +21,7 @@ __all__ = ["NO_EPOCH", "Epoch", "read_epoch"]
 _BEYOND_ELECTION_US = 10_000_000
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class Epoch:
     """Where tokens begin.
 
