@@ -110,7 +110,7 @@ def _provider_for_url(url: str, ledger: Any) -> LockProvider:
 def _made(home: tuple[str, str], server: Any, what: str, extra: str | None = None) -> LockProvider:
     with extras_named(what, extra):
         kind = getattr(importlib.import_module(home[0]), home[1])
-    provider: LockProvider = kind(server)
+        provider: LockProvider = kind(server)  # some import a driver only for some URLs
     return provider
 
 
