@@ -1,7 +1,8 @@
 # Needs Python 3.11 or later, make and git; everything else is installed into .venv.
-#   make demo    the main job on real servers (DATA=orders.csv takes your own order numbers)
+#   make check   what to run after each change: the linters, the fast tests (about a minute)
 #   make test    all tests
 #   make lint    ruff, mypy, import-linter
+#   make demo    the main job on real servers (DATA=orders.csv takes your own order numbers)
 #   make docs    the documentation, into docs/_build
 #   make build   the wheel and the source distribution into dist, checked
 #   make model   the design itself, checked by TLC (needs Java)
@@ -36,6 +37,10 @@ endif
 PYTEST = "$(BIN)/python" -m pytest
 # What has more to look at than `make test` has time for.
 EXPLORED = tests/crashes tests/model tests/simulation tests/storm tests/fuzz tests/contract tests/unit/test_keys_properties.py
+# `make check` needs no server of Debian, and no server but SQLite and fakeredis for the contract suites.
+# The tutorial takes as long as all of the rest.
+CHECKED = tests/unit tests/contract tests/integration tests/docs --ignore=tests/docs/test_tutorial.py \
+	-m 'not debian and not alone' -k 'unit or docs or sqlite or fakeredis'
 # Absolute, so that the targets work from whatever folder make is called in (make -C …).
 BIN := $(CURDIR)/$(VENV)/bin
 STAMP := $(VENV)/.stamp
@@ -59,7 +64,7 @@ if not u.find_spec("ensurepip"): sys.exit("$(PYTHON) cannot make virtual environ
 endef
 export CHECK_PYTHON
 
-.PHONY: setup demo test explore lint format docs build bench simulate storm foreign fuzz model debian-servers clean
+.PHONY: setup demo check check-tests test explore lint format docs build bench simulate storm foreign fuzz model debian-servers clean
 
 setup: $(STAMP)
 
@@ -74,6 +79,13 @@ $(STAMP): pyproject.toml
 
 demo: setup
 	@"$(BIN)/python" -m taskguard_sandbox.demo $(if $(DATA),--data '$(DATA)')
+
+# The linters run beside the tests.
+check: setup
+	@$(MAKE) --no-print-directory --jobs 2 lint check-tests
+
+check-tests: setup
+	@$(PYTEST) -q -n logical --dist worksteal $(CHECKED) $(PYTEST_ARGS)
 
 test: setup debian-servers
 	@$(PYTEST) -n $(WORKERS) --dist worksteal -m 'not alone' $(PYTEST_ARGS) || failed=$$?; \

@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from contract.ledger.conftest import KINDS as LEDGERS
+from contract.locks.conftest import KINDS as LOCKS
 
 import taskguard
 from support import claims
@@ -84,6 +86,17 @@ def test_make_has_each_target_that_a_page_names(page: str) -> None:
         for word in shlex.split(command)[1:]:
             name, given, _ = word.partition("=")
             assert (name in known) if given else (name in targets), f"{page}: {command}"
+
+
+def test_make_check_selects_tests_by_each_of_its_words() -> None:
+    """A word that no longer names a folder or a contract suite's kind would select nothing."""
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    checked = re.search(r"^CHECKED = (.*?)-m .*?-k '(.*?)'", makefile, re.MULTILINE | re.DOTALL)
+    assert checked is not None
+    folders = re.findall(r"tests/[\w/.]+", checked[1])
+    assert all((ROOT / each).exists() for each in folders)
+    kinds = {*map(str, LEDGERS), *map(str, LOCKS)}
+    assert set(checked[2].split(" or ")) <= {Path(each).name for each in folders} | kinds
 
 
 @pytest.mark.parametrize("command", of_program("pip"))
