@@ -197,3 +197,25 @@ def test_quotes_in_code_stay_as_they_are() -> None:
     conf = runpy.run_path(str(ROOT / "docs" / "conf.py"))
     assert conf["smartquotes"] is False
     assert "smartquotes" not in conf["myst_enable_extensions"]
+
+
+def test_the_changelog_is_a_short_list_of_features() -> None:
+    """At most 80 lines. Each feature has one or two."""
+    lines = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 80
+    features = re.split(r"^- ", "\n".join(lines), flags=re.MULTILINE)[1:]
+    long = [each for each in features if len(each.partition("\n\n")[0].splitlines()) > 2]
+    assert not long
+
+
+def test_each_decision_is_a_short_page_of_the_index() -> None:
+    """Context, decision and consequences, in at most 60 lines."""
+    pages = {file.stem: file for file in (ROOT / "docs" / "decisions").glob("*.md")}
+    index = pages.pop("index").read_text(encoding="utf-8")
+    assert set(re.findall(r"^([a-z-]+)$", index, re.MULTILINE)) == set(pages)
+    for file in pages.values():
+        text = file.read_text(encoding="utf-8")
+        assert len(text.splitlines()) <= 60, file.name
+        headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
+        assert headings[:3] == ["Context", "Decision", "Consequences"], file.name
+        assert headings[3:] in ([], ["Measured"]), file.name
