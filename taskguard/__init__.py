@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from taskguard.ledger.sql import SqlLedger
     from taskguard.ledger.transactions.external import ExternalConnection
     from taskguard.locks.memory import MemoryLocks
-    from taskguard.model.claims import Claim, Standing
+    from taskguard.model.claims import Claim
     from taskguard.model.delivery import (
         NOT_BEFORE,
         Answered,
@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from taskguard.model.former import Former
     from taskguard.model.lease import Lease
     from taskguard.model.policy import Policy
+    from taskguard.model.records import Standing
     from taskguard.model.states import EXPIRED
     from taskguard.outbox import Duplicate, OutcomeOfEnqueue, Placed, check_delay, enqueue_in
     from taskguard.overrides import Overrides, overridden
@@ -83,7 +84,7 @@ _HOMES = {
     "Duplicate": "outbox",
     "OutcomeOfEnqueue": "outbox",
     "Placed": "outbox",
-    "Standing": "model.claims",
+    "Standing": "model.records",
     "check_delay": "outbox",
     "not_before_s": "outbox",
     "Outcome": "model.delivery",

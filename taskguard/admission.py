@@ -17,7 +17,7 @@ import math
 import random
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from taskguard.clock import Clock
 from taskguard.errors import LedgerUnavailableError, LockServerUnavailableError, TaskguardError
@@ -32,7 +32,6 @@ from taskguard.events import (
     Takeover,
 )
 from taskguard.events import Claimed as ClaimedEvent
-from taskguard.ledger.ports import Ledger
 from taskguard.locks.base import (
     CALLED,
     NOBODY,
@@ -49,6 +48,9 @@ from taskguard.model.delivery import Delivery
 from taskguard.model.lease import Lease, Owner, asked, new_owner, trusted_until_s
 from taskguard.model.states import Decision
 from taskguard.watchdog import TrackedLease, Watchdog
+
+if TYPE_CHECKING:
+    from taskguard.ledger.ports import Ledger
 
 __all__ = ["Admission", "Admitted"]
 

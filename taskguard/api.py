@@ -20,7 +20,6 @@ from taskguard.guard import JSON
 from taskguard.guarded import GuardedFunction, prefix_of
 from taskguard.keys import finish_key
 from taskguard.leader import Leader
-from taskguard.ledger.ports import DatabaseLedger
 from taskguard.locks.base import NO_LIMIT, Holder, LockProvider
 from taskguard.model.delivery import Answered, Codec, Completed, Delivery, MessageRef
 from taskguard.model.former import Former
@@ -39,6 +38,7 @@ from taskguard.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from taskguard.decorated import Decorator
+    from taskguard.ledger.ports import DatabaseLedger
 
 __all__ = ["TaskGuard", "connect"]
 
@@ -430,6 +430,6 @@ class TaskGuard:
         """Close the connections of the lock provider and the ledger."""
         if self._runner is None:
             return
-        for part in (self._runner.locks, self._runner.ledger):
+        for part in (self._runner.locks, self.ledger):
             if part is not None:
                 part.close()

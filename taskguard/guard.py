@@ -27,7 +27,6 @@ from taskguard.errors import (
     TransactionAbandonedError,
     TransactionUsageError,
 )
-from taskguard.ledger.ports import Ledger, LedgerTransaction
 from taskguard.model.claims import Claim, Claimed
 from taskguard.model.delivery import Codec, Delivery
 from taskguard.model.lease import Lease
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
     from taskguard.fenced.rows import FencedUpdate
+    from taskguard.ledger.ports import Effects, LedgerTransaction
 
 __all__ = ["JSON", "MAX_RESULT_BYTES", "Guard", "current_guard", "encode", "running"]
 
@@ -200,7 +200,7 @@ class Guard:
         *,
         lease: Lease,
         delivery: Delivery,
-        ledger: Ledger | None,
+        ledger: Effects | None,
         claimed: Claimed | None,
         codec: Codec,
         on_completed: Callable[[], None] = lambda: None,

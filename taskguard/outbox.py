@@ -19,7 +19,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from taskguard.api import TaskGuard
 from taskguard.combinations import refusal
@@ -29,11 +29,14 @@ from taskguard.errors import (
     FingerprintMismatchError,
 )
 from taskguard.guard import guard_with
-from taskguard.ledger.ports import LineLedger, OutboxLedger
 from taskguard.ledger.transactions.external import ExternalConnection
-from taskguard.model.claims import ClaimRequest, Once, Standing
+from taskguard.model.claims import ClaimRequest
 from taskguard.model.delivery import NOT_BEFORE, Delivery, MessageRef
 from taskguard.model.policy import DAY_S, check_number
+from taskguard.model.records import Once, Standing
+
+if TYPE_CHECKING:
+    from taskguard.ledger.ports import LineLedger
 
 __all__ = [
     "AGAIN_AFTER_S",
@@ -329,7 +332,7 @@ def _after_commit(session: Any) -> _AfterCommit:
 
 
 def _send_if_committed(
-    ledger: OutboxLedger, delivery: Delivery, send: Send, again_after_s: float | None
+    ledger: LineLedger, delivery: Delivery, send: Send, again_after_s: float | None
 ) -> bool:
     """Return whether it was sent. Never raises: what could not be sent now is sent by a sweep.
 

@@ -17,13 +17,15 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import WeakSet
 
 from taskguard.clock import Clock
 from taskguard.events import Event
-from taskguard.ledger.ports import DatabaseLedger
 from taskguard.locks.base import LockProvider
+
+if TYPE_CHECKING:
+    from taskguard.ledger.ports import DatabaseLedger
 
 __all__ = ["Overrides", "now", "overridden", "until_changed"]
 

@@ -36,7 +36,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from taskguard.errors import (
     CallWithdrawnError,
@@ -45,12 +45,14 @@ from taskguard.errors import (
     TaskguardError,
 )
 from taskguard.events import Called, Events, Parked
-from taskguard.ledger.ports import LineLedger
 from taskguard.locks.base import CALLED, Granted, HintingLocks, LockProvider
 from taskguard.model.bounds import NO_RATES, Bounds, Rate
 from taskguard.model.claims import Answer, Busy, Claim, ClaimRequest, MessageRef, Overdue
 from taskguard.model.delivery import NOT_BEFORE, Delivery, Parking, stored_call
 from taskguard.model.lease import new_owner
+
+if TYPE_CHECKING:
+    from taskguard.ledger.ports import LineLedger
 
 __all__ = ["AHEAD_S", "CALLED_WAIT_S", "EXPECTED_S", "Line", "call_next", "send_stored"]
 

@@ -41,7 +41,7 @@ from taskguard.parking import AHEAD_S, EXPECTED_S, call_next, send_stored
 from taskguard.sweep import REFUSED_AGAIN_S, Sweeper, Swept, away_of, namespace_of
 
 if TYPE_CHECKING:
-    from taskguard.ledger.ports import LineLedger
+    from taskguard.ledger.ports import LineLedger, Outbox
     from taskguard.model.claims import Overdue
 
 __all__ = ["Relay"]
@@ -334,7 +334,7 @@ class _Recalls(Sweeper):
         self._senders = {name: self._all[name] for name in queues or self._all if name in self._all}
         return super().sweep()
 
-    def _overdue(self, ledger: LineLedger, after: Overdue | None) -> list[Overdue]:
+    def _overdue(self, ledger: Outbox, after: Overdue | None) -> list[Overdue]:
         now_s = self._now_s()
         self._again_at_s = {work: at_s for work, at_s in self._again_at_s.items() if at_s > now_s}
         while found := ledger.overdue(limit=self._batch, after=after, parked=True):
@@ -351,7 +351,7 @@ class _Recalls(Sweeper):
     def _now_s(self) -> float:
         return self._runtime.runner.clock.monotonic_s()
 
-    def _put_off(self, ledger: LineLedger, refused: Sequence[Overdue]) -> None:
+    def _put_off(self, ledger: Outbox, refused: Sequence[Overdue]) -> None:
         super()._put_off(ledger, refused)
         again_at_s = self._now_s() + REFUSED_AGAIN_S
         self._again_at_s |= {each.work: again_at_s for each in refused}

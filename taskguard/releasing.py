@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
-from taskguard.ledger.ports import OperatorLedger
 from taskguard.locks.base import NO_LIMIT, NOBODY, Holder, LockProvider
 from taskguard.model.lease import Owner, asked
+
+if TYPE_CHECKING:
+    from taskguard.ledger.ports import Records
 
 __all__ = ["release"]
 
@@ -26,7 +29,7 @@ def release(
     key: str,
     *,
     locks: LockProvider | None,
-    ledger: OperatorLedger | None,
+    ledger: Records | None,
     reason: str | None = None,
     fence: int | None = None,
     owner: str | None = None,
@@ -78,7 +81,7 @@ def _is_meant(holder: Holder, *, fence: int | None, owner: str | None) -> bool:
 
 
 def _at_server(
-    locks: LockProvider | None, keys: Sequence[str], ledger: OperatorLedger | None
+    locks: LockProvider | None, keys: Sequence[str], ledger: Records | None
 ) -> list[Holder]:
     if locks is None:
         return []
@@ -91,9 +94,7 @@ def _at_server(
         return []
 
 
-def _release_there(
-    locks: LockProvider | None, holder: Holder, ledger: OperatorLedger | None
-) -> bool:
+def _release_there(locks: LockProvider | None, holder: Holder, ledger: Records | None) -> bool:
     if locks is None:
         return False
     limit = NO_LIMIT if holder.shared else 1

@@ -20,7 +20,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from taskguard.admission import Admission, Admitted
 from taskguard.clock import SYSTEM_CLOCK, Clock
@@ -59,7 +59,6 @@ from taskguard.events import (
 )
 from taskguard.events import Deferred as DeferredEvent
 from taskguard.guard import JSON, Guard, encode, holders_around, running
-from taskguard.ledger.ports import Ledger, LineLedger
 from taskguard.ledger.refusals import ConnectionBrokenError, NoConnectionError
 from taskguard.locks.base import LockProvider
 from taskguard.model.claims import Answer, Busy, Claim, Claimed, ClaimRequest
@@ -78,6 +77,9 @@ from taskguard.model.states import Decision, State
 from taskguard.parking import CALLED_WAIT_S, Line
 from taskguard.shutdown import is_cancellation, is_shutdown
 from taskguard.watchdog import TrackedLease, Watchdog
+
+if TYPE_CHECKING:
+    from taskguard.ledger.ports import Ledger, LineLedger
 
 __all__ = ["Runner"]
 

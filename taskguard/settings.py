@@ -9,14 +9,16 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from taskguard.drivers import extra_of, extras_named
 from taskguard.errors import ConfigurationError
-from taskguard.ledger.ports import DatabaseLedger
 from taskguard.locks.base import LockProvider
 from taskguard.locks.registry import EXAMPLE_URL, make_provider
 from taskguard.model.policy import check_namespace
+
+if TYPE_CHECKING:
+    from taskguard.ledger.ports import DatabaseLedger
 
 __all__ = [
     "FORMERLY_VARIABLE",

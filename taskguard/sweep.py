@@ -38,7 +38,7 @@ from taskguard.outbox import AGAIN_AFTER_S, Send, outbox_of, waits_s
 from taskguard.values import value
 
 if TYPE_CHECKING:
-    from taskguard.ledger.ports import LineLedger
+    from taskguard.ledger.ports import Outbox
     from taskguard.model.claims import Overdue
 
     _Calls = list[tuple[Overdue, dict[str, Any]]]
@@ -167,10 +167,10 @@ class Sweeper:
         except Exception as error:  # noqa: BLE001  # whatever is wrong with the call, or a backend
             logger.warning("%s: its caller was not told that it is FAILED: %s", work.work, error)
 
-    def _overdue(self, ledger: LineLedger, after: Overdue | None) -> list[Overdue]:
+    def _overdue(self, ledger: Outbox, after: Overdue | None) -> list[Overdue]:
         return ledger.overdue(limit=self._batch, after=after, parked=False)
 
-    def _put_off(self, ledger: LineLedger, refused: Sequence[Overdue]) -> None:
+    def _put_off(self, ledger: Outbox, refused: Sequence[Overdue]) -> None:
         ledger.sent(refused, again_after_s=REFUSED_AGAIN_S, counted=False)
 
     def _send_all(

@@ -19,7 +19,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from taskguard.clock import SYSTEM_CLOCK, Clock
 from taskguard.errors import (
@@ -28,11 +28,13 @@ from taskguard.errors import (
     TaskguardError,
 )
 from taskguard.events import Events, Lost, RenewalFailed, Renewed
-from taskguard.ledger.ports import Ledger
 from taskguard.locks.base import HintingLocks, Hold, LockProvider, Renewal
 from taskguard.model.claims import Claim
 from taskguard.model.lease import Lease, asked, trusted_until_s
 from taskguard.native import Wakeup, allocate_lock, greenlets, raise_in_thread, start_thread
+
+if TYPE_CHECKING:
+    from taskguard.ledger.ports import Claims
 
 __all__ = ["TrackedLease", "Watchdog"]
 
@@ -141,7 +143,7 @@ class Watchdog:
         self,
         *,
         locks: LockProvider | None,
-        ledger: Ledger | None,
+        ledger: Claims | None,
         events: Events,
         clock: Clock = SYSTEM_CLOCK,
         threaded: bool = True,

@@ -34,7 +34,7 @@ __all__ = ["Crashes", "Killed", "boundaries", "kill_process"]
 
 # Methods that no delivery calls: of operators, of the outbox, of a relay.
 _BESIDE = frozenset(
-    {"check", "check_schema", "close", "create_schema", "expire", "revoke", "view"}
+    {"check", "close", "expire", "revoke", "view"}
     | {"abandon", "enqueue", "enqueue_external", "expired", "look", "overdue", "sent"}
 )
 _MOMENTS = ("asked", "done")

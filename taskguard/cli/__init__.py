@@ -26,6 +26,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 from taskguard.cli.doctor import add_doctor
 from taskguard.cli.keys import add_keys
@@ -36,9 +37,11 @@ from taskguard.cli.targets import CommandError, add_url, opened_ledger
 from taskguard.cli.work import add_waiting, add_work, count
 from taskguard.drivers import extras_named
 from taskguard.errors import TaskguardError
-from taskguard.ledger.ports import OperatorLedger
 from taskguard.model.policy import LEAST_PURGE_AGE_S
 from taskguard.settings import named_source
+
+if TYPE_CHECKING:
+    from taskguard.ledger.ports import DatabaseLedger
 
 __all__ = ["main"]
 
@@ -193,7 +196,7 @@ def _upgrade(arguments: argparse.Namespace) -> None:
         print(f"{how}: the ledger's tables in {ledger.database.place}")
 
 
-def _purge(ledger: OperatorLedger, arguments: argparse.Namespace) -> None:
+def _purge(ledger: DatabaseLedger, arguments: argparse.Namespace) -> None:
     gone = ledger.purge(
         older_than_s=arguments.older_than, batch=arguments.batch, dead=arguments.dead
     )

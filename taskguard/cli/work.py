@@ -11,14 +11,16 @@ import argparse
 from collections import Counter
 from dataclasses import fields
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from taskguard.cli.printing import indented, printable
 from taskguard.cli.targets import CommandError, add_url
-from taskguard.ledger.ports import OperatorLedger
-from taskguard.model.claims import WorkView
 from taskguard.model.lease import Owner
+from taskguard.model.records import WorkView
 from taskguard.model.states import State
+
+if TYPE_CHECKING:
+    from taskguard.ledger.ports import DatabaseLedger, Records
 
 __all__ = ["add_waiting", "add_work", "count"]
 
@@ -65,7 +67,7 @@ def add_waiting(commands: Any) -> None:
     waiting.set_defaults(run=_waiting)
 
 
-def _waiting(ledger: OperatorLedger, arguments: argparse.Namespace) -> None:
+def _waiting(ledger: Records, arguments: argparse.Namespace) -> None:
     found = ledger.waiting(arguments.key, limit=arguments.limit)
     places: Counter[str] = Counter()
     for each in found:
@@ -79,7 +81,7 @@ def _waiting(ledger: OperatorLedger, arguments: argparse.Namespace) -> None:
         print("nobody waits" + (f" for {printable(arguments.key)}" if arguments.key else ""))
 
 
-def _list(ledger: OperatorLedger, arguments: argparse.Namespace) -> None:
+def _list(ledger: Records, arguments: argparse.Namespace) -> None:
     found = ledger.list_work(State(arguments.state), limit=arguments.limit)
     for work in found:
         error = f"  {printable(work.error.splitlines()[0])}" if work.error else ""
@@ -88,7 +90,7 @@ def _list(ledger: OperatorLedger, arguments: argparse.Namespace) -> None:
         print(f"no work is {arguments.state}")
 
 
-def _show(ledger: OperatorLedger, arguments: argparse.Namespace) -> None:
+def _show(ledger: DatabaseLedger, arguments: argparse.Namespace) -> None:
     work = _find(ledger, arguments.work)
     for each in fields(work):
         value = getattr(work, each.name)
@@ -102,7 +104,7 @@ def _show(ledger: OperatorLedger, arguments: argparse.Namespace) -> None:
         print(f"{each.name.removesuffix('_s'):15} {text}")
 
 
-def _requeue(ledger: OperatorLedger, arguments: argparse.Namespace) -> None:
+def _requeue(ledger: DatabaseLedger, arguments: argparse.Namespace) -> None:
     if not ledger.requeue(arguments.work, reason=arguments.reason):
         state = _find(ledger, arguments.work).state.value
         raise CommandError(f"{arguments.work} is {state}; only DEAD and FAILED are requeued.")
@@ -111,7 +113,7 @@ def _requeue(ledger: OperatorLedger, arguments: argparse.Namespace) -> None:
     print(f"{printable(arguments.work)} is NEW: its next delivery runs it. {how}")
 
 
-def _find(ledger: OperatorLedger, work: str) -> WorkView:
+def _find(ledger: DatabaseLedger, work: str) -> WorkView:
     found: WorkView | None = ledger.view(work)
     if found is None:
         raise CommandError(f"There is no work {work!r}. `taskguard work list` shows what there is.")

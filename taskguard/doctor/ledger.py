@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from taskguard.doctor.configuration import GuardedTask, named
 from taskguard.doctor.locks import LEFT_AT_A_RENEWAL, names_of
 from taskguard.errors import LedgerUnavailableError
 from taskguard.findings import Finding, Level
-from taskguard.ledger.ports import DatabaseLedger
 from taskguard.model.policy import Policy
+
+if TYPE_CHECKING:
+    from taskguard.ledger.ports import DatabaseLedger
 
 __all__ = ["check_ledger"]
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple, Protocol
 
-from taskguard.model.claims import Answer, Busy, Claim, Claimed, ClaimRequest, WorkView
+from taskguard.model.claims import Answer, Busy, Claim, Claimed, ClaimRequest
 from taskguard.model.lease import Owner
+from taskguard.model.records import WorkView
 from taskguard.model.states import (
     OUTDATED,
     REPLACED_RETRIES,

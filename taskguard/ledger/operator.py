@@ -19,9 +19,10 @@ from taskguard.ledger.statements import WRITE_LOCK_S
 from taskguard.ledger.tables import FREE, KEYS, MESSAGES, NO_PLACE, WORK
 from taskguard.locks.base import Holder
 from taskguard.model.bounds import is_slot, range_of_slots
-from taskguard.model.claims import LEADER_TASK, ClaimRequest, WorkView
+from taskguard.model.claims import LEADER_TASK, ClaimRequest
 from taskguard.model.lease import Owner
 from taskguard.model.policy import MOST_ROWS, check_number
+from taskguard.model.records import WorkView
 from taskguard.model.states import State
 
 __all__ = ["done_elsewhere", "holders", "holds", "list_work", "release", "requeue", "view"]

@@ -29,7 +29,8 @@ from taskguard.ledger.statements import lines
 from taskguard.ledger.statements.lines import in_line, place_of, stands
 from taskguard.ledger.tables import FREE, MESSAGES, NO_PLACE, WORK
 from taskguard.model.bounds import Rate
-from taskguard.model.claims import SENDS, ClaimRequest, Once, Overdue, Seen
+from taskguard.model.claims import SENDS, ClaimRequest, Overdue
+from taskguard.model.records import Once, Seen
 from taskguard.model.states import Place, State
 
 __all__ = ["abandon", "look", "overdue", "sent", "write"]

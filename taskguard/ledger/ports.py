@@ -30,31 +30,62 @@ from taskguard.model.claims import (
     ClaimRequest,
     DeclaredRow,
     MessageRef,
-    Once,
     Overdue,
     ParkedNewest,
-    Seen,
-    Waiting,
-    WorkView,
 )
 from taskguard.model.lease import Owner
 from taskguard.model.policy import DAY_S
+from taskguard.model.records import Once, Purged, Seen, Waiting, WorkView
 from taskguard.model.states import EXPIRED, State
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
-    from taskguard.ledger.retention import Purged
-    from taskguard.ledger.transactions.external import ExternalConnection
-
 __all__ = [
+    "Calls",
+    "Claims",
     "DatabaseLedger",
+    "Effects",
+    "Endings",
     "Ledger",
     "LedgerTransaction",
+    "LentConnection",
     "LineLedger",
-    "OperatorLedger",
-    "OutboxLedger",
+    "Lines",
+    "Messages",
+    "Outbox",
+    "Records",
+    "Tables",
+    "Upkeep",
 ]
+
+
+class Claims(Protocol):
+    """Who may run: the admission asks, and the watchdog renews."""
+
+    def claim(self, request: ClaimRequest) -> ClaimAnswer:
+        """Decide and record, in one atomic step, whether this delivery may run."""
+        ...
+
+    def peek(self, request: ClaimRequest) -> ClaimAnswer:
+        """What a claim would find, without claiming: Answer, or Busy (also where it is free)."""
+        ...
+
+    def renew(self, claims: Sequence[Claim]) -> list[str]:
+        """Renew many claims, each for its `ttl_s` from now, in one statement a batch.
+
+        One of `RENEWED`, `SKIPPED` (the row was locked by somebody, or its work is already
+        completed by this claim), `TAKEN` (another holder, or the work left PROCESSING).
+        """
+        ...
+
+    def holds(self, keys: tuple[str, ...], owner: Owner) -> bool:
+        """Whether the owner has one of these keys, by a claim that has not ended."""
+        ...
+
+    def view(self, work: str) -> WorkView | None:
+        """A work's record."""
+        ...
 
 
 class LedgerTransaction(Protocol):
@@ -79,16 +110,8 @@ class LedgerTransaction(Protocol):
         ...
 
 
-class Ledger(Protocol):
-    """What deliveries ask of the record in the database. Thread-safe; usable again after a fork."""
-
-    def claim(self, request: ClaimRequest) -> ClaimAnswer:
-        """Decide and record, in one atomic step, whether this delivery may run."""
-        ...
-
-    def peek(self, request: ClaimRequest) -> ClaimAnswer:
-        """What a claim would find, without claiming: Answer, or Busy (also where it is free)."""
-        ...
+class Effects(Protocol):
+    """What a holder writes while it runs, and how its work is completed."""
 
     def transaction(
         self, claim: Claim, *, look_first: bool = True, on: Any = None
@@ -115,6 +138,10 @@ class Ledger(Protocol):
     def note(self, claim: Claim, progress_json: str) -> bool:
         """Store progress of work that this claim holds, by itself. False if it does not hold it."""
         ...
+
+
+class Endings(Protocol):
+    """How a claim ends that does not complete its work."""
 
     def fail(self, claim: Claim, error: str) -> bool:
         """PROCESSING -> FAILED with the attempt's retry number; ends the lease. False if stale."""
@@ -143,17 +170,13 @@ class Ledger(Protocol):
         """
         ...
 
-    def renew(self, claims: Sequence[Claim]) -> list[str]:
-        """Renew many claims, each for its `ttl_s` from now, in one statement a batch.
-
-        One of `RENEWED`, `SKIPPED` (the row was locked by somebody, or its work is already
-        completed by this claim), `TAKEN` (another holder, or the work left PROCESSING).
-        """
-        ...
-
     def uncount_crash(self, claim: Claim) -> None:
         """A holder whose lease was taken over is alive after all: uncount its crash, once."""
         ...
+
+
+class Messages(Protocol):
+    """What the record knows of messages."""
 
     def defer(self, request: ClaimRequest, publish: Callable[[int], None]) -> bool:
         """Publish the message again and record its number of deferrals; False if superseded.
@@ -196,14 +219,6 @@ class Ledger(Protocol):
         """
         ...
 
-    def view(self, work: str) -> WorkView | None:
-        """A work's record."""
-        ...
-
-    def holds(self, keys: tuple[str, ...], owner: Owner) -> bool:
-        """Whether the owner has one of these keys, by a claim that has not ended."""
-        ...
-
     def done_elsewhere(self, request: ClaimRequest) -> str | None:
         """Another work of the same task that this message has done; None if there is none.
 
@@ -211,80 +226,27 @@ class Ledger(Protocol):
         """
         ...
 
-    def check_schema(self, rows: Iterable[DeclaredRow] = ()) -> None:
-        """Raise LedgerSchemaError unless the tables are there in this library's version.
 
-        Also unless the users' own tables have what `rows` declare.
-        """
+class Ledger(Claims, Effects, Endings, Messages, Protocol):
+    """What deliveries ask of the record in the database. Thread-safe; usable again after a fork."""
+
+
+class LentConnection(Protocol):
+    """Another library's connection, in whose open transaction the ledger writes."""
+
+    @property
+    def kind(self) -> str:
+        """SQLAlchemy's name for the kind of database: "postgresql", "sqlite"."""
         ...
 
-    def create_schema(self) -> None:
-        """Create what is missing; asked again it does nothing."""
-        ...
-
-    def close(self) -> None:
-        """Close connections."""
-        ...
-
-
-class OperatorLedger(Ledger, Protocol):
-    """What people ask of a ledger: by `taskguard work`, `ledger` and `purge`, and by the admin."""
-
-    def list_work(self, state: State, *, limit: int = 100) -> list[WorkView]:
-        """The records of all work in a state, what started last first."""
-        ...
-
-    def waiting(self, key: str | None = None, *, limit: int = 100) -> list[Waiting]:
-        """Who waits in the line of a key, or of each, the first of them first."""
-        ...
-
-    def requeue(self, work: str, *, reason: str) -> bool:
-        """DEAD or FAILED -> NEW: its next delivery runs it. False if it is in another state."""
-        ...
-
-    def holders(self, key: str) -> list[Holder]:
-        """Return the holders of a key whose leases stand: one, or those of its slots."""
-        ...
-
-    def release(self, key: str, *, fence: int, owner: str) -> bool:
-        """End the lease of a holder that is known to be gone. False if it is not the holder."""
-        ...
-
-    def purge(self, *, older_than_s: float, batch: int = 1000, dead: bool = False) -> Purged:
-        """Forget work that ended so long ago, its messages, and keys whose lease ended before.
-
-        Raises ConfigurationError where that is too early.
-        """
-        ...
-
-    def check(
-        self,
-        rows: Iterable[DeclaredRow] = (),
-        *,
-        longest_body_s: float = 30.0,
-        retention_s: float = 30 * DAY_S,
-    ) -> list[Finding]:
-        """What is wrong with the database, its settings and the tables; nothing is changed.
-
-        Raises LedgerUnavailableError where it does not answer at all.
-        """
-        ...
-
-    def now_us(self) -> int:
-        """The database's clock, in µs since 1970."""
-        ...
-
-    def upgrade_schema(self) -> tuple[int, int]:
-        """Bring tables of an older version to this library's. The versions before and after."""
-        ...
-
-    def upgrade_statements(self) -> list[str]:
-        """The SQL that `upgrade_schema()` would run now; nothing is changed."""
+    @property
+    def driver(self) -> Any:
+        """The driver's own connection; its driver is the ledger's."""
         ...
 
 
-class OutboxLedger(Ledger, Protocol):
-    """A ledger that stores how messages are sent: `enqueue()`, `recoverable=True`, the sweep."""
+class Outbox(Protocol):
+    """How messages are sent, stored with their work: `enqueue()`, `recoverable=True`, the sweep."""
 
     def now_us(self) -> int:
         """The database's clock, in µs since 1970: by it a delayed message is due."""
@@ -308,7 +270,7 @@ class OutboxLedger(Ledger, Protocol):
 
     def enqueue_external(
         self,
-        external: ExternalConnection,
+        external: LentConnection,
         request: ClaimRequest,
         *,
         due_in_s: float = 5.0,
@@ -346,11 +308,8 @@ class OutboxLedger(Ledger, Protocol):
         ...
 
 
-class LineLedger(OutboxLedger, Protocol):
-    """A ledger that keeps messages in line for their key: `busy="park"`.
-
-    `ledger/statements/lines.py` says how.
-    """
+class Lines(Protocol):
+    """Messages in line for their key: what a delivery asks. Read `statements/lines.py`."""
 
     def park(self, request: ClaimRequest, *, only_new: bool = False) -> bool:
         """Store the work with its call in the line of its key; False if it is not to wait.
@@ -375,6 +334,25 @@ class LineLedger(OutboxLedger, Protocol):
     def told(self, work: str) -> None:
         """Note that the caller of work that was superseded while it waited is being told so."""
         ...
+
+    def keep(self, claim: Claim, *, retries: int, call: str | None, due_in_s: float) -> bool:
+        """The message of FAILED work that keeps its place was sent once more, as this call.
+
+        It is overdue in so many seconds. `retries`: the number with which it comes; copies of it
+        with a lower one are superseded. False if the work is no longer what the claim left.
+        """
+        ...
+
+    def leave(self, claim: Claim, *, retries: int) -> bool:
+        """FAILED work that keeps its place gives it up: its message does not come again.
+
+        `retries`: copies of it with a lower number are superseded; one with this number is run.
+        """
+        ...
+
+
+class Calls(Protocol):
+    """Whose turn it is in the lines: what a holder that ends, a relay and the doctor ask."""
 
     def call_next(
         self,
@@ -407,21 +385,6 @@ class LineLedger(OutboxLedger, Protocol):
         """
         ...
 
-    def keep(self, claim: Claim, *, retries: int, call: str | None, due_in_s: float) -> bool:
-        """The message of FAILED work that keeps its place was sent once more, as this call.
-
-        It is overdue in so many seconds. `retries`: the number with which it comes; copies of it
-        with a lower one are superseded. False if the work is no longer what the claim left.
-        """
-        ...
-
-    def leave(self, claim: Claim, *, retries: int) -> bool:
-        """FAILED work that keeps its place gives it up: its message does not come again.
-
-        `retries`: copies of it with a lower number are superseded; one with this number is run.
-        """
-        ...
-
     def standing(self, *, most: int = 10_000) -> dict[tuple[str, str], int]:
         """How many messages wait in lines, by their namespace and the kind of their queue."""
         ...
@@ -450,5 +413,84 @@ class LineLedger(OutboxLedger, Protocol):
         ...
 
 
-class DatabaseLedger(OperatorLedger, LineLedger, Protocol):
-    """A ledger for deliveries, people and the outbox, as `SqlLedger` is: what `connect()` takes."""
+class LineLedger(Ledger, Outbox, Lines, Calls, Protocol):
+    """A ledger that also stores how messages are sent, and keeps them in line: `busy="park"`."""
+
+
+class Records(Protocol):
+    """What people ask and change: `taskguard work`, `tg.release()`, the admin."""
+
+    def list_work(self, state: State, *, limit: int = 100) -> list[WorkView]:
+        """The records of all work in a state, what started last first."""
+        ...
+
+    def waiting(self, key: str | None = None, *, limit: int = 100) -> list[Waiting]:
+        """Who waits in the line of a key, or of each, the first of them first."""
+        ...
+
+    def requeue(self, work: str, *, reason: str) -> bool:
+        """DEAD or FAILED -> NEW: its next delivery runs it. False if it is in another state."""
+        ...
+
+    def holders(self, key: str) -> list[Holder]:
+        """Return the holders of a key whose leases stand: one, or those of its slots."""
+        ...
+
+    def release(self, key: str, *, fence: int, owner: str) -> bool:
+        """End the lease of a holder that is known to be gone. False if it is not the holder."""
+        ...
+
+
+class Tables(Protocol):
+    """Make, upgrade and check the ledger's tables."""
+
+    def check_schema(self, rows: Iterable[DeclaredRow] = ()) -> None:
+        """Raise LedgerSchemaError unless the tables are there in this library's version.
+
+        Also unless the users' own tables have what `rows` declare.
+        """
+        ...
+
+    def create_schema(self) -> None:
+        """Create what is missing; asked again it does nothing."""
+        ...
+
+    def upgrade_schema(self) -> tuple[int, int]:
+        """Bring tables of an older version to this library's. The versions before and after."""
+        ...
+
+    def upgrade_statements(self) -> list[str]:
+        """The SQL that `upgrade_schema()` would run now; nothing is changed."""
+        ...
+
+
+class Upkeep(Protocol):
+    """What is deleted, what is wrong, and the end of its connections."""
+
+    def purge(self, *, older_than_s: float, batch: int = 1000, dead: bool = False) -> Purged:
+        """Forget work that ended so long ago, its messages, and keys whose lease ended before.
+
+        Raises ConfigurationError where that is too early.
+        """
+        ...
+
+    def check(
+        self,
+        rows: Iterable[DeclaredRow] = (),
+        *,
+        longest_body_s: float = 30.0,
+        retention_s: float = 30 * DAY_S,
+    ) -> list[Finding]:
+        """What is wrong with the database, its settings and the tables; nothing is changed.
+
+        Raises LedgerUnavailableError where it does not answer at all.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close connections."""
+        ...
+
+
+class DatabaseLedger(LineLedger, Records, Tables, Upkeep, Protocol):
+    """All of it, as `SqlLedger` has it: what `connect()` takes."""

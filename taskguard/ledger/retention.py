@@ -24,22 +24,13 @@ from taskguard.errors import ConfigurationError
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.tables import KEYS, MESSAGES, WORK
 from taskguard.model.policy import LEAST_PURGE_AGE_S, MOST_ROWS, check_number
+from taskguard.model.records import Purged
 from taskguard.model.states import State
-from taskguard.values import value
 
-__all__ = ["Purged", "purge"]
+__all__ = ["purge"]
 
 _LOCK_TIMEOUT_S = 5.0
 _ENDED = (State.DONE.value, State.FAILED.value)
-
-
-@value
-class Purged:
-    """How many rows `purge()` deleted."""
-
-    work_items: int
-    messages: int
-    keys: int
 
 
 def purge(database: Database, *, older_than_s: float, batch: int, dead: bool) -> Purged:

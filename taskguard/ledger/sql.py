@@ -15,7 +15,7 @@ import functools
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakSet
 
 import sqlalchemy as sa
@@ -34,14 +34,14 @@ from taskguard.ledger.own_rows import changes as rows
 from taskguard.ledger.own_rows.guarded_row import GuardedRow
 from taskguard.ledger.records import overdue_of
 from taskguard.ledger.refusals import stale
-from taskguard.ledger.retention import Purged, purge
+from taskguard.ledger.retention import purge
 from taskguard.ledger.schema import creation
 from taskguard.ledger.schema.identity import Identity
 from taskguard.ledger.schema.privileges import check_privileges, check_privileges_on_row
 from taskguard.ledger.schema.upgrades import expect_version, statements_from, upgrade, version_in
 from taskguard.ledger.statements import WRITE_LOCK_S, lines, newest
 from taskguard.ledger.transactions.core import GuardedTransaction, Transactions
-from taskguard.ledger.transactions.external import ExternalConnection, on_external
+from taskguard.ledger.transactions.external import on_external
 from taskguard.locks.base import Holder
 from taskguard.model.bounds import NO_RATES, Bounds, Rate
 from taskguard.model.claims import (
@@ -52,17 +52,17 @@ from taskguard.model.claims import (
     ClaimRequest,
     DeclaredRow,
     MessageRef,
-    Once,
     Overdue,
     ParkedNewest,
     RowRef,
-    Seen,
-    Waiting,
-    WorkView,
 )
 from taskguard.model.lease import Owner
 from taskguard.model.policy import DAY_S, MOST_ROWS, check_number
+from taskguard.model.records import Once, Purged, Seen, Waiting, WorkView
 from taskguard.model.states import EXPIRED, Decision, State
+
+if TYPE_CHECKING:
+    from taskguard.ledger.ports import LentConnection
 
 __all__ = ["SqlLedger"]
 
@@ -370,7 +370,7 @@ class SqlLedger:
 
     def enqueue_external(
         self,
-        external: ExternalConnection,
+        external: LentConnection,
         request: ClaimRequest,
         *,
         due_in_s: float = 5.0,

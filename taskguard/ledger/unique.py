@@ -25,7 +25,8 @@ from taskguard.errors import TransactionRetryError
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.records import message_of
 from taskguard.ledger.tables import MESSAGES, NO_PLACE, WORK
-from taskguard.model.claims import ClaimRequest, MessageRef, Once, Standing
+from taskguard.model.claims import ClaimRequest, MessageRef
+from taskguard.model.records import Once, Standing
 from taskguard.model.states import REPLACED_RETRIES, State
 
 __all__ = ["decide", "failed_message", "not_superseded", "supersede"]

@@ -12,12 +12,12 @@ import sqlalchemy as sa
 from support.databases import DATABASES
 from taskguard.cli import main
 from taskguard.errors import ConfigurationError, StaleTokenError
-from taskguard.ledger.retention import Purged
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.statements import claims as steps
 from taskguard.ledger.tables import KEYS, MESSAGES, WORK
 from taskguard.model.claims import Answer, Claimed, ClaimRequest, MessageRef
 from taskguard.model.lease import new_owner
+from taskguard.model.records import Purged
 
 DAY_S = 86_400.0
 

@@ -12,8 +12,9 @@ from support.guarded_shop import GuardedShop, NotingQueue, write
 from taskguard import Guard
 from taskguard.cli import main
 from taskguard.errors import StaleTokenError, WorkDeadError
-from taskguard.model.claims import Claimed, ClaimRequest, MessageRef, WorkView
+from taskguard.model.claims import Claimed, ClaimRequest, MessageRef
 from taskguard.model.delivery import Completed, Dropped
+from taskguard.model.records import WorkView
 
 WORK = "ship order:1"
 

@@ -15,8 +15,9 @@ from simulation.bounded_world import BoundedWorld
 from simulation.ledger import KeyRow
 from simulation.mutants import Mutant
 from taskguard.errors import LineFullError
-from taskguard.model.claims import Busy, Claim, ClaimAnswer, ClaimRequest, Overdue, Seen
+from taskguard.model.claims import Busy, Claim, ClaimAnswer, ClaimRequest, Overdue
 from taskguard.model.delivery import Delivery
+from taskguard.model.records import Seen
 from taskguard.parking import Line
 
 __all__ = ["BOUNDED_MUTANTS"]

@@ -42,9 +42,9 @@ from taskguard.model.claims import (
     ClaimRequest,
     MessageRef,
     Overdue,
-    WorkView,
 )
 from taskguard.model.lease import Owner
+from taskguard.model.records import WorkView
 from taskguard.model.states import EXPIRED, Decision, State
 
 __all__ = ["FREE", "KeyRow", "MemoryLedger", "MemoryTransaction", "Work"]

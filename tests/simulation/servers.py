@@ -23,16 +23,9 @@ from taskguard.errors import (
 )
 from taskguard.findings import Finding
 from taskguard.locks.base import Granted, Held, Hold, Holder, Traits
-from taskguard.model.claims import (
-    Claim,
-    ClaimAnswer,
-    ClaimRequest,
-    MessageRef,
-    Overdue,
-    Seen,
-    WorkView,
-)
+from taskguard.model.claims import Claim, ClaimAnswer, ClaimRequest, MessageRef, Overdue
 from taskguard.model.lease import Owner
+from taskguard.model.records import Seen, WorkView
 from taskguard.model.states import State
 
 if TYPE_CHECKING:

@@ -17,16 +17,8 @@ from taskguard.errors import LineFullError
 from taskguard.ledger.records import expiry_of, message_of, overdue_of, waiting_values
 from taskguard.ledger.statements.lines import Called, place_of
 from taskguard.model.bounds import NO_RATES, Bounds, Rate, is_slot
-from taskguard.model.claims import (
-    Claim,
-    ClaimRequest,
-    Once,
-    Overdue,
-    Seen,
-    Standing,
-    Waiting,
-    sends_of,
-)
+from taskguard.model.claims import Claim, ClaimRequest, Overdue, sends_of
+from taskguard.model.records import Once, Seen, Standing, Waiting
 from taskguard.model.states import State
 
 if TYPE_CHECKING:

@@ -50,10 +50,11 @@ from taskguard.events import (
 )
 from taskguard.guard import Guard
 from taskguard.locks.memory import MemoryLocks
-from taskguard.model.claims import Claim, ClaimAnswer, Claimed, ClaimRequest, WorkView
+from taskguard.model.claims import Claim, ClaimAnswer, Claimed, ClaimRequest
 from taskguard.model.delivery import Delivery, MessageRef, Parking
 from taskguard.model.lease import Owner
 from taskguard.model.policy import Policy
+from taskguard.model.records import WorkView
 from taskguard.runner import Runner
 
 __all__ = ["Message", "Task", "World"]

@@ -36,7 +36,8 @@ from taskguard.ledger.connections.database import Database
 from taskguard.ledger.records import Called, message_of, new_record, waiting_values
 from taskguard.ledger.tables import KEYS, MESSAGES, NO_PLACE, WORK
 from taskguard.model.bounds import Rate, range_of_slots
-from taskguard.model.claims import Claim, ClaimRequest, Waiting, sends_of
+from taskguard.model.claims import Claim, ClaimRequest, sends_of
+from taskguard.model.records import Waiting
 from taskguard.model.states import State
 
 __all__ = [

@@ -19,6 +19,8 @@ from taskguard.ledger.transactions.adapter import Connect, TransactionAdapter
 if TYPE_CHECKING:
     import sqlalchemy as sa
 
+    from taskguard.ledger.ports import LentConnection
+
 __all__ = ["ExternalConnection", "engine_for_external", "on_external"]
 
 
@@ -119,7 +121,7 @@ class _Kept:
 
 # One Engine for each of the ledger's, so that statements are compiled once.
 _engines: WeakKeyDictionary[sa.Engine, sa.Engine] = WeakKeyDictionary()
-_handed_in: ContextVar[ExternalConnection] = ContextVar("taskguard_external_connection")
+_handed_in: ContextVar[LentConnection] = ContextVar("taskguard_external_connection")
 
 
 def engine_for_external(ledgers: sa.Engine) -> sa.Engine:
@@ -144,7 +146,7 @@ def engine_for_external(ledgers: sa.Engine) -> sa.Engine:
     return engine
 
 
-def on_external(ledgers: sa.Engine, external: ExternalConnection) -> sa.Connection:
+def on_external(ledgers: sa.Engine, external: LentConnection) -> sa.Connection:
     """For statements of the ledger within the library's own transaction; the caller closes it.
 
     Raises ConfigurationError if its driver is not the ledger's.

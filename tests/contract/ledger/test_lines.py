@@ -15,7 +15,8 @@ import pytest
 from support.claims import request
 from support.waiting import wait_until
 from taskguard.errors import LineFullError, TransactionRetryError
-from taskguard.model.claims import Answer, Busy, Claimed, ClaimRequest, MessageRef, Once
+from taskguard.model.claims import Answer, Busy, Claimed, ClaimRequest, MessageRef
+from taskguard.model.records import Once
 from taskguard.model.states import Decision, State
 
 KEY = "account:1"

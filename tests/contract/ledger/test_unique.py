@@ -16,7 +16,8 @@ from contract.ledger.test_claims import ClaimByThread
 from contract.ledger.test_concurrency import at_once
 
 from taskguard.ledger.tables import MESSAGES, WORK
-from taskguard.model.claims import Answer, Busy, Claimed, ClaimRequest, Once, Standing
+from taskguard.model.claims import Answer, Busy, Claimed, ClaimRequest
+from taskguard.model.records import Once, Standing
 from taskguard.model.states import Decision, State
 
 ROUNDS = 25
