@@ -219,6 +219,18 @@ def test_a_message_older_than_the_record_is_not_run(rig: RunnerRig) -> None:
     assert rig.deliver(**old, message="other") == Answered(1)
 
 
+def test_a_retry_that_comes_after_a_purge_of_its_work_is_refused(rig: RunnerRig) -> None:
+    """Its record held attempts and steps, so the body does not start from the beginning."""
+    with pytest.raises(ZeroDivisionError):
+        rig.deliver(lambda guard: 1 / 0)
+    day_us = 86_400_000_000
+    rig.change(f"update taskguard_work set finished = finished - {31 * day_us}")
+    assert rig.ledger.purge(older_than_s=30 * 86_400.0).work_items == 1
+    with pytest.raises(MessageTooOldError, match="retention_s"):
+        rig.deliver(retries=1, published_at_s=time.time() - 31 * 86_400)
+    assert rig.ledger.view("ship order:1") is None
+
+
 def test_a_late_answer_to_a_new_message_names_once_per(
     rig: RunnerRig, caplog: pytest.LogCaptureFixture
 ) -> None:
