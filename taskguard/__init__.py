@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from taskguard.api import TaskGuard, connect
     from taskguard.decorated import Decorator
     from taskguard.doctor import Configuration, GuardedTask, Report, examine, log_findings
-    from taskguard.findings import Finding, Level
+    from taskguard.findings import Finding, FindingTemplate, Level
     from taskguard.guard import Guard, current_guard
     from taskguard.guarded import GuardedFunction
     from taskguard.keys import key
@@ -74,6 +74,7 @@ _HOMES = {
     "GuardedTask": "doctor",
     "GuardedRow": "ledger.own_rows.guarded_row",
     "Finding": "findings",
+    "FindingTemplate": "findings",
     "Level": "findings",
     "Leader": "leader",
     "Leadership": "leader",
@@ -133,6 +134,7 @@ __all__ = [
     "Duplicate",
     "ExternalConnection",
     "Finding",
+    "FindingTemplate",
     "Former",
     "Guard",
     "GuardedFunction",

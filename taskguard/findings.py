@@ -1,7 +1,13 @@
-"""What is found wrong with a part of the configuration: what, why it matters, what mends it.
+"""Findings: what is wrong with a configuration or a server, why that matters, and how to fix it.
 
-Guarantees: a finding's name is stable, and says nothing of the value; no text of it has a password.
-Every name stands in `docs/reference/findings.md`.
+A `FindingTemplate` holds the texts of one finding. Each room declares its templates in a module
+`findings.py`. Its judge, in `health.py`, takes facts and fills templates in.
+
+Guarantees: the name of a finding is stable and contains no value. `docs/reference/findings.md`
+lists every template.
+
+Does not guarantee that values contain no password: judges pass addresses and errors, which have
+none.
 """
 
 from __future__ import annotations
@@ -10,28 +16,29 @@ import enum
 
 from taskguard.values import value
 
-__all__ = ["Finding", "Level"]
+__all__ = ["Finding", "FindingTemplate", "Level"]
 
 
 class Level(enum.StrEnum):
-    """How bad it is."""
+    """How bad a finding is."""
 
-    ERROR = "error"  # something guarded cannot run, or a promise does not hold
+    ERROR = "error"  # guarded tasks cannot run, or a guarantee does not hold
     WARNING = "warning"  # it works until something else fails
     NOTE = "note"  # good to know
 
 
 @value
 class Finding:
-    """One thing that is wrong.
+    """One problem.
 
     Attributes:
-        name: what it is called in the documentation and in JSON.
+        name: its name in the documentation and in JSON.
         level: how bad it is.
-        where: the part that has it: a server, a setting, a task.
-        what: what was found, in one sentence.
-        why: what may come of it, in one sentence.
-        mend: the command, or the setting, that mends it.
+        where: the server, setting or task that has it.
+        what: what was found.
+        why: what can happen because of it.
+        fix: the command or setting that fixes it.
+        link: the page and section of the documentation, relative to `docs/`.
     """
 
     name: str
@@ -39,7 +46,28 @@ class Finding:
     where: str
     what: str
     why: str
-    mend: str
+    fix: str
+    link: str = ""
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.what} {self.why} {self.mend}"
+        return f"{self.where}: {self.what} {self.why} {self.fix}"
+
+
+@value
+class FindingTemplate:
+    """The texts of a finding, with named placeholders: `The clocks are {apart_s:.1f} s apart.`.
+
+    Attributes: as of `Finding`.
+    """
+
+    name: str
+    level: Level
+    what: str
+    why: str
+    fix: str
+    link: str
+
+    def at(self, where: str, /, **values: object) -> Finding:
+        """Return the finding with its placeholders filled in."""
+        what, why, fix = (text.format_map(values) for text in (self.what, self.why, self.fix))
+        return Finding(self.name, self.level, where, what, why, fix, self.link)

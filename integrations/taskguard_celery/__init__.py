@@ -21,7 +21,7 @@ from taskguard_celery.decorator import guarded_task
 from taskguard_celery.outbox import enqueue, schedule_sweep, sweep
 from taskguard_celery.recognition import guarded_function_of
 from taskguard_celery.runtime import configure, runtime_of
-from taskguard_celery.startup import check_worker, safe_defaults, warnings_for
+from taskguard_celery.startup import check_worker, safe_defaults
 
 if TYPE_CHECKING:
     from taskguard_celery.beat import LeaderScheduler
@@ -37,7 +37,6 @@ __all__ = [
     "safe_defaults",
     "schedule_sweep",
     "sweep",
-    "warnings_for",
 ]
 
 

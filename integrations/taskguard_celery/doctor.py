@@ -1,4 +1,4 @@
-"""A Celery app for `taskguard doctor`: its locks and ledger, its guarded tasks, its settings."""
+"""What `taskguard doctor` checks of a Celery app: locks, ledger, guarded tasks, settings."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 from taskguard import Configuration, Finding, GuardedTask, TaskGuard
 from taskguard_celery.broker import broker_urls
-from taskguard_celery.findings import (
-    findings_of_app,
-    findings_of_task,
+from taskguard_celery.health import (
+    judge_app,
+    judge_task,
     settings_of,
     settings_of_app,
     time_limit_s,
@@ -24,17 +24,17 @@ _REDIS = ("redis://", "rediss://", "valkey://")
 
 
 def configuration_at(target: str) -> Configuration:
-    """For `--celery shop:app`. Raises CommandTargetError where there is no app."""
+    """Return what `--celery shop:app` checks. Raises CommandTargetError if there is no app."""
     return configuration_of(app_at(target))
 
 
 def configuration_of(app: Any, *, runtime: TaskGuard | None = None) -> Configuration:
-    """What there is to examine. Without `runtime` it is made by the app's settings."""
+    """Return what to check. Without `runtime`, it is made from the app's settings."""
     guarded = list(guarded_tasks(app))
-    found: list[Finding] = list(findings_of_app(settings_of_app(app))) if guarded else []
+    found: list[Finding] = list(judge_app(settings_of_app(app))) if guarded else []
     for task, compiled in guarded:
         settings = settings_of(task, recoverable=compiled.policy.recoverable)
-        found += findings_of_task(settings)
+        found += judge_task(settings)
     brokers = broker_urls(app)
     return Configuration(
         lambda: runtime or build(app),
@@ -46,6 +46,6 @@ def configuration_of(app: Any, *, runtime: TaskGuard | None = None) -> Configura
         findings=found,
         serves="celery",
         recorded=lambda: [*findings_of_schedule(app), *findings_of_rows(app)],
-        # Of several servers the app uses any one, so the first may be down.
+        # An app with several servers uses any of them, so the first may be down.
         queue_server=brokers[0] if len(brokers) == 1 and brokers[0].startswith(_REDIS) else None,
     )

@@ -17,7 +17,8 @@ from typing import Any
 
 from celery import Task
 
-from taskguard import Finding, GuardedFunction, Level
+from taskguard import Finding, GuardedFunction
+from taskguard_celery import findings
 from taskguard_celery.recognition import guarded_function_of, takes_itself
 
 __all__ = ["findings_of_rows", "findings_of_schedule"]
@@ -83,15 +84,8 @@ def _judge(app: Any, entry: _Entry) -> Iterator[Finding]:
     compiled = None if task is None else guarded_function_of(task)
     if compiled is None or not _is_constant(task, compiled, entry):
         return
-    yield Finding(
-        "periodic_once",
-        Level.WARNING,
-        where=f"beat's entry {entry.name}",
-        what=f"All its messages are the same work of the task {entry.task}.",
-        why="It runs once. Later messages are answered from the record, which is kept for "
-        f"{compiled.policy.retention_s / _DAY_S:g} days or longer.",
-        mend='Add once_per="tick" to the guard of the task.',
-    )
+    days = compiled.policy.retention_s / _DAY_S
+    yield findings.PERIODIC_ONCE.at(f"beat's entry {entry.name}", task=entry.task, days=days)
 
 
 def _is_constant(task: Task, compiled: GuardedFunction, entry: _Entry) -> bool:

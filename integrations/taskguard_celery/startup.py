@@ -1,12 +1,11 @@
-"""What a worker says and checks when it starts, and what becomes of the record of what never runs.
+"""What a worker checks when it starts, and how the work of a message that never runs ends.
 
-That is a message that is revoked, or expires, or fails before its guard.
+Such a message is revoked, expires, or fails before its guard.
 
-Guarantees: a worker with guarded tasks and wrong settings does not start, and says why; one
-whose database is away for the moment starts. A task whose settings can lose work gets one
-warning that names the setting. A prefork worker notices within half a second that a child is
-gone, so that the child's message comes back before its lease is over; a worker of greenlets
-delivers again what a killed one left in Redis.
+Guarantees: a worker with guarded tasks and wrong settings does not start, and says why. A worker
+whose database is down starts. A prefork worker notices within half a second that a child is gone,
+so that the child's message is delivered again before its lease ends. A worker with greenlets
+delivers again the messages that a killed worker left in Redis.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from taskguard_celery.arguments import body_arguments
 from taskguard_celery.broker import broker_kind, visibility_timeout_s
 from taskguard_celery.chords import count_by_results
 from taskguard_celery.doctor import configuration_of
-from taskguard_celery.findings import LOSING, findings_of_task, settings_of, time_limit_s
 from taskguard_celery.hand_off import consume_hand_offs
+from taskguard_celery.health import time_limit_s
 from taskguard_celery.marks import marks_of
 from taskguard_celery.message import message_of, note_time_limit
 from taskguard_celery.parking import CeleryParking, CeleryRelay, relay_is_needed
@@ -47,7 +46,7 @@ from taskguard_celery.recognition import (
 from taskguard_celery.runtime import build, runtime_of
 from taskguard_celery.tracing import trace_briefly
 
-__all__ = ["check_worker", "safe_defaults", "warnings_for"]
+__all__ = ["check_worker", "safe_defaults"]
 
 logger = logging.getLogger("taskguard")
 
@@ -94,28 +93,10 @@ def _set_transport_option(app: Any, name: str, value: Any) -> None:
     app.conf.broker_transport_options = options
 
 
-def warnings_for(task: Task) -> list[str]:
-    """What in the task's settings can lose or repeat its work, one sentence each."""
-    found = findings_of_task(settings_of(task))
-    return [
-        f"{each.what.rstrip('.')}: {each.why[:1].lower()}{each.why[1:].rstrip('.')}"
-        for each in found
-        if each.name in LOSING
-    ]
-
-
 def check_worker(app: Any) -> None:
-    """Log what is found; raise ConfigurationError if nothing guarded could run, or unguarded."""
+    """Log findings. Raise ConfigurationError if guarded tasks cannot run, or a guard is ignored."""
     _refuse_hidden_guards(app)
     tasks = list(guarded_tasks(app))
-    for task, _ in tasks:
-        problems = warnings_for(task)
-        if problems:
-            logger.warning(
-                "%s can lose work: %s. taskguard_celery.safe_defaults(app) sets what is safe.",
-                task.name,
-                "; ".join(problems),
-            )
     if tasks:
         rows = [compiled.row for _, compiled in tasks if compiled.row is not None]
         _check_servers(app, rows)
@@ -136,14 +117,14 @@ def _check_servers(app: Any, rows: list[Any]) -> None:
         found = [each for report in reports for each in report.findings]
         names = {each.name for each in found}
         if runtime.ledger is not None and "ledger_away" not in names:
-            # Raises for what is found there, too, and stops the worker.
+            # Raises ConfigurationError for the findings that stop a worker.
             runtime.ledger.check_schema(rows)
     except errors.LedgerUnavailableError as error:
         logger.warning("the ledger is away; deliveries will be put off: %s", error)
         return
     finally:
         runtime.close()
-    log_findings(found, but=LOSING | _SAID_BY_CELERY)
+    log_findings(found, but=_SAID_BY_CELERY)
 
 
 def _on_worker_init(sender: Any = None, **_: Any) -> None:

@@ -40,7 +40,7 @@ def check(link: ConsulLink, name: str) -> list[Finding]:
             where=f"the lock server {endpoint}",
             what=f"It does not answer, while others do: {said}.",
             why="One more that fails may be one too many.",
-            mend="Start it again, or take it out of the URL.",
+            fix="Start it again, or take it out of the URL.",
         )
         for endpoint, said in silent.items()
     ]
@@ -52,7 +52,7 @@ def check(link: ConsulLink, name: str) -> list[Finding]:
                 where=where,
                 what="No leader is known to it.",
                 why="Without a majority of its servers nothing is granted.",
-                mend="Start the servers that are missing: `consul operator raft list-peers`.",
+                fix="Start the servers that are missing: `consul operator raft list-peers`.",
             )
         )
         return found
@@ -66,7 +66,7 @@ def check(link: ConsulLink, name: str) -> list[Finding]:
                 where=where,
                 what=f"It refuses the token: {str(error).rstrip('.')}.",
                 why="No lock can be taken.",
-                mend='Give the token key_prefix "taskguard/" and session_prefix "" with write.',
+                fix='Give the token key_prefix "taskguard/" and session_prefix "" with write.',
             )
         )
     return found

@@ -1,102 +1,96 @@
-"""What `manage.py check` says. Nothing here connects but the check that is tagged `database`."""
+"""Checks for `manage.py check`. Only the check with the tag `database` opens connections.
+
+Each message has the id of a finding: `taskguard.tables_missing`.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from django.core import checks
 
 from taskguard import UNSET, Configuration, Finding, Level, connect, errors, examine
-from taskguard_django import conf
+from taskguard_django import conf, findings
 
 __all__ = ["register"]
 
 
 def register() -> None:
-    """Register the checks; called when the app is ready."""
+    """Register the checks when the app is ready."""
     checks.register(check_settings, "taskguard")
     checks.register(check_tasks, "taskguard")
     checks.register(check_tables, checks.Tags.database)
 
 
 def check_settings(**_: Any) -> list[Any]:
-    """Whether there is a lock server, a database that can have a ledger, and one ledger for all."""
-    return [*_check_servers(), *map(_told, conf.tenant_tables())]
+    """Check the lock server's setting, the ledger's database, and the tenants' apps."""
+    found = [*_judge_servers(), *conf.tenant_tables()]
+    return [_message(each, stops=each.name == "misconfigured") for each in found]
 
 
-def _check_servers() -> list[Any]:
+def _judge_servers() -> Iterator[Finding]:
     from django.db import connections
 
+    where = "the setting TASKGUARD"
     try:
         locks = conf.locks()
         conf.url_of(connections[conf.alias()])
     except errors.ConfigurationError as error:
-        return [checks.Error(str(error), id="taskguard.E001")]
+        yield findings.MISCONFIGURED.at(where, error=error)
+        return
     if locks is UNSET and not os.environ.get("TASKGUARD_LOCKS_URL"):
-        return [
-            checks.Warning(
-                "No lock server is configured.",
-                hint='TASKGUARD = {"LOCKS": "redis://localhost/1"}, or TASKGUARD_LOCKS_URL in the '
-                'environment; "LOCKS": None leaves it to the ledger alone.',
-                id="taskguard.W001",
-            )
-        ]
-    return []
+        yield findings.NO_LOCK_SERVER.at(where)
 
 
 def check_tasks(**_: Any) -> list[Any]:
-    """Whether settings of the guarded Celery tasks that are loaded by now can lose work."""
-    ours, celery = sys.modules.get("taskguard_celery"), sys.modules.get("celery")
+    """Check the settings of the current Celery app and of its guarded tasks, if it is loaded."""
+    ours, celery = sys.modules.get("taskguard_celery.doctor"), sys.modules.get("celery")
     if ours is None or celery is None:
         return []
-    hint = "taskguard_celery.safe_defaults(app) sets what is safe."
-    return [
-        checks.Warning(f"{task.name} can lose work: {problem}.", hint=hint, id="taskguard.W004")
-        for task in list(celery.current_app.tasks.values())
-        if ours.guarded_function_of(task) is not None
-        for problem in ours.warnings_for(task)
-    ]
+    return _messages(ours.configuration_of(celery.current_app).findings)
 
 
 def check_tables(databases: Any = None, **_: Any) -> list[Any]:
-    """Whether the ledger's tables are there (`check --database default`), and what else is wrong.
+    """Check the ledger's tables and all servers (`check --database default`).
 
-    Nothing is more than a warning: `migrate`, which makes the tables, asks this first.
+    Nothing is worse than a warning, because `migrate`, which makes the tables, runs this first.
     """
     try:
         if conf.alias() not in (databases or ()):
             return []
         ledger = conf.ledger()
         ledger.check_schema()
-        return [] if conf.testing() else [_told(finding) for finding in _findings(ledger)]
     except errors.LedgerSchemaError as error:
-        hint = (
-            "Run `manage.py migrate`. If an older checkout of taskguard made the tables, first run "
-            "`manage.py migrate taskguard zero`, which drops them."
-        )
-        return [checks.Warning(error.problem, hint=hint, id="taskguard.W002")]
-    except errors.TaskguardError as error:
-        return [checks.Warning(str(error), id="taskguard.W003")]
+        missing = findings.TABLES_MISSING.at("the ledger", problem=error.problem)
+        return [_message(missing)]
+    except errors.LedgerUnavailableError:
+        pass  # `examine()` reports it
+    except errors.ConfigurationError:
+        return []  # `check_settings()` reports it
+    return [] if conf.testing() else _messages(_examined(ledger))
 
 
-def _findings(ledger: Any) -> Iterator[Finding]:
-    """What `taskguard doctor` finds by Django's settings; its connections are closed."""
+def _examined(ledger: Any) -> Iterator[Finding]:
+    """Yield what `taskguard doctor` finds with Django's settings."""
     locks = conf.locks()
     if locks is UNSET and not os.environ.get("TASKGUARD_LOCKS_URL"):
-        locks = None  # said by `check_settings`
+        locks = None  # `check_settings()` reports it
     for report in examine(Configuration(lambda: connect(locks=locks, ledger=ledger))):
-        # `check_settings` says what the settings alone say.
         yield from (each for each in report.findings if each.name != "tenant_tables")
 
 
-def _told(finding: Finding) -> Any:
+def _messages(found: Iterable[Finding]) -> list[Any]:
+    return [_message(each) for each in found]
+
+
+def _message(finding: Finding, *, stops: bool = False) -> Any:
     level = checks.INFO if finding.level is Level.NOTE else checks.WARNING
     return checks.CheckMessage(
-        level,
+        checks.ERROR if stops else level,
         f"{finding.where}: {finding.what} {finding.why}",
-        hint=finding.mend,
+        hint=f"{finding.fix} (docs/{finding.link})",
         id=f"taskguard.{finding.name}",
     )

@@ -23,7 +23,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakSet
 
-from taskguard import UNSET, Finding, Level, errors
+from taskguard import UNSET, Finding, errors
+from taskguard_django import findings
 
 if TYPE_CHECKING:
     from taskguard import SqlLedger
@@ -131,7 +132,7 @@ class _FollowingLedger:
             tenants = tenant_tables()
             if not tenants:
                 raise
-            remedy = f"{tenants[0].where}: {tenants[0].what} {tenants[0].mend}"
+            remedy = f"{tenants[0].where}: {tenants[0].what} {tenants[0].fix}"
             raise errors.LedgerSchemaError(error.problem, remedy=remedy) from error
 
     def __repr__(self) -> str:
@@ -148,16 +149,7 @@ def tenant_tables() -> list[Finding]:
         if name != public:
             own[f"TENANT_TYPES[{name!r}]"] = kind.get("APPS", ())
     return [
-        Finding(
-            "tenant_tables",
-            Level.ERROR,
-            where=f"the setting {name}",
-            what="It has \"taskguard_django\", so each tenant's schema has tables of taskguard's.",
-            why="The ledger is in one schema. A message that runs in a tenant's schema finds the "
-            "tenant's tables, and its transaction is refused.",
-            mend='Move "taskguard_django" to SHARED_APPS, run `migrate_schemas --shared`, and drop '
-            "the tables in the tenants' schemas.",
-        )
+        findings.TENANT_TABLES.at(f"the setting {name}")
         for name, apps in own.items()
         if any(str(app).partition(".")[0] == "taskguard_django" for app in apps)
     ]

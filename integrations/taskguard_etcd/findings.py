@@ -65,7 +65,7 @@ def _of_member(endpoint: Endpoint, said: dict[str, Any] | int | str) -> Iterator
             where=where,
             what=f"It answers with status {said} where etcd has its JSON gateway.",
             why="Locks speak to nothing else.",
-            mend="Run etcd 3.4 or later, without --enable-grpc-gateway=false.",
+            fix="Run etcd 3.4 or later, without --enable-grpc-gateway=false.",
         )
     elif isinstance(said, str):
         yield Finding(
@@ -74,7 +74,7 @@ def _of_member(endpoint: Endpoint, said: dict[str, Any] | int | str) -> Iterator
             where=where,
             what=f"It does not answer, while others do: {said.rstrip('.')}.",
             why="One more that fails may be one too many.",
-            mend="Start it again, or take it out of the URL.",
+            fix="Start it again, or take it out of the URL.",
         )
     else:
         # Half a second: what its clock says is cut to the second.
@@ -86,7 +86,7 @@ def _of_member(endpoint: Endpoint, said: dict[str, Any] | int | str) -> Iterator
                 where=where,
                 what=f"Its clock is {abs(ahead_s):.0f} s {'ahead' if ahead_s > 0 else 'behind'}.",
                 why="Tokens follow it: after a change of the lock server they may be too low.",
-                mend="Let NTP set the clocks of both machines.",
+                fix="Let NTP set the clocks of both machines.",
             )
 
 
@@ -105,7 +105,7 @@ def _of_cluster(
                 where=where,
                 what=f"It refuses the user: {error.said}.",
                 why="No lock can be taken.",
-                mend="Correct the URL, or the rights that `etcdctl user get NAME` shows.",
+                fix="Correct the URL, or the rights that `etcdctl user get NAME` shows.",
             )
             return
     except LockServerUnavailableError as error:
@@ -120,7 +120,7 @@ def _of_cluster(
                 else f"It answers to nothing that is to be decided: {str(error).rstrip('.')}."
             ),
             why="Without a majority of its members nothing is granted.",
-            mend="Start the members that are missing: `etcdctl endpoint status --cluster`.",
+            fix="Start the members that are missing: `etcdctl endpoint status --cluster`.",
         )
         return
     yield from _alarms(link, where)
@@ -140,7 +140,7 @@ def _alarms(link: EtcdLink, where: str) -> Iterator[Finding]:
             where=where,
             what=f"It has raised the alarm {alarm}.",
             why="It takes no more writes: no lock is granted." if full else "Its data is damaged.",
-            mend=(
+            fix=(
                 "Compact and defragment it, then `etcdctl alarm disarm`; run it with "
                 "--auto-compaction-retention."
                 if full
@@ -164,7 +164,7 @@ def _least_ttl(link: EtcdLink, where: str) -> Iterator[Finding]:
             where=where,
             what=f"Its shortest lease is {least_s} s, for that is 1.5 times its election time-out.",
             why="The keys of a dead worker stay taken for at least so long.",
-            mend="Lower --election-timeout, or count with it in ttl_s.",
+            fix="Lower --election-timeout, or count with it in ttl_s.",
         )
 
 

@@ -29,7 +29,7 @@ from rq.exceptions import SchedulerNotFound, StopRequested
 
 from taskguard import Leader, Leadership, errors
 from taskguard_rq.decorator import guarded_function_of
-from taskguard_rq.findings import findings_of_cron_job
+from taskguard_rq.health import judge_cron_job
 from taskguard_rq.runtime import runtime
 from taskguard_rq.ticks import entry_name, name_ticks
 
@@ -81,7 +81,7 @@ class LeaderCronScheduler(CronScheduler):
             return  # no work is on record
         for cron_job in self._cron_jobs:
             compiled = guarded_function_of(cron_job.func) if cron_job.func else None
-            for finding in findings_of_cron_job(cron_job, compiled) if compiled else ():
+            for finding in judge_cron_job(cron_job, compiled) if compiled else ():
                 logger.warning("%s (finding %s)", finding, finding.name)
 
     def _request_stop(self, signum: Any, frame: Any) -> None:

@@ -1,9 +1,9 @@
-"""The queues of a Redis for `taskguard doctor`: what waits in them, and who listens.
+"""Read the queues of a Redis for `taskguard doctor`: the jobs that wait, and their workers.
 
-Guarantees: nothing is changed there; of each queue the first hundred jobs are looked at, whose
-functions are imported, as a worker would. A job that cannot be read is left out.
+Guarantees: changes nothing. Reads the first hundred jobs of each queue and imports their functions,
+as a worker would. Skips a job that it cannot read.
 
-Does not tell of what class workers are: RQ keeps no record of it.
+Does not know the class of a worker: RQ keeps no record of it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,7 @@ from rq.utils import import_attribute
 
 from taskguard import Configuration, Finding, GuardedFunction, GuardedTask
 from taskguard_rq.decorator import guarded_function_of
-from taskguard_rq.findings import (
-    JobFacts,
-    QueueFacts,
-    findings_of_cron_job,
-    findings_of_job,
-    findings_of_queue,
-)
+from taskguard_rq.health import JobFacts, QueueFacts, judge_cron_job, judge_job, judge_queue
 from taskguard_rq.outbox import connection_at
 from taskguard_rq.runtime import runtime
 
@@ -36,27 +30,27 @@ _LOOKED_AT = 100
 
 
 def configuration_at(target: str) -> Configuration:
-    """For `--rq redis://…`. Raises CommandTargetError for what is no URL of a Redis."""
+    """Return what `--rq redis://…` checks. Raises CommandTargetError for another URL."""
     tasks: dict[str, GuardedTask] = {}
     found: list[Finding] = []
     periodic: list[Finding] = []
     with (
         contextlib.closing(connection_at(target)) as connection,
-        # Whether it answers is found by whoever asks the server itself.
+        # `examine()` reports a server that gives no answer.
         contextlib.suppress(exceptions.RedisError, OSError),
     ):
         queues = Queue.all(connection=connection)
         for queue in queues:
-            found += findings_of_queue(_facts_of(queue, connection))
+            found += judge_queue(_facts_of(queue, connection))
         for job, compiled in _waiting(queues):
             facts = _facts_of_job(job, compiled)
             if facts.name not in tasks:
-                found += findings_of_job(facts)
+                found += judge_job(facts)
                 tasks[facts.name] = GuardedTask(
                     facts.name, compiled.policy, compiled.row, facts.limit_s
                 )
         for cron_job, compiled in _cron_jobs(connection):
-            periodic += findings_of_cron_job(cron_job, compiled)
+            periodic += judge_cron_job(cron_job, compiled)
     return Configuration(
         runtime,
         name="RQ",
@@ -89,7 +83,7 @@ def _waiting(queues: list[Queue]) -> Iterator[tuple[Job, GuardedFunction]]:
 
 
 def _cron_jobs(connection: Redis) -> Iterator[tuple[Any, GuardedFunction]]:
-    """The guarded ones of all `rq cron` that run."""
+    """Return the guarded entries of each running `rq cron`."""
     from rq.cron import CronScheduler  # croniter is slow to import
 
     for scheduler in CronScheduler.all(connection, cleanup=False):
@@ -108,9 +102,8 @@ def _facts_of_job(job: Job, compiled: GuardedFunction) -> JobFacts:
         name=compiled.name,
         retries=job.retries_left,
         limit_s=limit_s if limit_s > 0 else None,
-        wait_s=compiled.policy.wait_s,
         lease_s=compiled.policy.ttl_s,
-        # In a line it expires, and says so.
+        # In a line it expires, and its caller is notified.
         kept_s=None if compiled.policy.parks else job.ttl or None,
         recoverable=compiled.policy.recoverable,
     )

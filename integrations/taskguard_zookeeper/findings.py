@@ -111,7 +111,7 @@ def _of_silent_server(endpoint: Endpoint, error: OSError) -> Finding:
         where=f"the lock server {endpoint}",
         what=f"It does not answer, while others do: {error}.",
         why="One more that fails may be one too many.",
-        mend="Start it again, or take it out of the URL.",
+        fix="Start it again, or take it out of the URL.",
     )
 
 
@@ -123,7 +123,7 @@ def _of_quorum(address: Address, *, read_only: bool) -> Finding:
         where=f"the lock server {address.hosts}",
         what=f"{said}: no majority of its servers is there.",
         why="Without one nothing is granted.",
-        mend="Start the servers that are missing: `echo srvr | nc HOST 2181` says what each is.",
+        fix="Start the servers that are missing: `echo srvr | nc HOST 2181` says what each is.",
     )
 
 
@@ -146,7 +146,7 @@ def _of_session(address: Address, session: Session) -> list[Finding]:
             where=f"the lock server {address.hosts}",
             what=f"It keeps a session for {got_s:g} s, and {asked_s:g} s were asked for.",
             why=why,
-            mend=f"Set {limit}={asked_s * 1000:.0f} in its zoo.cfg, or ?session_s={got_s:g} in the "
+            fix=f"Set {limit}={asked_s * 1000:.0f} in its zoo.cfg, or ?session_s={got_s:g} in the "
             "URL.",
         )
     ]
@@ -159,7 +159,7 @@ def _of_rights(address: Address, error: RefusedError) -> Finding:
         where=f"the lock server {address.hosts}",
         what=str(error),
         why="No lock can be taken.",
-        mend="Name the user in the URL, zookeeper://user:password@…, or give it the rights "
+        fix="Name the user in the URL, zookeeper://user:password@…, or give it the rights "
         "(setAcl).",
     )
 
@@ -171,5 +171,5 @@ def _of_version(endpoint: Endpoint, said: dict[str, str]) -> Finding:
         where=f"the lock server {endpoint}",
         what=f"It is a ZooKeeper {said['Zookeeper version'].partition('-')[0]}.",
         why="One before 3.6 does not say what a session holds, so that no lock can be renewed.",
-        mend="Run ZooKeeper 3.6 or later.",
+        fix="Run ZooKeeper 3.6 or later.",
     )

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
-from taskguard.advisory_locks.findings import findings
 from taskguard.advisory_locks.mysql import MySQLSession
 from taskguard.advisory_locks.postgresql import PostgreSQLSession
 from taskguard.advisory_locks.session import Session
@@ -197,9 +196,11 @@ class AdvisoryLocks:
         self._database.close()
 
     def _check(self) -> list[Finding]:
+        from taskguard.advisory_locks import health  # not for deliveries
+
         session = self._open(self._database, answer_s=self._answer_s)
         with contextlib.closing(session):
-            found = list(findings(session))
+            found = health.check(session)
             if not found:
                 owner = new_owner()
                 key = f"check:{owner.nonce}"

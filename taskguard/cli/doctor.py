@@ -1,11 +1,11 @@
-"""`taskguard doctor`: what is wrong with locks, ledger, clocks and queue, for people and for CI.
+"""`taskguard doctor`: check locks, ledger, clocks and queue, for people and for CI.
 
-Guarantees: the exit status is 0 where nothing is worse than a warning, 1 where there is an error
-(with --strict a warning), 2 where the command itself was asked wrongly. The lines are plain text of
-80 columns; `--json` prints one list, whose fields stay. What a server says obeys `printing.py`.
+Guarantees: the exit status is 1 if there is an error (with --strict also for a warning), 2 if the
+command's options are wrong, else 0. The output is plain text of 80 columns. `--json` prints one
+list, whose fields are stable. Texts from a server obey `printing.py`.
 
-Where to look by an application (`--celery`, `--rq`) say the integrations that are installed (entry
-points `taskguard.doctors`).
+Installed integrations add options for an application (`--celery`, `--rq`) by the entry points
+`taskguard.doctors`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from taskguard.cli.printing import indented, printable
 from taskguard.cli.targets import add_servers, connected
 from taskguard.errors import CommandTargetError
-from taskguard.findings import Finding, Level
+from taskguard.findings import Level
 from taskguard.settings import LEDGER_VARIABLE, LOCKS_VARIABLE, is_set
 
 if TYPE_CHECKING:
@@ -34,29 +34,28 @@ __all__ = ["add_doctor"]
 
 _GROUP = "taskguard.doctors"
 _METAVARS = {"celery": "MODULE:APP", "rq": "REDIS_URL"}
-_ASKED_WRONGLY = 2
+_USAGE_ERROR = 2
 _COLUMNS = 80
-_NAMED = 3
-_KINDS = ("the task ", "the job ", "the queue ")
-_SERVERS = ("the lock server ", "the ledger ", "the queues' server ")
+_INDENT = " " * 4
+_SERVERS = ("the lock server ", "the locks in ", "the ledger ", "the queues' server ")
 
 
 def add_doctor(commands: Any) -> None:
     """`doctor`."""
     doctor = commands.add_parser(
         "doctor",
-        help="say what is wrong with locks, ledger, clocks and queue",
-        description="Asks each part that is configured, and says what is wrong with it, why that "
-        "matters and what mends it. Writes nothing but a key of its own at the lock server, which "
-        "is gone afterwards. Exit status: 0 nothing, notes, warnings; 1 errors; 2 asked wrongly.",
+        help="check locks, ledger, clocks and queue",
+        description="Checks each part that is configured and reports what is wrong, why that "
+        "matters and how to fix it. Writes only a key of its own at the lock server, which it "
+        "releases. Exit status: 0 without errors; 1 with errors; 2 for wrong options.",
     )
     which = doctor.add_mutually_exclusive_group()
     for name in _integrations():
         target = _METAVARS.get(name, "TARGET")
         which.add_argument(f"--{name}", metavar=target, help=f"an application of {name}")
     add_servers(doctor)
-    doctor.add_argument("--json", action="store_true", help="a list of findings, for CI")
-    doctor.add_argument("--strict", action="store_true", help="exit with 1 for warnings, too")
+    doctor.add_argument("--json", action="store_true", help="print a list of findings, for CI")
+    doctor.add_argument("--strict", action="store_true", help="also exit with 1 for warnings")
     doctor.set_defaults(run_alone=_run)
 
 
@@ -71,7 +70,7 @@ def _run(arguments: argparse.Namespace) -> int:
         configuration = _configuration(arguments)
     except CommandTargetError as error:
         print(f"taskguard: {indented(error, by=11)}", file=sys.stderr)
-        return _ASKED_WRONGLY
+        return _USAGE_ERROR
     reports = examine(replace(configuration, folder=Path.cwd()))
     if arguments.json:
         print(json.dumps(_as_json(reports), indent=2))
@@ -95,7 +94,7 @@ def _configuration(arguments: argparse.Namespace) -> Configuration:
 
 
 def _of_urls(arguments: argparse.Namespace) -> Configuration:
-    """What is given; what is not is the environment's, and where that has none is left out."""
+    """Use the given URLs, then those of the environment. A part without a URL is not checked."""
     from taskguard.doctor import Configuration
 
     given = arguments.locks or arguments.ledger
@@ -113,66 +112,40 @@ def _as_json(reports: Sequence[Report]) -> list[dict[str, str]]:
 
 
 def _as_text(reports: Sequence[Report]) -> Iterator[str]:
+    from taskguard.doctor.merging import merged
+
     count: Counter[Level] = Counter()
     for report in reports:
-        yield f"{report.part:9} {printable(report.subject)}".rstrip()
+        yield f"{report.part:10} {printable(report.subject)}".rstrip()
         if not report.findings:
             yield "  nothing found"
-        before = ""
-        for finding, places in _by_place(report.findings):
-            where = _listed(places)
-            told = where == before or _is_subject(where, report.subject)
-            yield from _told(finding, where="" if told else where)
-            before = where
+        for finding in merged(report.findings):
+            yield from ("", f"  {finding.level}: {finding.name}")
+            where = "" if _is_subject(finding.where, report.subject) else f"{finding.where}: "
+            yield from _wrapped(f"{where}{finding.what}")
+            yield from _wrapped(finding.why)
+            yield from _wrapped(finding.fix, label="Fix: ")
+            yield from _wrapped(f"docs/{finding.link}", label="See: ")
             count[finding.level] += 1
         yield ""
     yield ", ".join(_counted(count[level], level) for level in Level) + "."
 
 
-def _by_place(findings: Sequence[Finding]) -> Iterator[tuple[Finding, list[str]]]:
-    """Each once, and where it is: a setting that a hundred tasks lack is one thing to mend."""
-    places: dict[Finding, list[str]] = {}
-    for each in findings:
-        places.setdefault(replace(each, where=""), []).append(each.where)
-    yield from places.items()
-
-
-def _listed(places: Sequence[str]) -> str:
-    """`the task ship`; `the tasks ship, bill, and 3 more`."""
-    places = sorted(places)
-    more = len(places) - _NAMED
-    kind = next((each for each in _KINDS if places[0].startswith(each)), "")
-    if len(places) > 1 and kind and all(each.startswith(kind) for each in places):
-        names = [each.removeprefix(kind) for each in places[:_NAMED]]
-        named = f"{kind.rstrip()}s {', '.join(names)}"
-    else:
-        named = ", ".join(places[:_NAMED])
-    return f"{named}, and {more} more" if more > 0 else named
+def _wrapped(text: str, *, label: str = "") -> list[str]:
+    return textwrap.wrap(
+        printable(text),
+        _COLUMNS,
+        initial_indent=_INDENT + label,
+        subsequent_indent=_INDENT + " " * len(label),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _is_subject(where: str, subject: str) -> bool:
-    """Whether the line above has said it: `locks     RedisLocks localhost:6379/1 …`."""
+    """Return whether the heading names the place: `locks  RedisLocks localhost:6379/1 …`."""
     name = next((where.removeprefix(each) for each in _SERVERS if where.startswith(each)), "")
     return bool(name) and f" {name} " in f" {subject} "
-
-
-def _told(finding: Finding, *, where: str) -> Iterator[str]:
-    """One finding; `where` is empty where it is that of the one before."""
-    yield f"  {finding.level}: {finding.name}"
-    for text, mark in (
-        (where, "where  "),
-        (finding.what, "what   "),
-        (finding.why, "why    "),
-        (finding.mend, "mend   "),
-    ):
-        yield from textwrap.wrap(
-            printable(text),
-            _COLUMNS,
-            initial_indent=f"    {mark}",
-            subsequent_indent=" " * 11,
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
 
 
 def _counted(number: int, level: Level) -> str:

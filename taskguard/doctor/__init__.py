@@ -1,18 +1,16 @@
-"""What is wrong with what an application is guarded by: each part is asked, and says so itself.
+"""Check an application's lock server, ledger, clocks and queue, and report what is wrong.
 
     reports = examine(Configuration(lambda: taskguard.connect()))
 
-Guarantees: a part that gives no answer, or is not configured as it has to be, is a finding, and the
-others are asked all the same; every connection that was opened is closed. What is asked is read
-only, but for one key that a lock server is tried with, and that is gone afterwards, and for a mark
-that a worker leaves when it starts (`namespaces.py`).
+Guarantees: a part that gives no answer or is misconfigured becomes a finding, and the other parts
+are checked all the same. Closes every connection that it opens. Writes only a key of its own at the
+lock server, which it releases, and the id that a starting worker leaves (`namespaces.py`).
 
 Does not guarantee that nothing else is wrong.
 
-`configuration.py` is what there is to examine; `locks.py`, `ledger.py`, `clocks.py`,
-`namespaces.py` and `queues.py` ask one part each, `migrations.py` looks at files, and `logs.py` is
-for workers that start. The rules about a server stand beside its provider
-(`locks/redis/findings.py`, `ledger/health/`), those about a queue's settings in its integration.
+Read next: `configuration.py`, what to check; `locks.py`, `ledger.py`, `clocks.py`, `namespaces.py`,
+`lines.py`, `queues.py` and `migrations.py`, one part each; `findings.py`, the texts; `logs.py`, for
+starting workers. A server's own findings are in the room of its provider (`ledger/health/`).
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
+from taskguard.doctor import findings
 from taskguard.doctor.clocks import HasClock, check_clocks
 from taskguard.doctor.configuration import Configuration, GuardedTask, named
 from taskguard.doctor.ledger import check_ledger
@@ -28,7 +27,7 @@ from taskguard.doctor.locks import check_locks
 from taskguard.doctor.logs import log_findings, log_process
 from taskguard.doctor.migrations import check_migrations, environment_of_alembic
 from taskguard.doctor.namespaces import check_namespace
-from taskguard.doctor.queues import QueueServer
+from taskguard.doctor.queues import check_queue_server
 from taskguard.errors import ConfigurationError
 from taskguard.findings import Finding, Level
 from taskguard.values import value
@@ -38,11 +37,11 @@ __all__ = ["Configuration", "GuardedTask", "Report", "examine", "log_findings"]
 
 @value
 class Report:
-    """What was found in one part.
+    """The findings of one part.
 
     Attributes:
         part: "settings", "locks", "ledger", "clocks", "migrations" or "queue".
-        subject: which one it is, without a password.
+        subject: its address or name, without a password.
         findings: what is wrong with it, the worst first.
     """
 
@@ -52,7 +51,7 @@ class Report:
 
 
 def examine(configuration: Configuration) -> list[Report]:
-    """Ask each part of a configuration. A worker that starts logs its number, too."""
+    """Check each part of a configuration. A starting worker also logs its number."""
     if configuration.starts:
         log_process()
     return list(_reports(configuration))
@@ -64,7 +63,8 @@ def _reports(configuration: Configuration) -> Iterator[Report]:
         runtime = configuration.runtime()
         runner, ledger = runtime.runner, runtime.ledger
     except ConfigurationError as error:
-        yield _report("settings", configuration.name, [_misconfigured(error), *found])
+        misconfigured = findings.MISCONFIGURED.at("the settings", error=error)
+        yield _report("settings", configuration.name, [misconfigured, *found])
         return
     tasks, locks = configuration.tasks, runner.locks
     clocks: dict[str, Callable[[], int]] = {}
@@ -95,22 +95,11 @@ def _reports(configuration: Configuration) -> Iterator[Report]:
     environment = environment_of_alembic(folder) if folder is not None and ledger else None
     if environment is not None:
         yield _report("migrations", "Alembic", check_migrations(environment))
-    queue = configuration.queue_server and QueueServer.of(configuration.queue_server)
+    queue = configuration.queue_server and check_queue_server(configuration.queue_server)
     if queue:
-        yield _report("queue", queue.address, queue.check(locks=locks))
+        yield _report("queue", *queue)
 
 
 def _report(part: str, subject: str, found: list[Finding]) -> Report:
     levels = list(Level)
     return Report(part, subject, tuple(sorted(found, key=lambda each: levels.index(each.level))))
-
-
-def _misconfigured(error: ConfigurationError) -> Finding:
-    return Finding(
-        "misconfigured",
-        Level.ERROR,
-        where="the settings",
-        what=str(error),
-        why="Nothing guarded can run.",
-        mend="Mend what it says.",
-    )

@@ -1,7 +1,7 @@
-"""The clocks of the servers and of this machine: how far they are apart.
+"""How far the clocks of the servers and of this machine are apart.
 
-Guarantees: a distance is told only where the time that an answer took cannot explain it. Nothing is
-set, and nothing depends on it: docs/explanation/clocks.md says what goes by which clock.
+Guarantees: reports a difference only if the time that an answer took cannot explain it.
+`docs/explanation/clocks.md` says what depends on which clock.
 """
 
 from __future__ import annotations
@@ -10,28 +10,29 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
+from taskguard.doctor import findings
 from taskguard.errors import TaskguardError
-from taskguard.findings import Finding, Level
+from taskguard.findings import Finding
 from taskguard.values import value
 
 __all__ = ["HasClock", "Reading", "check_clocks", "judge_clocks"]
 
 _FAR_S = 1.0
-_ASKED = 3
+_READINGS = 3
 
 
 @runtime_checkable
 class HasClock(Protocol):
-    """A part whose server says what time it is."""
+    """A part whose server tells the time."""
 
     def now_us(self) -> int:
-        """The server's clock, in µs since 1970."""
+        """Return the server's time, in µs since 1970."""
         ...
 
 
 @value
 class Reading:
-    """By how much a clock differs from this machine's, give or take."""
+    """Difference of a clock from this machine's, and the error of that figure."""
 
     whose: str
     ahead_s: float
@@ -39,20 +40,20 @@ class Reading:
 
 
 def check_clocks(clocks: Mapping[str, Callable[[], int]]) -> list[Finding]:
-    """How far these are apart, and this machine's."""
+    """Read each clock and judge them, together with this machine's."""
     readings = [Reading("this machine", 0.0)]
     for whose, now_us in clocks.items():
         try:
             readings.append(_reading(whose, now_us))
         except TaskguardError:
-            continue  # it may not be asked; whether it answers is told elsewhere
+            continue  # this user may not read it, or another finding reports the server
     return judge_clocks(readings)
 
 
 def _reading(whose: str, now_us: Callable[[], int]) -> Reading:
-    """The best of a few: the one whose answer took the least time."""
+    """Return the reading whose answer took the least time."""
     found = []
-    for _ in range(_ASKED):
+    for _ in range(_READINGS):
         before_s, started_s = time.time(), time.monotonic()
         now_s = now_us() / 1e6
         half_s = (time.monotonic() - started_s) / 2
@@ -61,20 +62,11 @@ def _reading(whose: str, now_us: Callable[[], int]) -> Reading:
 
 
 def judge_clocks(readings: Sequence[Reading]) -> list[Finding]:
-    """A finding if two of them are more than a second apart."""
+    """Return a finding if two clocks are more than a second apart."""
     first = min(readings, key=lambda each: each.ahead_s + each.error_s)
     last = max(readings, key=lambda each: each.ahead_s - each.error_s)
     apart_s = last.ahead_s - last.error_s - first.ahead_s - first.error_s
     if apart_s <= _FAR_S:
         return []
-    return [
-        Finding(
-            "clocks_apart",
-            Level.WARNING,
-            where=f"{first.whose} and {last.whose}",
-            what=f"Their clocks are {apart_s:,.1f} s apart.",
-            why="Ages of messages (retention_s), times on record and those of the queue are "
-            "wrong by that; a lock server that takes another's place may give lower tokens.",
-            mend="Let one service keep the time on all of them (chrony, systemd-timesyncd).",
-        )
-    ]
+    where = f"{first.whose} and {last.whose}"
+    return [findings.CLOCKS_APART.at(where, apart_s=apart_s)]

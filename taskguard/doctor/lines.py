@@ -1,13 +1,14 @@
-"""Find messages in lines for which no relay runs: those of another namespace or queue."""
+"""Lines for which no relay runs: those of another namespace or another queue."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from taskguard.api import TaskGuard
+from taskguard.doctor import findings
 from taskguard.doctor.configuration import Configuration, named
 from taskguard.errors import TaskguardError
-from taskguard.findings import Finding, Level
+from taskguard.findings import Finding
 from taskguard.guarded import prefix_of
 from taskguard.keys import finish_key
 
@@ -21,7 +22,7 @@ def check_lines(runtime: TaskGuard, configuration: Configuration) -> list[Findin
     """Find lines for which no relay runs, other than the one of a worker that starts."""
     ledger: Any = runtime.ledger
     if not hasattr(ledger, "standing"):
-        return []  # a stand-in of the user's own
+        return []  # a ledger of the user's own
     mine = (runtime.namespace, *runtime.formerly_namespaces)
     try:
         return [
@@ -31,35 +32,19 @@ def check_lines(runtime: TaskGuard, configuration: Configuration) -> list[Findin
             and not _has_relay(ledger, runtime.namespace if app in mine else app, queue)
         ]
     except TaskguardError:
-        return []  # what is wrong with the ledger is said elsewhere
+        return []  # `check_ledger()` reports it
 
 
 def _has_relay(ledger: Any, app: str, queue: str) -> bool:
-    """Whether a relay of that namespace, which sends to that queue, holds its lease."""
+    """Return whether a relay of that namespace for that queue holds its lease."""
     names = (name for name in _RELAYS if queue in name.split("+"))
     keys = (prefix_of(app) + finish_key(f"leader:taskguard-relay:{name}") for name in names)
     return any(ledger.holders(key) for key in keys)
 
 
 def _finding(ledger: str, app: str, queue: str, count: int, *, is_own: bool) -> Finding:
-    several = f"{count:,} messages wait" if count != 1 else "A message waits"
-    if is_own:
-        target = _TARGETS.get(queue, "TARGET")
-        return Finding(
-            "stranded_lines",
-            Level.WARNING,
-            where=f"the ledger {ledger}",
-            what=f"{several} in lines for a queue of {queue}, and no relay for it runs.",
-            why="If nothing else uses their keys they wait for ever.",
-            mend=f"Start a worker of {queue}, or run `taskguard relay --{queue} {target}`.",
-        )
-    return Finding(
-        "stranded_lines",
-        Level.WARNING,
-        where=f"the ledger {ledger}",
-        what=f"{several} in lines of the namespace {app!r}, and no relay of it runs.",
-        why="If it is a former namespace of this application they wait for ever.",
-        mend=f"If so, set taskguard_formerly_namespaces = [{app!r}] (formerly_namespaces=, "
-        "TASKGUARD_FORMERLY_NAMESPACES): workers, and `taskguard relay`, then send them. If it is "
-        "another application's, start its workers.",
-    )
+    where = f"the ledger {ledger}"
+    if not is_own:
+        return findings.STRANDED_NAMESPACE.at(where, namespace=app, count=count)
+    target = _TARGETS.get(queue, "TARGET")
+    return findings.STRANDED_LINES.at(where, queue=queue, target=target, count=count)

@@ -1,7 +1,6 @@
-"""What is found when a worker starts, for its log.
+"""What a starting worker logs: its own number, and each finding once, in one line with its name.
 
-Guarantees: one line each, with the finding's name, by which the documentation has it; a note is for
-debugging. What gives no answer is told in the words of what comes of it.
+Notes are logged at DEBUG, other findings at WARNING.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ import logging
 from collections.abc import Collection, Iterable
 from platform import node
 
+from taskguard.doctor.merging import merged
 from taskguard.findings import Finding, Level
 from taskguard.model.lease import new_owner
 
@@ -25,15 +25,7 @@ def log_process() -> None:
 
 
 def log_findings(found: Iterable[Finding], *, but: Collection[str] = ()) -> None:
-    """Log them, except those of the names in `but`, which are said elsewhere."""
-    for finding in found:
-        if finding.name in but:
-            continue
-        if finding.name == "lock_server_away":
-            logger.warning("the lock server is away; until it answers: %s", finding.what)
-        elif finding.name == "ledger_away":
-            logger.warning("the ledger is away; deliveries will be put off: %s", finding.what)
-        elif finding.level is Level.NOTE:
-            logger.debug("%s (finding %s)", finding, finding.name)
-        else:
-            logger.warning("%s (finding %s)", finding, finding.name)
+    """Log findings, except those with a name in `but`, which another line reports."""
+    for finding in merged(each for each in found if each.name not in but):
+        level = logging.DEBUG if finding.level is Level.NOTE else logging.WARNING
+        logger.log(level, "%s (finding %s)", finding, finding.name)

@@ -1,7 +1,7 @@
-"""Alembic in the folder where the command is run: whether it leaves the ledger's tables alone.
+"""Whether Alembic, in the folder where the command runs, leaves the ledger's tables alone.
 
-Guarantees: files are read, and nothing of them is run. Looks at what `alembic init` made: an
-`env.py` that gets its names from another module is taken for one that has them not.
+Guarantees: reads files and runs none of them. Does not find a filter that `env.py` imports from
+another module.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import configparser
 import tomllib
 from pathlib import Path
 
-from taskguard.findings import Finding, Level
+from taskguard.doctor import findings
+from taskguard.findings import Finding
 
 __all__ = ["check_migrations", "environment_of_alembic"]
 
@@ -18,7 +19,7 @@ _FILTERS = ("include_name", "include_object")
 
 
 def environment_of_alembic(folder: Path) -> Path | None:
-    """The `env.py` that Alembic would run there; None: there is none."""
+    """Return the `env.py` that Alembic would run there, or None."""
     where = _location_in_ini(folder / "alembic.ini") or _location_in_toml(folder / "pyproject.toml")
     if where is None:
         return None
@@ -45,18 +46,8 @@ def _location_in_toml(file: Path) -> str | None:
 
 
 def check_migrations(environment: Path) -> list[Finding]:
-    """What is wrong with an `env.py`."""
+    """Return what is wrong with an `env.py`."""
     text = environment.read_text(encoding="utf-8", errors="replace")
     if any(name in text for name in _FILTERS):
         return []
-    return [
-        Finding(
-            "alembic_drops",
-            Level.WARNING,
-            where=str(environment),
-            what="It has neither include_name nor include_object.",
-            why="`alembic revision --autogenerate` drops the ledger's tables, which are in no "
-            "model.",
-            mend="context.configure(…, include_name=taskguard.include_name).",
-        )
-    ]
+    return [findings.ALEMBIC_DROPS.at(str(environment))]

@@ -1,23 +1,23 @@
-"""Whether another application takes its locks by the same names: same lock server, same namespace.
+"""Whether another application uses the same names for locks: same lock server, same namespace.
 
-A worker that starts leaves the mark of its ledger's database at the lock server, as the holder of a
-key that no call can have, for a day. Whoever finds another's there is told.
+A starting worker leaves the id of its ledger at the lock server for a day, as the holder of a key
+that no call can have. A process that finds another id there reports it.
 
-Guarantees: who only looks leaves nothing; nothing is asked but when a worker starts, and by
-`taskguard doctor`.
+Guarantees: `taskguard doctor` leaves no id there.
 
-Does not tell two applications of one ledger, nor of a ledger and its copy (a restored backup has
-its mark); nor any without a ledger, on Redlock, or on Consul, whose locks end with their session;
-nor two of which none has started a worker within a day.
+Does not find two applications of one ledger, or of a ledger and its copy (a restored backup has
+the same id). Does not find any without a ledger, on Redlock, or on Consul, whose locks end with
+their session. Does not find two applications that have started no worker within a day.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from taskguard.doctor import findings
 from taskguard.doctor.configuration import named
 from taskguard.errors import TaskguardError
-from taskguard.findings import Finding, Level
+from taskguard.findings import Finding
 from taskguard.guarded import prefix_of
 from taskguard.locks.base import Held, LockProvider
 from taskguard.model.lease import Owner, new_owner
@@ -32,7 +32,7 @@ _LOOK_S = 1.0
 def check_namespace(
     locks: LockProvider, ledger: Any, namespace: str, *, leaves_mark: bool
 ) -> list[Finding]:
-    """A finding where another ledger's mark stands; with `leaves_mark` ours, where none does."""
+    """Find another ledger's id. With `leaves_mark`, leave this ledger's if there is none."""
     traits = locks.traits
     if traits.session or not traits.tokens or not hasattr(ledger, "mark"):
         return []
@@ -49,18 +49,8 @@ def check_namespace(
                 locks.release(keys, asker)
             return []
     except TaskguardError:
-        return []  # what is wrong with either is told elsewhere
+        return []  # other findings report the lock server and the ledger
     if answer.owner.nonce == mark:
         return []
-    return [
-        Finding(
-            "namespace_shared",
-            Level.WARNING,
-            where=f"the lock server {named(locks)}",
-            what=f"Another ledger's application takes locks there under the same names: "
-            f"{answer.owner.message}.",
-            why="A key of one keeps the other's waiting, though they are different things.",
-            mend="A namespace of its own for each (TASKGUARD_NAMESPACE), or a lock server. After a "
-            "move to another ledger this passes within a day.",
-        )
-    ]
+    where = f"the lock server {named(locks)}"
+    return [findings.NAMESPACE_SHARED.at(where, ledger=answer.owner.message)]

@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from taskguard.ledger.connections.database import Database
-from taskguard.lock_table.findings import is_pooled
 from taskguard.lock_table.postgresql import CHANNEL
 
 __all__ = ["Listener", "Waiter"]
@@ -172,7 +171,7 @@ class _Ear:
         with self._mutex:
             self._connection = connection
         # Behind a pooler of transactions what listens is a session that another has by then.
-        if self._is_closed or is_pooled(connection):
+        if self._is_closed or _is_pooled(connection):
             self._rests_until_s = time.monotonic() + _REST_OF_POOLED_S
             connection.close()
             return None
@@ -214,3 +213,9 @@ def _shut(connection: Any) -> None:
             shared.shutdown(socket.SHUT_RDWR)
         finally:
             shared.close()
+
+
+def _is_pooled(connection: Any) -> bool:
+    """Return whether a pooler is in front: its greeting has another number than the session."""
+    [pid] = connection.execute("select pg_backend_pid()").fetchone()
+    return bool(pid != connection.info.backend_pid)

@@ -20,7 +20,6 @@ from taskguard.ledger.connections.database import Database
 from taskguard.ledger.connections.engine import read_url
 from taskguard.lock_table import table
 from taskguard.lock_table.answers import Answers
-from taskguard.lock_table.findings import findings
 from taskguard.lock_table.listener import Listener
 from taskguard.lock_table.looking import WAIT_SLICE_S, longer_pauses_s, look_until
 from taskguard.lock_table.mysql import MySQLSteps
@@ -238,8 +237,10 @@ class TableLocks:
         ]
 
     def check(self) -> list[Finding]:
-        """What is wrong with the database, the table and the way to them."""
-        return self._answers.of(lambda: findings(self._database))
+        """Return what is wrong with the table and its database."""
+        from taskguard.lock_table import health  # not for deliveries
+
+        return self._answers.of(lambda: health.check(self._database))
 
     def close(self) -> None:
         """Close idle connections; those of a ledger are the ledger's to close."""

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from taskguard.clock import SYSTEM_CLOCK, Clock
-from taskguard.findings import Finding, Level
+from taskguard.findings import Finding
+from taskguard.locks import findings
 from taskguard.locks.base import CALLED, KEPT_S, Granted, Held, Hold, Holder, Renewal, Traits
 from taskguard.model.lease import Owner
 
@@ -201,18 +202,8 @@ class MemoryLocks:
             return alone | {k: owner for k, owner in shared.items() if owner is not None}
 
     def check(self) -> list[Finding]:
-        """What they are: locks of one process."""
-        return [
-            Finding(
-                "locks_in_memory",
-                Level.NOTE,
-                where="the locks",
-                what="They are in the memory of each process (memory://).",
-                why="Two processes do not see each other's: with a ledger one effect stays one, "
-                "with locks alone two may work at once.",
-                mend="The URL of a lock server, but in tests.",
-            )
-        ]
+        """Return that they are locks of one process."""
+        return [findings.LOCKS_IN_MEMORY.at("the locks")]
 
     def _standing(self, key: str, now_s: float) -> _Lock | None:
         lock = self._locks.get(key)

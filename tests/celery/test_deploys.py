@@ -170,7 +170,7 @@ def test_lines_of_a_former_namespace(shop: Any, before: str) -> None:
     results = leave_in_line(shop, PARK, 3, taskguard_namespace=before)
     wait_until(lambda: not held(shop, before), timeout_s=30, message="its relay's lease has ended")
     with shop.worker(deploy(PARK, taskguard_namespace="new")) as worker:
-        wait_until(lambda: "(finding stranded_lines)" in worker.text(), message="the finding")
+        wait_until(lambda: "(finding stranded_namespace)" in worker.text(), message="the finding")
         assert f"taskguard_formerly_namespaces = [{before!r}]" in worker.text()
         assert len(standing(shop)) == 3
         worker.kill()
@@ -178,7 +178,7 @@ def test_lines_of_a_former_namespace(shop: Any, before: str) -> None:
     with shop.worker(deploy({"busy": "retry"}, **settings)) as worker:
         assert [each.get(timeout=60) for each in results] == [0, 1, 2]
         wait_until(lambda: not standing(shop), message="none waits")
-        assert "stranded_lines" not in worker.text()
+        assert "(finding stranded_" not in worker.text()
     assert set(shop.effects().values()) == {1}
 
 

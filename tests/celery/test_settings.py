@@ -21,7 +21,8 @@ import taskguard_celery
 from support.waiting import wait_until
 from taskguard.errors import ConfigurationError
 from taskguard_celery import guarded_task
-from taskguard_celery.findings import findings_of_app, settings_of_app
+from taskguard_celery.doctor import configuration_of
+from taskguard_celery.health import judge_app, settings_of_app
 from taskguard_celery.message import rank_of
 from taskguard_celery.startup import LookAfter
 from taskguard_sandbox.servers import free_port
@@ -51,9 +52,10 @@ def make_app(broker: str = "redis://localhost", **settings: Any) -> Celery:
 
 
 def found(app: Celery) -> list[str]:
-    """What the guarded task is warned about; asked of every task, plain ones say nothing."""
+    """What was found that loses or repeats the guarded task's work."""
     app.finalize()
-    return taskguard_celery.warnings_for(app.tasks["ship"])
+    losing = {"early_ack", "worker_lost_ack", "visibility_timeout"}
+    return [str(each) for each in configuration_of(app).findings if each.name in losing]
 
 
 @pytest.mark.parametrize(
@@ -89,8 +91,7 @@ def test_safe_defaults_allow_for_the_time_limit_of_a_task() -> None:
     @guarded_task(key="order:<order>")
     def late(order: int) -> None: ...
 
-    app.finalize()
-    assert taskguard_celery.warnings_for(app.tasks["late"]) == []
+    assert found(app) == []
 
 
 def test_safe_defaults_confirm_publishing_on_rabbitmq() -> None:
@@ -137,7 +138,7 @@ def test_the_broker_is_known_however_it_is_given(settings: dict[str, Any], kind:
         assert rank_of(app, request) == (3 if reads_redis else -3)
         assert before.visible_s == (3_600 if reads_redis else None)
         assert before.is_amqp == settings_of_app(app).confirms == (kind in (RABBITMQ, "both"))
-        in_memory = "broker_in_memory" in {each.name for each in findings_of_app(before)}
+        in_memory = "broker_in_memory" in {each.name for each in judge_app(before)}
         assert in_memory == (kind == "memory")
 
 
@@ -201,25 +202,23 @@ def test_lost_children_are_looked_for_well_within_a_lease() -> None:
     assert [timer.cancel.called for _, timer in started] == [True, False]
 
 
-def test_a_worker_warns_once_for_each_guarded_task_and_safe_defaults_silence_it(
+def test_a_worker_warns_once_of_each_setting_and_safe_defaults_silence_it(
     make_shop: Any,
 ) -> None:
-    """Real workers: one line a task, every setting named; with safe_defaults no line."""
+    """Real workers: one line for each setting, with the guarded tasks; with safe_defaults none."""
     shop = make_shop(
         SHOP_SETTINGS='{"task_acks_late": false, "task_reject_on_worker_lost": false,'
         ' "task_time_limit": 100}'
     )
     with shop.worker() as worker:
         text = worker.text()
-    lines = [line for line in text.splitlines() if "can lose work" in line]
-    warned = Counter(line.split("] ")[1].split()[0] for line in lines)
-    assert warned["shop.ship"] == warned["shop.stamp"] == 1
-    assert set(warned.values()) == {1}
-    assert not {"shop.total", "shop.complain"} & set(warned)
-    for setting in ("task_acks_late", "task_reject_on_worker_lost", "visibility_timeout"):
-        assert all(setting in line for line in lines)
+    names = ("early_ack", "worker_lost_ack", "visibility_timeout")
+    for name in names:
+        (line,) = [line for line in text.splitlines() if f"(finding {name})" in line]
+        assert " the tasks shop." in line
+        assert " more: " in line
     with shop.worker({"SHOP_SAFE": "1"}) as worker:
-        assert "can lose work" not in worker.text()
+        assert not any(f"(finding {name})" in worker.text() for name in names)
 
 
 def test_without_a_ledger_the_worker_does_not_start_and_the_work_is_done_later(

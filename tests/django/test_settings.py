@@ -76,7 +76,8 @@ def test_wrong_settings_are_told_without_a_password(migrated: str, given: Any, t
         with pytest.raises(ConfigurationError, match=told) as raised:
             taskguard.connect()
         (found,) = check_settings()
-    assert (found.id, found.msg) == ("taskguard.E001", str(raised.value))
+    assert found.id == "taskguard.misconfigured"
+    assert str(raised.value) in found.msg
     assert "secret" not in found.msg
 
 
@@ -119,34 +120,38 @@ def test_check_tells_what_is_missing(migrated: str, monkeypatch: pytest.MonkeyPa
     from django.core.checks import run_checks
     from django.core.management import call_command
 
+    from taskguard_django.checks import check_tasks
+
     def found() -> list[str]:
-        # W004 is of tasks, also of those that other tests of this process share with all apps.
-        ids = [str(each.id) for each in run_checks(databases=["default"])]
-        # A server of tests does not flush.
-        others = ("W004", "commits_unflushed")
-        return sorted(
-            each for each in ids if each.startswith("taskguard.") and not each.endswith(others)
-        )
+        ids = {str(each.id) for each in run_checks(databases=["default"])}
+        # A server of tests does not flush. Other tests of this process share tasks with all apps.
+        others = {"taskguard.commits_unflushed", *(each.id for each in check_tasks())}
+        return sorted(each for each in ids - others if each.startswith("taskguard."))
 
     monkeypatch.delenv("TASKGUARD_LOCKS_URL", raising=False)
     with settings_as({"LOCKS": None}):
         assert found() == []
     with settings_as({}):
-        assert found() == ["taskguard.W001"]
+        assert found() == ["taskguard.no_lock_server"]
         call_command("migrate", "taskguard", "zero", verbosity=0)
-        assert found() == ["taskguard.W001", "taskguard.W002"]
-        (warning,) = [each for each in run_checks(databases=["default"]) if "W002" in str(each.id)]
+        assert found() == ["taskguard.no_lock_server", "taskguard.tables_missing"]
+        (warning,) = [
+            each for each in run_checks(databases=["default"]) if "tables_missing" in str(each.id)
+        ]
         assert "migrate" in str(warning.hint)
         assert "taskguard ledger" not in str(warning), "one command, not two"
 
 
 def test_check_asks_the_servers_where_a_database_is_named(migrated: str) -> None:
     """What `taskguard doctor` finds, by its name; plain `check` and a test run ask nobody."""
-    from django.core.checks import INFO, WARNING, run_checks
+    from django.core.checks import WARNING, run_checks
     from django.test.utils import setup_test_environment, teardown_test_environment
 
+    from taskguard_django.checks import check_tasks
+
     def found(**options: Any) -> dict[str, int]:
-        told = [each for each in run_checks(**options) if "W004" not in str(each.id)]
+        of_tasks = {each.id for each in check_tasks()}
+        told = [each for each in run_checks(**options) if each.id not in of_tasks]
         ids = {str(each.id): each.level for each in told}
         return {name: level for name, level in ids.items() if name.startswith("taskguard.")}
 
@@ -156,7 +161,6 @@ def test_check_asks_the_servers_where_a_database_is_named(migrated: str) -> None
     ):
         assert found(databases=["default"]) == {
             "taskguard.eviction": WARNING,
-            "taskguard.no_persistence": INFO,
             "taskguard.commits_unflushed": WARNING,  # an Error would stop `migrate`
         }
         assert found() == {}
@@ -185,14 +189,14 @@ def test_check_tells_of_tasks_that_can_lose_work(migrated: str) -> None:
         app.set_current()
         try:
             # Other tests of this process may have shared theirs with all apps.
-            return [each.msg for each in check_tasks() if each.msg.startswith("ship ")]
+            return [each.msg for each in check_tasks() if each.msg.startswith("the task ship:")]
         finally:
             before.set_current()
 
     unsafe, safe = (Celery("shop", set_as_current=False) for _ in range(2))
     safe_defaults(safe)
     assert [text.partition("(")[0] for text in told(unsafe)] == [
-        "ship can lose work: acks_late ",
-        "ship can lose work: reject_on_worker_lost ",
+        "the task ship: acks_late ",
+        "the task ship: reject_on_worker_lost ",
     ]
     assert told(safe) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import importlib.util
 import re
 import runpy
@@ -13,8 +14,9 @@ from typing import Any
 
 import pytest
 
+from support.findings_page import PAGE, fields_of, page_as_generated, templates
 from support.pages import PAGES, ROOT
-from taskguard import errors, events
+from taskguard import Level, errors, events
 from taskguard.combinations import DELIVERIES, DIMENSIONS, ENQUEUES, REFUSALS
 from taskguard.model.delivery import DROPPED
 from taskguard.model.policy import Policy
@@ -123,41 +125,56 @@ def test_the_table_of_events_has_each_event() -> None:
     assert dict(rows[1:]) == loudest
 
 
-def findings() -> Iterator[tuple[str, set[str]]]:
-    """Each that the code can make: its name, and the levels that it names beside."""
-    for folder in ("taskguard", "integrations"):
-        for file in sorted((ROOT / folder).glob("**/*.py")):
-            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-                if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
-                    continue
-                if node.func.id == "Finding":
-                    given = {each.arg: each.value for each in node.keywords}
-                    name, level, *_ = *node.args, given.get("name"), given.get("level")
-                    assert level is not None, f"{file}:{node.lineno}: its level"
-                    assert isinstance(name, ast.Constant), f"{file}:{node.lineno}: its name"
-                    parts = [each for each in ast.walk(level) if isinstance(each, ast.Attribute)]
-                    yield str(name.value), {each.attr.lower() for each in parts}
+def test_the_page_of_findings_has_each_finding() -> None:
+    """With its level, its texts, and a link that the next test follows."""
+    assert PAGE.read_text(encoding="utf-8") == page_as_generated(), (
+        "run `PYTHONPATH=tests python tests/support/findings_page.py`"
+    )
 
 
-def test_the_page_of_findings_has_each_finding_with_its_level() -> None:
-    """And none that the code does not know; one name may stand in several tables."""
-    rows = re.findall(r"^\| `([\w-]+)` \| ([^|]*) \|", page("reference/findings.md"), re.MULTILINE)
-    told: dict[str, set[str]] = {}
-    for name, levels in rows:
-        told.setdefault(name, set()).update(re.findall(r"error|warning|note", levels))
-    known: dict[str, set[str]] = {}
-    for name, named in findings():
-        known.setdefault(name, set()).update(named)
-    assert told.keys() == known.keys()
-    for name, named in known.items():
-        assert named <= told[name], name
+def test_each_name_of_a_finding_has_one_level() -> None:
+    """Several rooms may find the same problem; it is as bad in each."""
+    levels: dict[str, set[Level]] = {}
+    for each in templates():
+        levels.setdefault(each.name, set()).add(each.level)
+    assert [name for name, found in levels.items() if len(found) > 1] == []
+
+
+def test_each_finding_is_made_with_the_values_of_its_placeholders() -> None:
+    """As in `findings.READ_ONLY.at(where, state=…)`; a missing value would be a KeyError."""
+    made: set[str] = set()
+    for module, tree in importing("findings"):
+        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+            if not isinstance(call.func, ast.Attribute) or call.func.attr != "at":
+                continue
+            *room, constant = ast.unparse(call.func.value).split(".")
+            template = getattr(module.findings if room else module, constant, None)
+            if template is not None:  # else it is a variable
+                given = {each.arg for each in call.keywords}
+                assert given == fields_of(template), f"{module.__name__}:{call.lineno}"
+                made.add(template.name)
+    variable = {"own_table", "tables_missing", "tables_version"}
+    assert made >= {each.name for each in templates()} - variable
+
+
+def importing(name: str) -> Iterator[tuple[Any, ast.Module]]:
+    """Modules of taskguard's that import this name."""
+    for folder in (ROOT / "taskguard", ROOT / "integrations"):
+        for file in folder.glob("**/*.py"):
+            text = file.read_text(encoding="utf-8")
+            if re.search(rf"import .*\b{name}\b|from .*\b{name} import", text):
+                path = file.relative_to(ROOT if folder.name == "taskguard" else folder)
+                parts = path.with_suffix("").parts
+                if parts[-1] not in (name, "__main__"):
+                    parts = parts[:-1] if parts[-1] == "__init__" else parts
+                    yield importlib.import_module(".".join(parts)), ast.parse(text)
 
 
 def test_each_finding_has_a_test() -> None:
     """That names it."""
     texts = [file.read_text(encoding="utf-8") for file in TESTS.glob("**/test_*.py")]
     cited = set(re.findall(r"([\w-]+)[\"']", "\n".join(texts)))
-    assert {name for name, _ in findings()} <= cited
+    assert {each.name for each in templates()} <= cited
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -22,11 +22,10 @@ from support.needs import need
 from support.pgbouncer import PgBouncer
 from support.standby import Standby
 from support.waiting import wait_until
-from taskguard.advisory_locks import AdvisoryLocks, names
+from taskguard.advisory_locks import AdvisoryLocks, health, names
 from taskguard.doctor.locks import check_locks
 from taskguard.errors import ConfigurationError, KeyBusyError, LockServerUnavailableError
 from taskguard.ledger.connections.database import Database
-from taskguard.lock_table import findings as lock_table_findings
 from taskguard.locks.base import NOBODY, Granted, Held, Hold, Renewal
 from taskguard.model.lease import Owner, new_owner
 from taskguard.settings import make_locks
@@ -260,7 +259,7 @@ class TestSession:
 # Holds a key, and says so; then whether it still does, once it is told to go on.
 _HOLDER = """\
 import sys
-from taskguard.advisory_locks import AdvisoryLocks
+from taskguard.advisory_locks import AdvisoryLocks, health
 from taskguard.model.lease import new_owner
 from taskguard.locks.base import Hold
 locks, owner = AdvisoryLocks(sys.argv[1]), new_owner("m")
@@ -352,7 +351,7 @@ class TestFindings:
         self, mariadb_url: str, make_locks_on: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A node of a cluster says that `wsrep_on`; this server is none, and is made to say so."""
-        monkeypatch.setattr(lock_table_findings, "_IN_CLUSTER", "select 'wsrep_on', 'ON'")
+        monkeypatch.setattr(health, "_IN_GALERA", "select 'wsrep_on', 'ON'")
         assert found_by(make_locks_on(mariadb_url)) == ["advisory_galera"]
 
 

@@ -135,7 +135,7 @@ def test_an_error_names_the_variable(
 def test_the_doctor_names_the_option(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     """In its finding."""
     assert main(["doctor", option, "nothing"]) == 1
-    assert f"what   {option}: " in capsys.readouterr().out
+    assert f"    the settings: {option}: " in capsys.readouterr().out
 
 
 def test_an_age_that_the_help_offers_is_taken(url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,13 +17,15 @@ import pytest
 from support.clock_shim import Postgres, Valkey, server_clock, unavailable
 from support.needs import missing, need
 from taskguard.cli import main
+from taskguard.doctor import Configuration
 from taskguard.doctor.clocks import Reading, judge_clocks
+from taskguard.doctor.lines import check_lines
 from taskguard.ledger.sql import SqlLedger
 from taskguard_sandbox import servers
 from taskguard_sandbox.servers import free_port
 
 SECRET = "s3cret-horse"
-FIELDS = ["part", "name", "level", "where", "what", "why", "mend"]
+FIELDS = ["part", "name", "level", "where", "what", "why", "fix", "link"]
 Doctor = Callable[..., tuple[int, str]]
 
 
@@ -67,11 +70,11 @@ def test_nothing_found(doctor: Doctor, ledger_url: str) -> None:
 
 
 def test_an_error(doctor: Doctor, sqlite_url: str) -> None:
-    """What, why and what mends it, in 80 columns of plain text; the status is 1."""
+    """What, why, the fix and a link, in 80 columns of plain text; the status is 1."""
     status, said = doctor("--ledger", sqlite_url)
     assert status == 1
-    assert "  error: tables_missing\n    what   The ledger's tables do not exist in sqlite" in said
-    assert "\n    mend   Run `taskguard ledger create`.\n" in said
+    assert "  error: tables_missing\n    The ledger's tables do not exist in sqlite" in said
+    assert "\n    Fix: Run `taskguard ledger create`.\n    See: docs/how-to/" in said
     assert said.endswith("\n1 error, 0 warnings, 0 notes.\n")
     assert "\x1b" not in said
     told = [line for line in said.splitlines() if line.startswith("    ")]
@@ -106,7 +109,7 @@ def test_json(doctor: Doctor, sqlite_url: str) -> None:
 
 def test_strict(doctor: Doctor) -> None:
     """A warning exits with 0, and with 1 where it is asked for; a note always with 0."""
-    with servers.Valkey(appendonly="no") as server:  # a warning without a ledger
+    with servers.Valkey(appendonly="no") as server:  # found without a ledger only
         assert doctor("--locks", server.url)[0] == 0
         assert doctor("--locks", server.url, "--strict")[0] == 1
     with servers.Valkey(appendonly="yes") as server:
@@ -227,6 +230,32 @@ def test_what_many_tasks_have_is_said_once(
     told = json.loads(doctor("--celery", "many_tasks:app", "--json")[1])
     sys.modules.pop("many_tasks")
     assert [each["name"] for each in told].count("early_ack") == 5
+
+
+@pytest.mark.parametrize(
+    ("standing", "relay", "name", "text"),
+    [
+        (("shop", "celery"), "", "stranded_lines", "`taskguard relay --celery MODULE:APP`"),
+        (("shop", "rq"), "", "stranded_lines", "`taskguard relay --rq REDIS_URL`"),
+        (("shop", "rq"), "celery", "stranded_lines", "worker of rq"),
+        (("former", "celery"), "", "stranded_lines", "worker of celery"),
+        (("other", "celery"), "", "stranded_namespace", "['other']"),
+        (("shop", "celery"), "celery", None, ""),
+        (("shop", "rq"), "celery+rq", None, ""),
+    ],
+)
+def test_lines_without_a_relay(
+    standing: tuple[str, str], relay: str, name: str | None, text: str
+) -> None:
+    """Of this application's namespaces, with the command; of another one, with the setting."""
+    ledger = SimpleNamespace(
+        standing=lambda: {standing: 1234},
+        holders=lambda key: [1] if relay and key.endswith(f"-relay:{relay}") else [],
+    )
+    runtime: Any = SimpleNamespace(ledger=ledger, namespace="shop", formerly_namespaces=("former",))
+    found = check_lines(runtime, Configuration(lambda: runtime))
+    assert [each.name for each in found] == ([] if name is None else [name])
+    assert all("1,234" in each.what and text in each.fix for each in found)
 
 
 class TestClocks:

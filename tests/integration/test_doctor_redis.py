@@ -75,12 +75,12 @@ def test_eviction(server: RedisServer, client: Any) -> None:
     assert "maxmemory-policy allkeys-lru" in finding.what
 
 
-def test_no_persistence(server: RedisServer, client: Any) -> None:
-    """Good to know where a ledger refuses the second effect; a warning without one."""
+def test_no_persistence(server: RedisServer, client: Any, sqlite_url: str) -> None:
+    """A warning without a ledger. A ledger refuses the second effect, so it is not reported."""
     client.config_set("appendonly", "no")
-    assert found(server.url)["no_persistence"].level is Level.NOTE
-    alone = examine(Configuration(lambda: connect(locks=server.url, ledger=None)))
-    assert of_part("locks", alone)["no_persistence"].level is Level.WARNING
+    for ledger, names in ((None, {"no_persistence"}), (sqlite_url, set())):
+        runtime = lambda: connect(locks=server.url, ledger=ledger)  # noqa: B023,E731
+        assert set(of_part("locks", examine(Configuration(runtime)))) == names
 
 
 def test_memory_full(server: RedisServer, client: Any) -> None:
@@ -141,7 +141,7 @@ def test_cluster_mode() -> None:
     with Valkey(cluster_enabled="yes", appendonly="yes") as node:
         finding = found(node.url)["cluster_mode"]
         assert finding.level is Level.ERROR
-        assert "redis+cluster://" in finding.mend
+        assert "redis+cluster://" in finding.fix
 
 
 def test_a_lock_server_that_is_away_is_a_finding() -> None:
@@ -156,20 +156,19 @@ def test_a_lock_server_that_is_away_is_a_finding() -> None:
 
 
 class TestQueueServer:
-    """A Redis that has the queues; locks are in memory, or in the same database."""
+    """A Redis that has the queues."""
 
     @pytest.fixture
     def examined(self) -> Callable[..., dict[str, Finding]]:
-        def examined(server: Any, *, locks: Any = None) -> dict[str, Finding]:
-            made = MemoryLocks() if locks is None else locks
-            runtime = lambda: connect(locks=made, ledger=None)  # noqa: E731
+        def examined(server: Any) -> dict[str, Finding]:
+            runtime = lambda: connect(locks=MemoryLocks(), ledger=None)  # noqa: E731
             return of_part("queue", examine(Configuration(runtime, queue_server=server)))
 
         return examined
 
     def test_nothing_is_found(self, server: RedisServer, client: Any, examined: Any) -> None:
-        """And locks in another database are apart."""
-        assert examined(server.url, locks=server.url_of(1)) == {}
+        """With persistence and without eviction."""
+        assert examined(server.url) == {}
 
     def test_eviction_and_persistence(
         self, server: RedisServer, client: Any, examined: Any
@@ -189,11 +188,6 @@ class TestQueueServer:
         """Without its password."""
         finding = examined(f"redis://:{SECRET}@127.0.0.1:{free_port()}/0")["queue_server_away"]
         assert SECRET not in str(finding)
-
-    def test_shared_database(self, server: RedisServer, client: Any, examined: Any) -> None:
-        """By whatever name of this machine."""
-        named = server.url.replace("127.0.0.1", "localhost")
-        assert examined(named, locks=server.url)["shared_database"].level is Level.NOTE
 
     def test_what_is_no_redis_of_ours_is_left_out(self, examined: Any) -> None:
         """kombu knows URLs that redis-py does not."""
@@ -217,7 +211,7 @@ class TestLeases:
     def test_a_ttl_below_the_time_of_a_fail_over(self) -> None:
         """At the worst two thirds of a lease are left: 4 s of 6 s."""
         assert self.judge(Traits(failover_s=4.0)) == []
-        for has_ledger, level in ((True, Level.NOTE), (False, Level.WARNING)):
-            assert self.judge(Traits(failover_s=5.0), has_ledger=has_ledger) == [
-                ("ttl_below_failover", level, "the tasks ship")
-            ]
+        assert self.judge(Traits(failover_s=5.0), has_ledger=True) == []
+        assert self.judge(Traits(failover_s=5.0), has_ledger=False) == [
+            ("ttl_below_failover", Level.WARNING, "the tasks ship")
+        ]

@@ -656,7 +656,7 @@ class TestFindings:
 
             (finding,) = wait_until(found, timeout_s=60.0)
         assert (finding.name, finding.level) == ("zookeeper_session", Level.WARNING)
-        assert f"{limit}SessionTimeout={asked_s * 1000:.0f}" in finding.mend
+        assert f"{limit}SessionTimeout={asked_s * 1000:.0f}" in finding.fix
 
     def test_no_quorum(self) -> None:
         """One that waits for others that never come."""

@@ -16,17 +16,13 @@ from taskguard import Level
 from taskguard.cli import main
 from taskguard_rq import guarded_job
 from taskguard_rq.cron import LeaderCronScheduler
-from taskguard_rq.findings import JobFacts, findings_of_job
+from taskguard_rq.health import JobFacts, judge_job
 
 Doctor = Callable[[], tuple[int, list[tuple[str, str, str]]]]
 
 
 @guarded_job(key="invoice:<invoice>")
 def charge(invoice: int) -> None: ...
-
-
-@guarded_job(key="invoice:<invoice>", busy="wait", wait_s=60.0)
-def patient(invoice: int) -> None: ...
 
 
 @guarded_job(key="invoice:<invoice>", recoverable=True)
@@ -62,12 +58,6 @@ def doctor(
         (stored, {}, []),
         (plain, {}, []),
         (charge, {"retry": Retry(max=3), "job_timeout": -1}, [("no_time_limit", "note")]),
-        (
-            patient,
-            {"retry": Retry(max=3), "job_timeout": 100},
-            [("wait_beyond_time_limit", "note")],
-        ),
-        (patient, {"retry": Retry(max=3), "job_timeout": 120}, []),
         (charge, {"retry": Retry(max=3), "ttl": 30}, [("job_ttl", "warning")]),
         (charge, {"retry": Retry(max=3), "ttl": 3600}, []),
     ],
@@ -142,8 +132,8 @@ def test_nothing_is_changed(office: Office, doctor: Doctor) -> None:
 def test_rules_are_about_facts_alone() -> None:
     """The best that there are have no finding."""
     best = JobFacts(name="charge", retries=3, limit_s=180.0)
-    assert list(findings_of_job(best)) == []
-    (finding,) = findings_of_job(JobFacts(name="charge", retries=None, limit_s=180.0))
+    assert list(judge_job(best)) == []
+    (finding,) = judge_job(JobFacts(name="charge", retries=None, limit_s=180.0))
     assert finding.level is Level.WARNING
 
 

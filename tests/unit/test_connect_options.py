@@ -142,7 +142,7 @@ def test_leases_that_are_shorter_are_found() -> None:
     assert [each.name for each in found] == ["ledger_away", "ttl_below_connect"]
     assert found[1].where == "the tasks short"
     assert "takes 4 s" in found[1].what
-    assert found[1].mend.startswith("ttl_s=6 or more")
+    assert found[1].fix.startswith("Set ttl_s=6 or more")
     assert [each.name for each in check_ledger(ledger, tasks[1:])[0]] == ["ledger_away"]
 
 

@@ -1,76 +1,65 @@
-"""What there is to know of a ledger's database, whatever kind it is. Times in seconds."""
+"""Facts of a ledger's database, of whatever kind. Times are in seconds."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field
-from enum import Enum
 
+from taskguard.model.policy import DAY_S
 from taskguard.values import value
 
-__all__ = ["Limit", "Limited", "ServerFacts", "Size", "TableFacts"]
+__all__ = ["MOST_COUNTED", "Bodies", "ServerFacts", "TableFacts"]
 
-
-class Limited(Enum):
-    """What a time-out of the database ends."""
-
-    STATEMENT = "a statement"
-    TRANSACTION = "a transaction"
-    IDLENESS = "a transaction between two statements"
+# How many rows are read to find old and overdue work.
+MOST_COUNTED = 1000
 
 
 @value
-class Limit:
-    """One time-out that is on."""
+class Bodies:
+    """What tasks require of the database.
 
-    name: str
-    seconds: float
-    of: Limited
+    Attributes:
+        longest_s: how long a body may take.
+        idle_s: how long the ledger lets a body's transaction idle. None: without limit.
+        retention_s: how long a record is needed.
+    """
+
+    longest_s: float = 30.0
+    idle_s: float | None = None
+    retention_s: float = 30 * DAY_S
 
 
 @value
 class ServerFacts:
-    """The server and its settings, as the ledger's connections have them.
+    """Settings of the server, as the ledger's connections have them.
 
     Attributes:
-        read_only: what says that nothing can be written; None: it can.
-        unflushed: the setting by which a commit that was acknowledged can be lost; None: none can.
-        pooled: there is a pooler that gives each transaction another session, as PgBouncer does.
-        prepares: the driver prepares statements, on an Engine of the user's own.
-        limits: its time-outs, those for bodies among them.
+        read_only: why nothing can be written. None: writes are possible.
+        unflushed: the setting by which an acknowledged commit can be lost. None: no setting.
+        pooled: whether a pooler such as PgBouncer gives each transaction another session.
+        prepares: whether the driver prepares statements on an Engine of the user's own.
+        limits_s: the settings that end a transaction which takes, or idles, too long.
     """
 
     read_only: str | None = None
     unflushed: str | None = None
     pooled: bool = False
     prepares: bool = False
-    limits: tuple[Limit, ...] = ()
-
-
-@value
-class Size:
-    """A table's size as the server estimates it."""
-
-    rows: int
-    size_bytes: int
+    limits_s: Mapping[str, float] = field(default_factory=dict)
 
 
 @value
 class TableFacts:
-    """The ledger's tables.
+    """State of the ledger's tables.
 
     Attributes:
         without_key: tables that have no primary key.
-        without_index: names of indexes that are missing, or not valid.
-        other_schemas: those that have such tables, too.
-        sizes: by table; empty where the server has no estimates.
-        oldest_ended_s: how long ago the oldest work ended, of those that were looked at.
-        overdue: how many messages should have been sent a quarter of an hour ago, of a thousand.
+        without_index: names of indexes that are missing or invalid.
+        oldest_ended_s: how long ago the oldest work ended, among `MOST_COUNTED` rows.
+        overdue: how many messages are overdue for more than 15 minutes, `MOST_COUNTED` at most.
     """
 
     without_key: tuple[str, ...] = ()
     without_index: tuple[str, ...] = ()
-    other_schemas: tuple[str, ...] = ()
-    sizes: Mapping[str, Size] = field(default_factory=dict)
     oldest_ended_s: float | None = None
     overdue: int = 0

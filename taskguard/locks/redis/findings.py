@@ -86,7 +86,7 @@ def findings_of(facts: RedisFacts, *, where: str) -> Iterator[Finding]:
             where=where,
             what=f"It is a replica of {facts.replica_of}.",
             why="It takes no writes, so no lock is ever given.",
-            mend="Give the master's address, or Sentinel's, which knows who that is.",
+            fix="Give the master's address, or Sentinel's, which knows who that is.",
         )
     if facts.evicts:
         yield Finding(
@@ -95,7 +95,7 @@ def findings_of(facts: RedisFacts, *, where: str) -> Iterator[Finding]:
             where=where,
             what=f"It has maxmemory-policy {facts.policy}.",
             why="When it is full it throws locks away.",
-            mend="CONFIG SET maxmemory-policy noeviction, or give locks a server of their own.",
+            fix="CONFIG SET maxmemory-policy noeviction, or give locks a server of their own.",
         )
     if facts.is_nearly_full and not facts.evicts:
         share = facts.used_bytes / facts.most_bytes
@@ -105,27 +105,27 @@ def findings_of(facts: RedisFacts, *, where: str) -> Iterator[Finding]:
             where=where,
             what=f"{share:.0%} of its maxmemory is used.",
             why="When it is full it gives no lock.",
-            mend="CONFIG SET maxmemory to more, or give locks a server of their own.",
+            fix="CONFIG SET maxmemory to more, or give locks a server of their own.",
         )
     if not facts.journal:
         yield Finding(
             "no_persistence",
-            Level.NOTE,
+            Level.WARNING,
             where=where,
             what="It does not write each change to its disk (appendonly no).",
             why="A crash forgets locks that are held: with a ledger one effect stays one, with "
             "locks alone two may work at once.",
-            mend="CONFIG SET appendonly yes, if there is no ledger.",
+            fix="CONFIG SET appendonly yes, if there is no ledger.",
         )
     if facts.replicas and not facts.waits_for_replicas:
         yield Finding(
             "async_replicas",
-            Level.NOTE,
+            Level.WARNING,
             where=where,
             what=f"It answers before its replicas ({facts.replicas}) know.",
             why="A fail-over forgets the latest locks: with a ledger one effect stays one, with "
             "locks alone two may work at once.",
-            mend="CONFIG SET min-replicas-to-write 1 and min-replicas-max-lag 2, if there is no "
+            fix="CONFIG SET min-replicas-to-write 1 and min-replicas-max-lag 2, if there is no "
             "ledger.",
         )
 
@@ -142,7 +142,7 @@ def refused(refusal: Refusal, said: str, *, where: str) -> Finding:
             where=where,
             what=said,
             why=why,
-            mend="Correct user and password in the URL; urllib.parse.quote for @, / and the like.",
+            fix="Correct user and password in the URL; urllib.parse.quote for @, / and the like.",
         )
     if refusal is Refusal.RIGHTS:
         return Finding(
@@ -151,7 +151,7 @@ def refused(refusal: Refusal, said: str, *, where: str) -> Finding:
             where=where,
             what=said,
             why=why,
-            mend="ACL SETUSER with the rights that docs/reference/lock-servers.md lists.",
+            fix="ACL SETUSER with the rights that docs/reference/lock-servers.md lists.",
         )
     return Finding(
         "lock_server_refuses",
@@ -159,7 +159,7 @@ def refused(refusal: Refusal, said: str, *, where: str) -> Finding:
         where=where,
         what=said,
         why=why,
-        mend="Mend what the server says: its memory, its disk, or a key of another application.",
+        fix="Mend what the server says: its memory, its disk, or a key of another application.",
     )
 
 
@@ -170,5 +170,5 @@ def _cluster(where: str, what: str) -> Finding:
         where=where,
         what=what,
         why="A lock of several keys, or one whose slot is elsewhere, is refused.",
-        mend="Give the Cluster's nodes (redis+cluster://), or a single server.",
+        fix="Give the Cluster's nodes (redis+cluster://), or a single server.",
     )

@@ -71,7 +71,7 @@ def _silence(error: LockServerUnavailableError) -> Finding:
         where="the lock server's Sentinels",
         what=str(error),
         why="Each that is missing brings the group closer to where it cannot fail over.",
-        mend="Start it, mend the network or its user's rights, or take it out of the URL.",
+        fix="Start it, mend the network or its user's rights, or take it out of the URL.",
     )
 
 
@@ -85,7 +85,7 @@ def _few(where: str, states: list[State]) -> Iterator[Finding]:
             what=f"Of the Sentinels in the URL {len(states)} answer, and they know of {known}.",
             why="With fewer than three, the loss of one may be the end of failing over, or of "
             "finding the master.",
-            mend="Run three Sentinels or more on machines of their own, and name them all.",
+            fix="Run three Sentinels or more on machines of their own, and name them all.",
         )
 
 
@@ -98,7 +98,7 @@ def _disagreement(where: str, states: list[State]) -> Iterator[Finding]:
             where=where,
             what=f"Its Sentinels name different masters: {', '.join(named)}.",
             why="A client that hears one of them alone takes locks where the others do not.",
-            mend="In a failover this passes; else see that the Sentinels reach each other, and "
+            fix="In a failover this passes; else see that the Sentinels reach each other, and "
             "SENTINEL RESET where one watches another group.",
         )
 
@@ -115,7 +115,7 @@ def _quorum(where: str, state: State) -> Iterator[Finding]:
             why="One Sentinel that is cut off begins a failover."
             if too_low
             else "They never begin a failover.",
-            mend=f"SENTINEL SET <name> quorum {known // 2 + 1}, at each Sentinel.",
+            fix=f"SENTINEL SET <name> quorum {known // 2 + 1}, at each Sentinel.",
         )
 
 
@@ -129,7 +129,7 @@ def _slow(where: str, state: State) -> Iterator[Finding]:
             what=f"Its down-after-milliseconds is {after_ms}.",
             why="A master that is gone for that long takes leases of 30 s with it: keep it well "
             "below a third of ttl_s.",
-            mend="SENTINEL SET <name> down-after-milliseconds 5000, at each Sentinel.",
+            fix="SENTINEL SET <name> down-after-milliseconds 5000, at each Sentinel.",
         )
 
 
@@ -180,7 +180,7 @@ def _replication(where: str, facts: RedisFacts) -> Iterator[Finding]:
             where=where,
             what="Its master has no replica.",
             why="There is nothing to fail over to.",
-            mend="Start one with replicaof, or see why it is not connected (masterauth).",
+            fix="Start one with replicaof, or see why it is not connected (masterauth).",
         )
 
 
@@ -203,5 +203,5 @@ def _clocks(where: str, ahead_s: dict[str, float]) -> Iterator[Finding]:
             what=f"The clock of {last} is {apart_s:.1f} s ahead of that of {first}.",
             why="Tokens are the server's clock: after a failover they may go back by that much, "
             "where a ledger does not make them.",
-            mend="Run an NTP client on each of the machines.",
+            fix="Run an NTP client on each of the machines.",
         )

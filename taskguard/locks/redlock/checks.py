@@ -79,7 +79,7 @@ def _away(link: RedisLink, error: LockServerUnavailableError) -> Finding:
         where=f"the lock server {link.address}",
         what=f"It has no vote: {error}",
         why="Fewer of the others may fail before no majority is left and the ledger decides alone.",
-        mend="Start it, or correct its address in the URL.",
+        fix="Start it, or correct its address in the URL.",
     )
 
 
@@ -93,7 +93,7 @@ def _of_their_number(count: int) -> Iterator[Finding]:
         where="the lock servers",
         what=f"There are {count} of them, and {quorum} have to answer.",
         why=f"{count - quorum} may fail, as with {max(1, count - 1)}: the last one adds nothing.",
-        mend="Name three servers, or five, on machines of their own.",
+        fix="Name three servers, or five, on machines of their own.",
     )
 
 
@@ -110,7 +110,7 @@ def _of_their_identity(reports: Sequence[_Report]) -> Iterator[Finding]:
                 where=report.where,
                 what=f"It is the same server as {seen[run_id]}.",
                 why="It has more than one vote: where it fails, or forgets, several do at once.",
-                mend="Name each server once.",
+                fix="Name each server once.",
             )
         seen.setdefault(run_id, report.where)
 
@@ -131,7 +131,7 @@ def _of_their_clocks(reports: Sequence[_Report]) -> Iterator[Finding]:
                 what=f"Its clock is {abs(ahead_s - middle_s):.1f} s "
                 f"{'ahead of' if ahead_s > middle_s else 'behind'} the other servers'.",
                 why="A clock that is set right all at once ends leases, and hides a restart.",
-                mend="Let chrony or ntpd keep it, and make it go slower or faster, never jump.",
+                fix="Let chrony or ntpd keep it, and make it go slower or faster, never jump.",
             )
 
 
@@ -144,7 +144,7 @@ def _of_their_memory(reports: Sequence[_Report]) -> Iterator[Finding]:
             where="the lock servers",
             what=f"{', '.join(forgetful)} may forget locks when started again.",
             why="Such a server then has no vote until the longest lease has run out.",
-            mend="Nothing, if the others are enough meanwhile; else appendonly yes and "
+            fix="Nothing, if the others are enough meanwhile; else appendonly yes and "
             "appendfsync always, by which each lock waits for its disk.",
         )
 
@@ -158,7 +158,7 @@ def _of_one(report: _Report) -> Iterator[Finding]:
             where=report.where,
             what=f"It is a replica of {values.get('master_host')}:{values.get('master_port')}.",
             why="It grants nothing, and promoted it lacks what its master granted last.",
-            mend="REPLICAOF NO ONE, or name a server that stands by itself.",
+            fix="REPLICAOF NO ONE, or name a server that stands by itself.",
         )
     policy = values.get("maxmemory_policy", "noeviction")
     if policy != "noeviction" and values.get("maxmemory", "0") != "0":
@@ -168,5 +168,5 @@ def _of_one(report: _Report) -> Iterator[Finding]:
             where=report.where,
             what=f"It has maxmemory-policy {policy}.",
             why="When it is full it throws locks away.",
-            mend="CONFIG SET maxmemory-policy noeviction, or give locks a server of their own.",
+            fix="CONFIG SET maxmemory-policy noeviction, or give locks a server of their own.",
         )

@@ -70,7 +70,7 @@ def findings_of(cluster: ClusterLink) -> list[Finding]:
                 where=where,
                 what=f"Its cluster-node-timeout is {longest_s:g} s.",
                 why="When a master dies, nobody gets a lock of its slots for longer than that.",
-                mend="CONFIG SET cluster-node-timeout 5000 at every node, and in its file.",
+                fix="CONFIG SET cluster-node-timeout 5000 at every node, and in its file.",
             )
         )
     return found
@@ -86,7 +86,7 @@ def _state(where: str, info: dict[str, str]) -> Iterator[Finding]:
             where=where,
             what=f"Its cluster_state is {info['cluster_state']}.",
             why="Its nodes refuse every lock.",
-            mend="CLUSTER NODES tells which masters are away; redis-cli --cluster fix host:port.",
+            fix="CLUSTER NODES tells which masters are away; redis-cli --cluster fix host:port.",
         )
     if served < SLOTS:
         yield Finding(
@@ -95,7 +95,7 @@ def _state(where: str, info: dict[str, str]) -> Iterator[Finding]:
             where=where,
             what=f"{SLOTS - served} of its {SLOTS} slots are served by no node that is up.",
             why="Nobody gets a lock whose key is in one of them.",
-            mend="redis-cli --cluster fix host:port, or CLUSTER ADDSLOTS at a node.",
+            fix="redis-cli --cluster fix host:port, or CLUSTER ADDSLOTS at a node.",
         )
 
 
@@ -121,7 +121,7 @@ def _of_node(place: Place, nodes: dict[str, _Node]) -> Iterator[Finding]:
             where=f"the lock server {place.link.address}",
             what="This master has no replica.",
             why="When it dies, nobody gets a lock of its slots until it is back.",
-            mend=f"CLUSTER REPLICATE {place.id} at a node without slots.",
+            fix=f"CLUSTER REPLICATE {place.id} at a node without slots.",
         )
 
 
@@ -132,7 +132,7 @@ def _unreachable(place: Place, error: LockServerUnavailableError) -> Finding:
         where=f"the lock server {place.link.address}",
         what=f"The cluster announces this address, and it cannot be used from here: {error}",
         why="Locks of its slots cannot be taken, now or after a failover.",
-        mend="cluster-announce-ip, -port and -hostname in the node's file, or a way through.",
+        fix="cluster-announce-ip, -port and -hostname in the node's file, or a way through.",
     )
 
 
