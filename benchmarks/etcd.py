@@ -13,10 +13,10 @@ from collections.abc import Callable
 from typing import Any
 
 from etcd3gw.client import Etcd3Client
+from urllib3 import HTTPConnectionPool
 
 from benchmarks.measure import CONSOLE, in_turns, show
 from taskguard.locks.base import Hold
-from taskguard.locks.http import HttpLink
 from taskguard.model.lease import new_owner
 from taskguard_etcd import EtcdLocks
 from taskguard_sandbox.servers import Etcd
@@ -85,18 +85,18 @@ def _cases(server: Etcd) -> dict[str, Callable[[], object]]:
 def _requests(case: Callable[[], object]) -> int:
     """How many requests of ours it takes, once it is warm."""
     asked = []
-    ask_at = HttpLink.ask_at
+    urlopen = HTTPConnectionPool.urlopen
 
-    def counted(*arguments: Any) -> Any:
+    def counted(*arguments: Any, **options: Any) -> Any:
         asked.append(arguments)
-        return ask_at(*arguments)
+        return urlopen(*arguments, **options)
 
     case()
-    HttpLink.ask_at = counted  # type: ignore[method-assign]
+    HTTPConnectionPool.urlopen = counted  # type: ignore[method-assign]
     try:
         case()
     finally:
-        HttpLink.ask_at = ask_at  # type: ignore[method-assign]
+        HTTPConnectionPool.urlopen = urlopen  # type: ignore[method-assign]
     return len(asked)
 
 

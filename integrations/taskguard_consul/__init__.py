@@ -1,27 +1,30 @@
 """Locks on Consul 1.8 or later, by its HTTP interface, with urllib3.
 
-Guarantees: a key has one owner at a time, also across restarts and fail-overs; only its owner
-renews, frees or hands it on; every call may be asked twice. Tokens grow for each key, also after
-the server lost its memory, and when the kind of server is changed and processes start anew, as long
-as clocks do not go back. A waiter is told of the release itself.
-Does not guarantee: exclusion against a paused holder, which is the ledger's part.
+Guarantees
+* A key has one owner at a time, also across restarts and fail-overs. Only the owner renews,
+  releases or hands over its key. Every call may be asked twice.
+* Tokens grow for each key, also after the server lost its memory, and after a change of the kind of
+  lock server if processes start anew, as long as clocks do not go back.
+* A waiter learns of the release itself.
 
-Locks are a session's: a process has one for each ttl, of ten seconds at least, which holds all its
-keys. `close()` ends them, and they end when nobody renews them, which Consul may notice as late as
-twice their ttl. What was granted, or is to be freed, without an answer is freed before a session is
-renewed.
+Does not guarantee exclusion against a paused holder. The ledger does.
 
-What stands in the server:
+Locks belong to a session. A process has one session for each ttl, of ten seconds at least, which
+holds all its keys. `close()` ends the sessions. A session that nobody renews ends as well, up to
+twice its ttl later. If a grant or a release got no answer, its keys are released before the session
+is renewed.
+
+The server holds:
 
     taskguard/lock/order%3A42    the lock: epoch:ttl:nonce/message of its owner, under its session;
                                  =token instead of the epoch if it came from another session
-    taskguard/epoch              what an index is added to for a token: the server's clock in µs
-                                 less its index, as of the youngest session
+    taskguard/epoch              a token is this number plus Consul's index: the server's clock in
+                                 µs less its index, when the youngest session began
 
-The least that its user needs: `key_prefix "taskguard/" { policy = "write" }` and
+The least rights of taskguard's token: `key_prefix "taskguard/" { policy = "write" }` and
 `session_prefix "" { policy = "write" }`.
 
-Read next: `provider.py`, the steps; `link.py`, what goes over the wire.
+Read next: `provider.py`, the steps; `link.py`, connections and errors.
 """
 
 from __future__ import annotations

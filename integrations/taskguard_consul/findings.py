@@ -6,8 +6,6 @@ guarantee that servers which the URL leaves out are well.
 
 from __future__ import annotations
 
-import http.client
-
 from taskguard import Finding, Level
 from taskguard.errors import LockServerUnavailableError
 from taskguard_consul.link import ConsulLink, RefusedError
@@ -22,23 +20,21 @@ def check(link: ConsulLink, name: str) -> list[Finding]:
     """
     where = f"the lock server {link.address}"
     silent, leaders = {}, {}
-    for endpoint in link.endpoints:
+    for endpoint in link.endpoints.all:
         try:
             leaders[endpoint] = link.leader_of(endpoint)
-        except (OSError, http.client.HTTPException) as error:
-            silent[endpoint] = str(error).rstrip(".") or type(error).__name__
+        except LockServerUnavailableError as error:
+            silent[endpoint] = str(error)
     if not leaders:
         raise LockServerUnavailableError(
-            f"The lock server {link.address} gave no answer: "
-            + "; ".join(f"{each}: {said}" for each, said in silent.items())
-            + "."
+            f"The lock server {link.address} gave no answer: {' '.join(silent.values())}"
         )
     found = [
         Finding(
             "consul_agent",
             Level.WARNING,
             where=f"the lock server {endpoint}",
-            what=f"It does not answer, while others do: {said}.",
+            what=f"It does not answer, while others do: {said}",
             why="One more that fails may be one too many.",
             fix="Start it again, or take it out of the URL.",
         )

@@ -1,25 +1,46 @@
-"""Calls of Consul's HTTP interface: keys, transactions, sessions, errors.
+"""Calls of Consul's HTTP interface, by urllib3: keys, transactions, sessions, errors.
 
-Guarantees: what Consul refuses comes out as a LockServerUnavailableError that says what to do; no
-message holds the token. What `taskguard.locks.http` guarantees holds here, too.
+Guarantees
+* A refusal by Consul is a RefusedError, whose message says what to do. Every other failure is a
+  LockServerUnavailableError. No message shows the token.
+* Each try is bounded by the connect time-out and, for each read, by the socket time-out. An agent
+  that answers with a status of 500 or more has not answered, so the next one is asked.
+* Threads may call at once; a forked child opens connections of its own.
+
+Does not guarantee a bound on name resolution, because the system has no time-out for it.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import quote
 
-from taskguard.errors import LockServerUnavailableError
-from taskguard.locks import Endpoint, ServerUrl
-from taskguard.locks.http import HttpLink, Reply
+from urllib3 import BaseHTTPResponse, PoolManager, Timeout
+from urllib3.exceptions import HTTPError
 
-__all__ = ["MOST_OPERATIONS", "ConsulLink", "Entry", "Failed", "RefusedError", "encoded"]
+from taskguard.errors import LockServerUnavailableError
+from taskguard.locks import Endpoint, Endpoints, PerProcess, ServerUrl
+
+__all__ = [
+    "MOST_OPERATIONS",
+    "ConsulLink",
+    "Entry",
+    "Failed",
+    "RefusedError",
+    "clock_s",
+    "encoded",
+    "index_of",
+]
 
 MOST_OPERATIONS = 64
+_MOST_IDLE = 64  # connections to one agent
+_MOST_POOLS = 64
 
 
 class RefusedError(LockServerUnavailableError):
@@ -48,8 +69,24 @@ def encoded(text: str) -> str:
     return quote(text.encode("utf-8", "surrogatepass"), safe="")
 
 
+def index_of(reply: BaseHTTPResponse) -> int:
+    """Return the index of the last change of what the request asked for."""
+    return int(reply.headers.get("X-Consul-Index") or 0)
+
+
+def clock_s(reply: BaseHTTPResponse) -> float | None:
+    """Return the server's clock in whole seconds; None if the reply does not say it."""
+    with contextlib.suppress(ValueError):
+        return parsedate_to_datetime(reply.headers.get("Date", "")).timestamp()
+    return None
+
+
 class ConsulLink:
-    """One agent, or several of one datacenter."""
+    """Requests to one agent, or to several of one datacenter.
+
+    Attributes:
+        endpoints: the agents that the URL names.
+    """
 
     def __init__(
         self,
@@ -59,25 +96,22 @@ class ConsulLink:
         connect_timeout_s: float,
         longest_block_s: float,
     ) -> None:
-        self._prompt = HttpLink(
-            url, socket_timeout_s=socket_timeout_s, connect_timeout_s=connect_timeout_s
-        )
-        # A query that blocks answers late by design.
-        self._patient = HttpLink(
-            url,
-            socket_timeout_s=socket_timeout_s + 1.5 * longest_block_s,
-            connect_timeout_s=connect_timeout_s,
-        )
-        self.address = self._prompt.address
-        self.endpoints = url.endpoints
+        self.endpoints = Endpoints(url.endpoints)
+        self.address = self.endpoints.hosts
+        self._tls = url.tls
+        self._prompt = Timeout(connect=connect_timeout_s, read=socket_timeout_s)
+        # Consul answers a blocking query late by design.
+        blocks_s = 1.5 * longest_block_s
+        self._patient = Timeout(connect=connect_timeout_s, read=socket_timeout_s + blocks_s)
+        self._pools = PerProcess(lambda: PoolManager(_MOST_POOLS, maxsize=_MOST_IDLE))
         self._headers = {"X-Consul-Token": url.password} if url.password else {}
 
-    def look(self, name: str) -> tuple[Entry | None, Reply]:
+    def look(self, name: str) -> tuple[Entry | None, BaseHTTPResponse]:
         """What stands under a key now."""
         reply = self._ask("GET", f"/v1/kv/{quote(name)}?consistent", accepted=(200, 404))
         if reply.status == 404:
             return None, reply
-        (found,) = json.loads(reply.body)
+        (found,) = json.loads(reply.data)
         return _entry(found), reply
 
     def change(
@@ -86,16 +120,16 @@ class ConsulLink:
         """All operations or none: how the keys stand then, without values; or which failed."""
         body = json.dumps([{"KV": each} for each in operations]).encode()
         reply = self._ask("PUT", "/v1/txn", body, accepted=(200, 409), on_retry=on_retry)
-        said = json.loads(reply.body)
+        said = json.loads(reply.data)
         if reply.status == 409:
             return Failed({each["OpIndex"]: each["What"] for each in said["Errors"]})
         return {each["KV"]["Key"]: _entry(each["KV"]) for each in said["Results"] or []}
 
-    def open_session(self, ttl_s: int) -> tuple[str, Reply]:
+    def open_session(self, ttl_s: int) -> tuple[str, BaseHTTPResponse]:
         """A new session, whose keys go with it at once."""
         body = {"Name": "taskguard", "TTL": f"{ttl_s}s", "Behavior": "delete", "LockDelay": "0s"}
         reply = self._ask("PUT", "/v1/session/create", json.dumps(body).encode())
-        return str(json.loads(reply.body)["ID"]), reply
+        return str(json.loads(reply.data)["ID"]), reply
 
     def keep_session(self, session: str) -> bool:
         """False if there is none any more."""
@@ -108,7 +142,7 @@ class ConsulLink:
     def wait(self, name: str, *, index: int, timeout_s: float) -> None:
         """Until something has changed under the key since that index."""
         path = f"/v1/kv/{quote(name)}?index={index}&wait={max(10, int(timeout_s * 1000))}ms"
-        self._checked(self._patient.ask("GET", path, headers=self._headers), (200, 404))
+        self._ask("GET", path, accepted=(200, 404), timeout=self._patient)
 
     def try_rights(self, name: str) -> None:
         """Ask for what needs the rights of locks, and changes nothing. Raises RefusedError."""
@@ -118,16 +152,15 @@ class ConsulLink:
         self.change([{"Verb": "delete-cas", "Key": name, "Index": 1}])
 
     def leader_of(self, endpoint: Endpoint) -> str:
-        """Who leads, as one agent has it; "" for nobody. Raises OSError or HTTPException."""
-        reply = self._prompt.ask_at(endpoint, "GET", "/v1/status/leader", b"", self._headers)
+        """Return the leader that one agent knows, which is asked once; "" for none."""
+        reply = self._send(endpoint, "GET", "/v1/status/leader", b"", self._prompt)
         return (
-            reply.body.decode("utf-8", "replace").strip().strip('"') if reply.status == 200 else ""
+            reply.data.decode("utf-8", "replace").strip().strip('"') if reply.status == 200 else ""
         )
 
     def close(self) -> None:
-        """Close idle connections."""
-        self._prompt.close()
-        self._patient.close()
+        """Close idle connections. The next call connects again."""
+        self._pools.get().clear()
 
     def _ask(
         self,
@@ -137,14 +170,37 @@ class ConsulLink:
         *,
         accepted: Sequence[int] = (200,),
         on_retry: Callable[[], None] = lambda: None,
-    ) -> Reply:
-        reply = self._prompt.ask(method, path, body, self._headers, on_retry=on_retry)
-        return self._checked(reply, accepted)
+        timeout: Timeout | None = None,
+    ) -> BaseHTTPResponse:
+        def ask(endpoint: Endpoint) -> BaseHTTPResponse:
+            reply = self._send(endpoint, method, path, body, timeout or self._prompt)
+            if reply.status < 500:
+                return reply
+            said = reply.data[:200].decode("utf-8", "replace").strip() or f"status {reply.status}"
+            raise LockServerUnavailableError(f"{endpoint}: {said}")
 
-    def _checked(self, reply: Reply, accepted: Sequence[int]) -> Reply:
+        return self._checked(self.endpoints.ask(ask, on_retry=on_retry), accepted)
+
+    def _send(
+        self, endpoint: Endpoint, method: str, path: str, body: bytes, timeout: Timeout
+    ) -> BaseHTTPResponse:
+        # Replaced certificates make another context, and so another pool.
+        tls = {} if self._tls is None else {"ssl_context": self._tls.context()}
+        pool = self._pools.get().connection_from_host(
+            endpoint.host, endpoint.port, "https" if tls else "http", tls
+        )
+        try:
+            return pool.urlopen(method, path, body, self._headers, retries=False, timeout=timeout)
+        except HTTPError as error:
+            # The last argument is the reason, and the others are objects of urllib3.
+            raise LockServerUnavailableError(
+                f"{endpoint}: {str(error.args[-1]).rstrip('.')}."
+            ) from error
+
+    def _checked(self, reply: BaseHTTPResponse, accepted: Sequence[int]) -> BaseHTTPResponse:
         if reply.status in accepted:
             return reply
-        said = reply.body[:200].decode("utf-8", "replace").strip().rstrip(".")
+        said = reply.data[:200].decode("utf-8", "replace").strip().rstrip(".")
         rest = f"refused: {said or reply.status}."
         if reply.status == 403:
             rest = (

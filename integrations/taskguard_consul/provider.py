@@ -16,12 +16,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from urllib3 import BaseHTTPResponse
+
 from taskguard import Finding
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.locks import Granted, Held, Hold, Holder, Owner, Renewal, Traits, parse_url
-from taskguard.locks.http import Reply
 from taskguard_consul import findings
-from taskguard_consul.link import MOST_OPERATIONS, ConsulLink, Entry, Failed, encoded
+from taskguard_consul.link import (
+    MOST_OPERATIONS,
+    ConsulLink,
+    Entry,
+    Failed,
+    clock_s,
+    encoded,
+    index_of,
+)
 
 __all__ = ["ConsulLocks"]
 
@@ -217,7 +226,7 @@ class ConsulLocks:
         (name,) = self._names((key,))
         entry, reply = self._link.look(name)
         while entry is not None and (left_s := until_s - time.monotonic()) > 0:
-            self._link.wait(name, index=reply.index, timeout_s=left_s)
+            self._link.wait(name, index=index_of(reply), timeout_s=left_s)
             entry, reply = self._link.look(name)
 
     def holders(self, key: str) -> list[Holder]:
@@ -362,17 +371,17 @@ class ConsulLocks:
 
     # -- tokens -------------------------------------------------------------------------------
 
-    def _raise_epoch(self, reply: Reply) -> None:
+    def _raise_epoch(self, reply: BaseHTTPResponse) -> None:
         """Bring the epoch up to the server's clock; never down."""
         wanted = 0
         for _ in range(_TRIES):
             entry, seen = self._link.look(self._epoch_name)
             if not wanted:
-                now_s, clock_s = time.time(), seen.clock_s or reply.clock_s
-                if clock_s is not None:
+                now_s, theirs_s = time.time(), clock_s(seen) or clock_s(reply)
+                if theirs_s is not None:
                     # The server's clock is known to the second; within that, ours is believed.
-                    now_s = min(max(now_s, clock_s), clock_s + 1.0)
-                wanted = int(now_s * 1_000_000) - seen.index
+                    now_s = min(max(now_s, theirs_s), theirs_s + 1.0)
+                wanted = int(now_s * 1_000_000) - index_of(seen)
             before, index = (0, 0) if entry is None else (int(entry.value), entry.changed)
             if before >= wanted:  # of those who raise it at once, one does it for all
                 self._epoch = before, index

@@ -1,31 +1,33 @@
 """Locks on etcd 3.4 or later, alone or a cluster, by its JSON gateway, with urllib3.
 
-Guarantees: a key has one owner at a time, also across restarts and fail-overs, for etcd does not
-lose what it has committed; only its owner renews, frees or hands it on; every call may be asked
-twice. Tokens grow for each key, also after the server lost its memory and when the kind of server
-is changed, as long as the members' clocks do not go back. A waiter is told of the release itself.
-Does not guarantee: exclusion against a paused holder, nor across a cluster that was restored from
-a snapshot or began anew; that is the ledger's part. Leases are of whole seconds, two at least.
+Guarantees
+* A key has one owner at a time, also across restarts and fail-overs, because etcd keeps what it has
+  committed. Only the owner renews, releases or hands over its key. Every call may be asked twice.
+* Tokens grow for each key, also after the server lost its memory and after a change of the kind of
+  lock server, as long as the members' clocks do not go back.
+* A waiter learns of the release itself.
 
-How a lock is taken: a lease is granted, whose id is a hash of owner and keys, so that it may be
-asked for twice; then one transaction puts all keys under it, or reads who has them. A release ends
-the lease, and with it all keys. A renewal renews the lease, and looks whether the keys are still
-under it.
+Does not guarantee exclusion against a paused holder, or across a cluster that was restored from a
+snapshot or began anew. The ledger does. Leases last whole seconds, two at least.
 
-What stands in the server:
+To take a lock, the provider first grants a lease, whose id is a hash of owner and keys, so that it
+may be asked for twice. One transaction then puts all keys under the lease, or reads their holders.
+A release ends the lease, and with it all keys. A renewal renews the lease, and looks whether the
+keys are still under it.
+
+The server holds:
 
     taskguard/lock/order:42    the lock: nonce/message of its owner, under its lease
-    taskguard/epoch            what a revision is added to for a token: the server's clock in µs,
-                               less its revision, as of the last grant that has one
+    taskguard/epoch            a token is this number plus etcd's revision: the server's clock in µs
+                               less its revision, at the last grant with a token
 
-Where etcd knows users, this is the least that ours needs:
+If etcd has users, these are the least rights of taskguard's user:
 
     etcdctl role add locks
     etcdctl role grant-permission locks readwrite --prefix=true taskguard/
 
-Read next: `provider.py`, the steps; `messages.py`, what goes over the wire; `link.py`, tokens of
-authentication and errors; `../http.py`, connections and time-outs; `findings.py`, what `check()`
-looks at.
+Read next: `provider.py`, the steps; `messages.py`, requests as values; `link.py`, connections and
+errors; `findings.py`, what `check()` looks at.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ may not ask is left out. Does not guarantee that members which the URL leaves ou
 
 from __future__ import annotations
 
-import http.client
 import json
 import time
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from typing import Any
 from taskguard import Finding, Level
 from taskguard.errors import LockServerUnavailableError
 from taskguard.locks import Endpoint
-from taskguard_etcd.link import EtcdLink, RefusedError
+from taskguard_etcd.link import EtcdLink, RefusedError, clock_s
 from taskguard_etcd.messages import is_never, put, several
 
 __all__ = ["check"]
@@ -29,13 +28,12 @@ def check(link: EtcdLink, name: str) -> list[Finding]:
 
     Raises LockServerUnavailableError where no member answers at all.
     """
-    members = {endpoint: _status(link, endpoint) for endpoint in link.http.endpoints}
+    members = {endpoint: _status(link, endpoint) for endpoint in link.endpoints.all}
     answering = {each: said for each, said in members.items() if isinstance(said, dict)}
     if not answering and not any(isinstance(said, int) for said in members.values()):
         raise LockServerUnavailableError(
             f"The lock server {link.address} gave no answer: "
-            + "; ".join(f"{each}: {said}" for each, said in members.items())
-            + "."
+            + " ".join(map(str, members.values()))
         )
     found = [each for pair in members.items() for each in _of_member(*pair)]
     if answering:
@@ -47,12 +45,13 @@ def _status(link: EtcdLink, endpoint: Endpoint) -> dict[str, Any] | int | str:
     """What a member says of itself; a status of HTTP that is no answer of etcd's; or an error."""
     try:
         reply = link.status_of(endpoint)
-    except (OSError, http.client.HTTPException) as error:
-        return str(error) or type(error).__name__
+    except LockServerUnavailableError as error:
+        return str(error)
     if reply.status != 200:
         return reply.status
-    said: dict[str, Any] = json.loads(reply.body)
-    said["ahead_s"] = None if reply.clock_s is None else reply.clock_s - time.time()
+    said: dict[str, Any] = json.loads(reply.data)
+    now_s = clock_s(reply.headers.get("Date", ""))
+    said["ahead_s"] = None if now_s is None else now_s - time.time()
     return said
 
 
@@ -72,7 +71,7 @@ def _of_member(endpoint: Endpoint, said: dict[str, Any] | int | str) -> Iterator
             "etcd_member",
             Level.WARNING,
             where=where,
-            what=f"It does not answer, while others do: {said.rstrip('.')}.",
+            what=f"It does not answer, while others do: {said}",
             why="One more that fails may be one too many.",
             fix="Start it again, or take it out of the URL.",
         )

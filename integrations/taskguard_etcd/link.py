@@ -1,28 +1,41 @@
-"""Calls of etcd's JSON gateway: tokens of authentication, errors, answers that are streams.
+"""Calls of etcd's JSON gateway, by urllib3: connections, tokens of authentication, errors, streams.
 
-Guarantees: a token that etcd does not take any more is renewed, once a call; what etcd refuses
-comes out as a RefusedError, a LockServerUnavailableError that says what to do; no message holds a
-password. What `taskguard.locks.http` guarantees holds here, too.
+Guarantees
+* An expired token of authentication is renewed, once in each call.
+* A refusal by etcd is a RefusedError, whose message says what to do. Every other failure is a
+  LockServerUnavailableError. No message shows a password.
+* Each try is bounded by the connect time-out and, for each read, by the socket time-out. A member
+  that answers with a status of 500 or more has not answered, so the next one is asked.
+* Threads may call at once; a forked child opens connections of its own.
+
+Does not guarantee a bound on name resolution, because the system has no time-out for it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Callable, Generator
+from email.utils import parsedate_to_datetime
+from functools import lru_cache
 from typing import Any
 
-from taskguard.errors import LockServerUnavailableError
-from taskguard.locks import Endpoint, ServerUrl
-from taskguard.locks.http import HttpLink, Reply
+from urllib3 import BaseHTTPResponse, PoolManager, Timeout
+from urllib3.exceptions import HTTPError, ReadTimeoutError
 
-__all__ = ["EtcdLink", "RefusedError"]
+from taskguard.errors import LockServerUnavailableError
+from taskguard.locks import Endpoint, Endpoints, PerProcess, ServerUrl
+
+__all__ = ["EtcdLink", "RefusedError", "clock_s"]
 
 # Codes of gRPC; the status of HTTP for them differs between versions.
 _INVALID_ARGUMENT = 3
 _PERMISSION_DENIED = 7
 _RESOURCE_EXHAUSTED = 8
 _UNAUTHENTICATED = 16
+_MOST_IDLE = 64  # connections to one member
+_MOST_POOLS = 64
 _READ_AT_ONCE = 512
 _NOT_THROWN_AWAY = 256 * 1024
 _OLD_TOKENS = ("invalid auth token", "revision of auth store is old", "user name is empty")
@@ -50,15 +63,21 @@ class RefusedError(LockServerUnavailableError):
 
 
 class EtcdLink:
-    """One etcd or a cluster of them."""
+    """Requests to one etcd or to the members of a cluster.
+
+    Attributes:
+        endpoints: the members that the URL names.
+    """
 
     def __init__(
         self, url: ServerUrl, *, socket_timeout_s: float, connect_timeout_s: float
     ) -> None:
-        self.http = HttpLink(
-            url, socket_timeout_s=socket_timeout_s, connect_timeout_s=connect_timeout_s
-        )
-        self.address = self.http.address
+        self.endpoints = Endpoints(url.endpoints)
+        self.address = self.endpoints.hosts
+        self._tls = url.tls
+        self._connect_timeout_s = connect_timeout_s
+        self._timeout = Timeout(connect=connect_timeout_s, read=socket_timeout_s)
+        self._pools = PerProcess(lambda: PoolManager(_MOST_POOLS, maxsize=_MOST_IDLE))
         self._user = url.user
         self._password = url.password
         self._token = ""
@@ -68,8 +87,8 @@ class EtcdLink:
     ) -> dict[str, Any]:
         """One message, one answer; its `clock_s` is the server's clock. Raises RefusedError."""
         reply = self._ask(path, _packed(message), on_retry)
-        answer = self._read(reply.body)
-        answer["clock_s"] = reply.clock_s
+        answer = self._read(reply.data)
+        answer["clock_s"] = clock_s(reply.headers.get("Date", ""))
         return answer
 
     def call_each(self, path: str, messages: list[Any]) -> list[dict[str, Any]]:
@@ -77,7 +96,7 @@ class EtcdLink:
         answers: list[dict[str, Any]] = []
         while len(answers) < len(messages):
             reply = self._ask(path, _joined(messages[len(answers) :]), lambda: None)
-            lines = [self._read(line) for line in reply.body.splitlines()]
+            lines = [self._read(line) for line in reply.data.splitlines()]
             for line in lines:
                 if "error" in line:
                     raise self._refused(line["error"], reply.status)
@@ -92,25 +111,52 @@ class EtcdLink:
     def listen(
         self, path: str, message: Any, *, timeout_s: float
     ) -> Generator[dict[str, Any], None, None]:
-        """What the answers to one message say, as they come, until `timeout_s` from now."""
-        lines = self.http.lines(path, _packed(message), self._headers(), timeout_s=timeout_s)
-        with contextlib.closing(lines):
-            for line in lines:
-                yield self._read(line).get("result", {})
+        """Yield the answers to one message as they come, until `timeout_s` from now.
 
-    def status_of(self, endpoint: Endpoint) -> Reply:
-        """What one member says of itself, asked once; raises OSError or HTTPException."""
-        return self.http.ask_at(endpoint, "POST", "/v3/maintenance/status", b"{}", self._headers())
+        It is tried once, because a caller that waits asks again by itself.
+        """
+        until_s = time.monotonic() + timeout_s
+        endpoint = self.endpoints.first
+        timeout = Timeout(connect=self._connect_timeout_s, total=timeout_s)
+        try:
+            reply = self._send(
+                endpoint,
+                path,
+                _packed(message),
+                self._token,
+                timeout=timeout,
+                preload_content=False,
+            )
+            with contextlib.closing(reply):
+                for line in reply:
+                    yield self._read(line).get("result", {})
+                    left_s = until_s - time.monotonic()
+                    if left_s <= 0:
+                        return
+                    # http.client's, which urllib3's types leave out.
+                    sock = getattr(reply.connection, "sock", None)
+                    if sock is not None:
+                        sock.settimeout(left_s)
+        except ReadTimeoutError:
+            return
+        except HTTPError as error:
+            raise LockServerUnavailableError(
+                f"The lock server {self.address} gave no answer: {_said(endpoint, error)}"
+            ) from error
+
+    def status_of(self, endpoint: Endpoint) -> BaseHTTPResponse:
+        """Return what one member says of itself; it is asked once."""
+        return self._answer(endpoint, "/v3/maintenance/status", b"{}", self._token)
 
     def close(self) -> None:
         """Close idle connections. The next call connects again."""
-        self.http.close()
+        self._pools.get().clear()
 
-    def _ask(self, path: str, body: bytes, on_retry: Callable[[], None]) -> Reply:
+    def _ask(self, path: str, body: bytes, on_retry: Callable[[], None]) -> BaseHTTPResponse:
         if self._user and not self._token:
             self._authenticate()
         used = self._token
-        reply = self.http.ask("POST", path, body, self._headers(), on_retry=on_retry)
+        reply = self._post(path, body, token=used, on_retry=on_retry)
         if reply.status == 200:
             return reply
         refused = self._refused(_error_of(reply), reply.status)
@@ -118,16 +164,52 @@ class EtcdLink:
             raise refused
         if used == self._token:  # no other thread was faster
             self._authenticate()
-        reply = self.http.ask("POST", path, body, self._headers(), on_retry=on_retry)
+        reply = self._post(path, body, token=self._token, on_retry=on_retry)
         if reply.status == 200:
             return reply
         raise self._refused(_error_of(reply), reply.status)
 
+    def _post(
+        self,
+        path: str,
+        body: bytes,
+        *,
+        token: str,
+        on_retry: Callable[[], None] = lambda: None,
+    ) -> BaseHTTPResponse:
+        """Return the reply of the first member that answers with a status below 500."""
+
+        def post(endpoint: Endpoint) -> BaseHTTPResponse:
+            reply = self._answer(endpoint, path, body, token)
+            if reply.status < 500:
+                return reply
+            said = reply.data[:200].decode("utf-8", "replace").strip() or f"status {reply.status}"
+            raise LockServerUnavailableError(f"{endpoint}: {said}")
+
+        return self.endpoints.ask(post, on_retry=on_retry)
+
+    def _answer(self, endpoint: Endpoint, path: str, body: bytes, token: str) -> BaseHTTPResponse:
+        try:
+            return self._send(endpoint, path, body, token, timeout=self._timeout)
+        except HTTPError as error:
+            raise LockServerUnavailableError(_said(endpoint, error)) from error
+
+    def _send(
+        self, endpoint: Endpoint, path: str, body: bytes, token: str, **options: Any
+    ) -> BaseHTTPResponse:
+        # Replaced certificates make another context, and so another pool.
+        tls = {} if self._tls is None else {"ssl_context": self._tls.context()}
+        pool = self._pools.get().connection_from_host(
+            endpoint.host, endpoint.port, "https" if tls else "http", tls
+        )
+        headers = {"Authorization": token} if token else {}
+        return pool.urlopen("POST", path, body, headers, retries=False, **options)
+
     def _authenticate(self) -> None:
         body = _packed({"name": self._user, "password": self._password})
-        reply = self.http.ask("POST", "/v3/auth/authenticate", body)
+        reply = self._post("/v3/auth/authenticate", body, token="")
         if reply.status == 200:
-            self._token = self._read(reply.body).get("token", "")
+            self._token = self._read(reply.data).get("token", "")
             return
         refused = self._refused(_error_of(reply), reply.status)
         # Whoever gave a user means to be known; an etcd that knows none takes everybody.
@@ -144,9 +226,6 @@ class EtcdLink:
                 f"The lock server {self.address} gave an answer that is not etcd's: {text[:60]!r}."
             )
         return found
-
-    def _headers(self) -> dict[str, str]:
-        return {"Authorization": self._token} if self._token else {}
 
     def _refused(self, error: Any, status: int) -> RefusedError:
         """From the gateway's words, which are a text, or an object within a stream."""
@@ -181,6 +260,14 @@ class EtcdLink:
         return RefusedError(f"The lock server {self.address} {rest}", code=code, said=said)
 
 
+@lru_cache(maxsize=4)  # the header is the same for a second
+def clock_s(date: str) -> float | None:
+    """Return a reply's Date in seconds; None if it has none."""
+    with contextlib.suppress(ValueError):
+        return parsedate_to_datetime(date).timestamp()
+    return None
+
+
 def _packed(message: Any) -> bytes:
     return json.dumps(message, separators=(",", ":")).encode()
 
@@ -195,11 +282,16 @@ def _joined(messages: list[Any]) -> bytes:
     return body if len(body) <= _READ_AT_ONCE else body + b"\n" * _NOT_THROWN_AWAY
 
 
-def _error_of(reply: Reply) -> Any:
+def _said(endpoint: Endpoint, error: HTTPError) -> str:
+    """Return urllib3's reason, without its object."""
+    return f"{endpoint}: {str(error.args[-1]).rstrip('.')}."
+
+
+def _error_of(reply: BaseHTTPResponse) -> Any:
     try:
-        error = json.loads(reply.body)
+        error = json.loads(reply.data)
     except ValueError:
-        return reply.body[:200].decode("utf-8", "replace")
+        return reply.data[:200].decode("utf-8", "replace")
     if isinstance(error, dict) and isinstance(error.get("error"), dict):
         return error["error"]
     return error

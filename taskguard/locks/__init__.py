@@ -30,7 +30,8 @@ from taskguard.locks.base import (
 from taskguard.model.lease import Owner
 
 if TYPE_CHECKING:
-    from taskguard.locks.endpoints import Endpoint, ServerUrl, parse_url
+    from taskguard.locks.endpoints import Endpoint, Endpoints, ServerUrl, parse_url
+    from taskguard.locks.per_process import PerProcess
     from taskguard.locks.tls import Tls
     from taskguard.model.policy import check_number
     from taskguard.native import greenlets
@@ -41,6 +42,7 @@ __all__ = [
     "NOBODY",
     "NO_LIMIT",
     "Endpoint",
+    "Endpoints",
     "Granted",
     "Held",
     "HintingLocks",
@@ -48,6 +50,7 @@ __all__ = [
     "Holder",
     "LockProvider",
     "Owner",
+    "PerProcess",
     "Renewal",
     "ServerUrl",
     "SharingLocks",
@@ -62,6 +65,8 @@ __all__ = [
 # Loaded when first used: most lock servers need none of them.
 _LAZY = {
     "Endpoint": "taskguard.locks.endpoints",
+    "Endpoints": "taskguard.locks.endpoints",
+    "PerProcess": "taskguard.locks.per_process",
     "ServerUrl": "taskguard.locks.endpoints",
     "Tls": "taskguard.locks.tls",
     "check_number": "taskguard.model.policy",

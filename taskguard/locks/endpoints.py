@@ -1,21 +1,31 @@
-"""URLs of lock servers that have several endpoints.
+"""Lock servers with several endpoints: their URLs, and which endpoint is asked.
 
-Guarantees: a URL that cannot be read is a ConfigurationError, which shows no part of the URL
-except its scheme, because any other part may be the password.
+Guarantees
+* A URL that cannot be read is a ConfigurationError, which shows no part of the URL except its
+  scheme, because any other part may be the password.
+* A request is tried at every endpoint, and at least twice. The endpoint that answered last is tried
+  first.
+* If no endpoint answers, the LockServerUnavailableError names all of them.
+
+Does not guarantee that a request without an answer had no effect. So every step of a lock provider
+may be asked twice.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import field
+from typing import TypeVar
 from urllib.parse import parse_qsl, unquote
 
-from taskguard.errors import ConfigurationError
+from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.locks.tls import FILES, Tls
 from taskguard.values import value
 
-__all__ = ["Endpoint", "ServerUrl", "parse_url"]
+__all__ = ["Endpoint", "Endpoints", "ServerUrl", "parse_url"]
+
+T = TypeVar("T")
 
 _HOST = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[^:\[\]\s/]+)(?::(?P<port>\d{1,5}))?")
 
@@ -30,6 +40,50 @@ class Endpoint:
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
+
+
+class Endpoints:
+    """The endpoints of one server or cluster.
+
+    Attributes:
+        all: the endpoints, in the URL's order.
+        first: the endpoint that answered last.
+        hosts: the endpoints, separated by commas, for messages.
+    """
+
+    def __init__(self, endpoints: tuple[Endpoint, ...]) -> None:
+        self.all = endpoints
+        self.first = endpoints[0]
+        self.hosts = ",".join(map(str, endpoints))
+
+    def ask(
+        self, request: Callable[[Endpoint], T], *, on_retry: Callable[[], None] = lambda: None
+    ) -> T:
+        """Return what `request` returns for the first endpoint that answers.
+
+        Args:
+            request: sends the request to one endpoint. It raises LockServerUnavailableError if that
+                endpoint does not answer.
+            on_retry: is called before each further try.
+
+        Raises LockServerUnavailableError if no endpoint answers.
+        """
+        count, start = len(self.all), self.all.index(self.first)
+        failure: LockServerUnavailableError | None = None
+        for number in range(start, start + max(2, count)):
+            endpoint = self.all[number % count]
+            if failure is not None:
+                on_retry()
+            try:
+                answer = request(endpoint)
+            except LockServerUnavailableError as error:
+                failure = error
+            else:
+                self.first = endpoint
+                return answer
+        raise LockServerUnavailableError(
+            f"The lock server {self.hosts} gave no answer: {failure}"
+        ) from failure
 
 
 @value
@@ -47,11 +101,6 @@ class ServerUrl:
     user: str
     password: str = field(repr=False)
     tls: Tls | None
-
-    @property
-    def hosts(self) -> str:
-        """The endpoints, separated by commas, for messages."""
-        return ",".join(map(str, self.endpoints))
 
 
 def parse_url(url: str, *, plain: str, tls: str, port: int) -> ServerUrl:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from urllib3 import HTTPConnectionPool
 
 from support.consul import ask, consul_kind, standing
 from support.needs import need
@@ -17,7 +18,6 @@ from support.waiting import wait_until
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.findings import Level
 from taskguard.locks.base import Granted, Held, Hold, LockProvider, Renewal
-from taskguard.locks.http import HttpLink
 from taskguard.locks.memory import MemoryLocks
 from taskguard.locks.redis import RedisLocks
 from taskguard.model.lease import Owner, new_owner
@@ -64,14 +64,14 @@ def token(locks: LockProvider) -> int:
 def requests(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The paths of what is asked meanwhile, retries included."""
     asked: list[str] = []
-    ask_at = HttpLink.ask_at
+    urlopen = HTTPConnectionPool.urlopen
 
-    def counted(self: HttpLink, endpoint: Any, method: str, path: str, *rest: Any) -> Any:
-        asked.append(path.split("/")[2])
-        return ask_at(self, endpoint, method, path, *rest)
+    def counted(self: HTTPConnectionPool, method: str, url: str, *rest: Any, **options: Any) -> Any:
+        asked.append(url.split("/")[2])
+        return urlopen(self, method, url, *rest, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(HttpLink, "ask_at", counted)
+        patch.setattr(HTTPConnectionPool, "urlopen", counted)
         yield asked
 
 

@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from urllib3 import HTTPConnectionPool
 
 from support.etcd import ask, cluster, forget, standing, url_of, write
 from support.proxy import Mode, Proxy
 from support.waiting import wait_until
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.locks.base import Granted, Held, Hold, LockProvider, Renewal
-from taskguard.locks.http import HttpLink
 from taskguard.locks.memory import MemoryLocks
 from taskguard.locks.redis import RedisLocks
 from taskguard.model.lease import Owner, new_owner
@@ -58,14 +58,14 @@ def renewed(locks: LockProvider, owner: Owner, keys: tuple[str, ...] = KEY) -> s
 def requests(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The paths of what is asked meanwhile, retries included."""
     asked: list[str] = []
-    ask_at = HttpLink.ask_at
+    urlopen = HTTPConnectionPool.urlopen
 
-    def counted(self: HttpLink, endpoint: Any, method: str, path: str, *rest: Any) -> Any:
-        asked.append(path.rpartition("/")[2])
-        return ask_at(self, endpoint, method, path, *rest)
+    def counted(self: HTTPConnectionPool, method: str, url: str, *rest: Any, **options: Any) -> Any:
+        asked.append(url.rpartition("/")[2])
+        return urlopen(self, method, url, *rest, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(HttpLink, "ask_at", counted)
+        patch.setattr(HTTPConnectionPool, "urlopen", counted)
         yield asked
 
 
