@@ -1,4 +1,4 @@
-"""What is sent to each of several servers, packed once for all of them."""
+"""Calls of scripts, packed once for all servers."""
 
 from __future__ import annotations
 
@@ -17,12 +17,22 @@ _KEYS_PER_RENEWAL = 250
 
 
 class Call:
-    """A script with its keys and arguments."""
+    """A script with its keys and arguments.
 
-    __slots__ = ("_rest", "_script", "packed")
+    Attributes:
+        script: its name.
+        frees: True if the call ends a lock. It has to be done even if its reply is discarded.
+        packed: the call as it goes over the wire, for a server that knows the script.
+    """
 
-    def __init__(self, script: Script, keys: list[bytes], arguments: list[bytes]) -> None:
+    __slots__ = ("_rest", "_script", "frees", "packed", "script")
+
+    def __init__(
+        self, script: Script, keys: list[bytes], arguments: list[bytes], *, frees: bool = False
+    ) -> None:
         self._script = script
+        self.script = script.name
+        self.frees = frees
         self._rest = (b"%d" % len(keys), *keys, *arguments)
         self.packed = pack(b"EVALSHA", script.sha, *self._rest)
 
@@ -55,11 +65,12 @@ class Commands:
         return Call(self._acquire, self._names(keys), words)
 
     def release(self, keys: tuple[str, ...], owner: Owner) -> Call:
-        return Call(self._release, self._names(keys), [_bytes(str(owner)), _WAKE_EXPIRY_MS])
+        words = [_bytes(str(owner)), _WAKE_EXPIRY_MS]
+        return Call(self._release, self._names(keys), words, frees=True)
 
     def hand_over(self, keys: tuple[str, ...], owner: Owner, to: Owner, ttl_s: float) -> Call:
         words = [_bytes(str(owner)), _bytes(str(to)), _ms(ttl_s)]
-        return Call(self._hand_over, self._locks(keys), words)
+        return Call(self._hand_over, self._locks(keys), words, frees=True)
 
     def renew(self, holds: Sequence[Hold]) -> list[Call]:
         calls: list[Call] = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,13 +13,10 @@ from taskguard.findings import Finding
 from taskguard.locks.base import Granted, Held, Hold, Holder, Renewal, Traits
 from taskguard.locks.redis.link import RedisLink
 from taskguard.locks.redis.provider import read_holders
-from taskguard.locks.redlock.asking import ask, hear, read
 from taskguard.locks.redlock.checks import look_at
 from taskguard.locks.redlock.commands import Call, Commands
 from taskguard.locks.redlock.election import Election
-from taskguard.locks.redlock.line import LATE, Line, Refusal
 from taskguard.locks.redlock.servers import Servers
-from taskguard.locks.redlock.spread import Spread
 from taskguard.model.lease import Owner
 from taskguard.model.policy import DAY_S, check_number
 
@@ -28,6 +24,7 @@ __all__ = ["RedlockLocks"]
 
 _WAIT_SLICE_S = 1.0
 _MOST_REFUSALS = 1_000
+_MOST_GRANTS = 10_000
 
 
 class RedlockLocks:
@@ -73,9 +70,10 @@ class RedlockLocks:
         self._servers = Servers(links, silence_s=socket_timeout_s)
         self._quorum = self._servers.quorum
         self._longest_s = longest_ttl_s
-        # Where a key's last refusal came from: there a release finds that somebody waits.
+        # The server that refused a key last: a release finds there that somebody waits.
         self._refused_at: dict[str, int] = {}
-        self._spread = Spread(self._servers, self._commands)
+        # The keys of each owner, by its nonce: they are kept if it asks again without success.
+        self._granted: dict[str, frozenset[str]] = {}
 
     @property
     def traits(self) -> Traits:
@@ -86,40 +84,27 @@ class RedlockLocks:
         addresses = ",".join(server.link.address for server in self._servers.all)
         return f"<RedlockLocks {addresses} namespace={self.namespace!r}>"
 
-    # -- taking -------------------------------------------------------------------------------
-
     def acquire(
         self, keys: tuple[str, ...], owner: Owner, *, ttl_s: float, with_fence: bool, wait_s: float
     ) -> Granted | Held:
         """Take all keys at a majority, or none. There is no token: the fence is 0."""
         del with_fence
         self._longest_s = max(self._longest_s, ttl_s)
-        lines = self._servers.take()
-        election = Election(
-            self._servers,
-            lines,
-            self._commands,
-            keys=keys,
-            owner=owner,
-            ttl_s=ttl_s,
-            wait_s=wait_s,
-            had=self._spread.held(owner),
-        )
-        known = False
-        try:
-            refusals = election.run(self._start(keys[0]), longest_s=self._longest_s)
-            known = True
-        except LockServerUnavailableError:
-            known = True
-            raise
-        finally:
-            if known:
-                self._servers.put(lines)
-            else:
-                lines.close()
+        with self._servers.channels() as channels:
+            election = Election(
+                self._servers,
+                channels,
+                self._commands,
+                keys=keys,
+                owner=owner,
+                ttl_s=ttl_s,
+                wait_s=wait_s,
+                had=self._granted.get(owner.nonce, frozenset()),
+            )
+            refusals = election.run(longest_s=self._longest_s)
         if refusals is not None:
             return self._held(refusals, keys)
-        self._spread.note(keys, owner, ttl_s, election.asked_at_s, election.asked)
+        self._note_granted(keys, owner)
         return Granted(0, ttl_s)
 
     def _held(self, refusals: dict[int, list[Any]], keys: tuple[str, ...]) -> Held:
@@ -135,57 +120,82 @@ class RedlockLocks:
             remaining_s=left_ms / 1000 if left_ms >= 0 else DAY_S,
         )
 
-    def _start(self, key: str) -> int:
-        return zlib.crc32(key.encode("utf-8", "surrogatepass")) % self._servers.count
+    def _note_granted(self, keys: tuple[str, ...], owner: Owner) -> None:
+        self._granted[owner.nonce] = self._granted.get(owner.nonce, frozenset()).union(keys)
+        if len(self._granted) > _MOST_GRANTS:
+            with contextlib.suppress(KeyError, StopIteration, RuntimeError):  # another thread did
+                del self._granted[next(iter(self._granted))]
 
-    # -- all others ---------------------------------------------------------------------------
+    def _note_ended(self, keys: tuple[str, ...], owner: Owner) -> None:
+        left = self._granted.pop(owner.nonce, frozenset()).difference(keys)
+        if left:
+            self._granted[owner.nonce] = left
 
     def release(self, keys: tuple[str, ...], owner: Owner) -> bool:
-        """Free the keys wherever the lock stands, and wake waiters."""
-        only = self._spread.end(keys, owner)
-        replies, missing = self._everywhere(self._commands.release(keys, owner), only)
-        freed = sum(reply > 0 for reply in replies)
-        if freed:
-            return freed + missing >= self._quorum
-        return False
+        """Free the keys on every server, and wake waiters."""
+        self._note_ended(keys, owner)
+        return self._everywhere(self._commands.release(keys, owner))
 
     def hand_over(self, keys: tuple[str, ...], owner: Owner, *, to: Owner, ttl_s: float) -> bool:
-        """Hand the keys over to their true owner, wherever the lock stands."""
-        only = self._spread.end(keys, owner)
-        call = self._commands.hand_over(keys, owner, to, ttl_s)
-        replies, missing = self._everywhere(call, only)
-        handed = sum(reply > 0 for reply in replies)
-        return handed > 0 and handed + missing >= self._quorum
+        """Hand the keys over to their true owner, on every server."""
+        self._note_ended(keys, owner)
+        return self._everywhere(self._commands.hand_over(keys, owner, to, ttl_s))
+
+    def _everywhere(self, call: Call) -> bool:
+        """Return whether a majority of the servers did it, or may have done it."""
+        quorum, blocking = self._servers.quorum, self._servers.blocking
+
+        def is_enough(answers: dict[int, list[Any]]) -> bool:
+            done = _done(answers)
+            return done >= quorum or len(answers) - done >= blocking
+
+        with self._servers.channels() as channels:
+            # A server that owes a reply may have granted the keys meanwhile.
+            for channel in channels.open():
+                if channel.owed:
+                    channel.tell([call])
+            answers = self._servers.ask(channels, [call], is_enough=is_enough)
+            done, missing = _done(answers), self._servers.count - len(answers)
+            if not done and missing >= quorum:
+                raise self._servers.too_few(channels, len(answers))
+        return done > 0 and done + missing >= quorum
 
     def renew(self, holds: Sequence[Hold]) -> list[str]:
         """Renew many leases, some 250 keys in a command; all servers work at the same time."""
         if not holds:
             return []
-        self._longest_s = max(self._longest_s, *(hold.ttl_s for hold in holds))
+        self._longest_s = max(self._longest_s, *[hold.ttl_s for hold in holds])
         calls = self._commands.renew(holds)
-        letters = [b"".join(texts) for texts in self._pipelined(calls)]
-        columns = [bytes(column) for column in zip(*letters, strict=True)]
-        answers = [self._renewal(column) for column in columns]
-        over = (Renewal.TAKEN, Renewal.GONE)
-        lost = [hold for hold, answer in zip(holds, answers, strict=True) if answer in over]
-        if lost:
-            self._give_up(lost)
-        return answers
+        with self._servers.channels() as channels:
+            answers = self._servers.ask(
+                channels, calls, is_enough=self._agree, others_s=self._servers.silence_s
+            )
+            if len(answers) < self._servers.quorum:
+                raise self._servers.too_few(channels, len(answers))
+            letters = [b"".join(texts) for texts in answers.values()]
+            found = [self._renewal(bytes(column)) for column in zip(*letters, strict=True)]
+            over = (Renewal.TAKEN, Renewal.GONE)
+            lost = [hold for hold, answer in zip(holds, found, strict=True) if answer in over]
+            # A lease that is left on a minority keeps others out, and is of no use to its owner.
+            self._servers.tell(
+                channels, [self._commands.release(hold.keys, hold.owner) for hold in lost]
+            )
+        for hold in lost:
+            self._note_ended(hold.keys, hold.owner)
+        return found
+
+    def _agree(self, answers: dict[int, list[Any]]) -> bool:
+        """Return True if it does not matter what the other servers say."""
+        said = list(answers.values())
+        return len(said) >= self._quorum and said.count(said[0]) >= self._quorum
 
     def _renewal(self, votes: bytes) -> str:
         stands = votes.count(b"R")
         if stands >= self._quorum:
             return Renewal.RENEWED
         if stands + self._servers.count - len(votes) >= self._quorum:
-            return Renewal.UNANSWERED  # it may stand where nothing was said in time
+            return Renewal.UNANSWERED  # a server that was not heard may keep the lease
         return Renewal.TAKEN if b"T" in votes else Renewal.GONE
-
-    def _give_up(self, lost: Sequence[Hold]) -> None:
-        """What still stands on a minority keeps others out, and is of no use to its owner."""
-        for hold in lost:
-            self._spread.end(hold.keys, hold.owner)
-        with contextlib.suppress(LockServerUnavailableError):
-            self._pipelined([self._commands.release(hold.keys, hold.owner) for hold in lost])
 
     def wait(self, key: str, owner: Owner, *, timeout_s: float) -> None:
         """Block until the key may have been released, a second at most: then ask again."""
@@ -194,8 +204,8 @@ class RedlockLocks:
             return
         slice_s = max(0.01, min(timeout_s, _WAIT_SLICE_S))
         now_s = SYSTEM_CLOCK.monotonic_s()
-        start, servers = self._refused_at.get(key, self._start(key)), self._servers.all
-        order = servers[start:] + servers[:start]
+        first, servers = self._refused_at.get(key, 0), self._servers.all
+        order = servers[first:] + servers[:first]
         chosen = min(order, key=lambda server: server.away_until_s > now_s)
         try:
             chosen.link.ask(self._commands.wait(key, slice_s), blocks=True)
@@ -232,94 +242,9 @@ class RedlockLocks:
         """Close idle connections. The next call connects again."""
         self._servers.close()
 
-    # -- scatter and gather -------------------------------------------------------------------
 
-    def _everywhere(self, call: Call, only: frozenset[int] | None) -> tuple[list[int], int]:
-        """The replies, and how many there may be besides. Waits for no minority that is late."""
-        wanted = frozenset(range(self._servers.count)) if only is None else only
-        heard: dict[int, int] = {}
-        for last in (False, True):
-            lines = self._servers.take(all_of_them=True)
-            known = False
-            try:
-                asked = [line for line in lines.there() if line.index in wanted - heard.keys()]
-                for line in asked:
-                    if line.late_at_s:
-                        line.send(call.by_source)
-                ask([line for line in asked if not line.late_at_s], call)
-                self._hear(asked, call)
-                known = True
-            finally:
-                if known:
-                    self._servers.put(lines)
-                else:
-                    lines.close()
-            heard |= {line.index: line.reply for line in asked if type(line.reply) is int}
-            if last or not _has_broken(asked):
-                break
-        missing = len(wanted) - len(heard)
-        if not any(heard.values()) and missing >= self._quorum:
-            raise self._servers.too_few(len(heard), asked)
-        return list(heard.values()), missing
-
-    def _hear(self, asked: list[Line], call: Call) -> None:
-        until_s = SYSTEM_CLOCK.monotonic_s() + self._servers.silence_s
-        while True:
-            late = [line for line in asked if line.reply is LATE]
-            if len(late) <= self._servers.count - self._quorum and len(late) < len(asked):
-                return
-            if not late or SYSTEM_CLOCK.monotonic_s() >= until_s:
-                return
-            for line in late:
-                read(line, call)
-
-    def _pipelined(self, calls: list[Call]) -> list[list[Any]]:
-        """Several commands to every server at once; the replies of those that gave all."""
-        packed = b"".join(call.packed for call in calls)
-        heard: dict[int, list[Any]] = {}
-        for last in (False, True):
-            lines = self._servers.take(all_of_them=True)
-            known = False
-            try:
-                asked = [line for line in lines.there() if line.index not in heard]
-                for line in asked:
-                    line.send(packed, len(calls))
-                self._hear_all(asked, calls, heard)
-                known = True
-            finally:
-                if known:
-                    self._servers.put(lines)
-                else:
-                    lines.close()
-            if last or not _has_broken(asked):
-                break
-        if len(heard) < self._quorum:
-            raise self._servers.too_few(len(heard), asked)
-        return list(heard.values())
-
-    def _hear_all(self, asked: list[Line], calls: list[Call], heard: dict[int, list[Any]]) -> None:
-        until_s = SYSTEM_CLOCK.monotonic_s() + self._servers.silence_s
-        waiting = asked
-        while waiting:
-            for line in waiting:
-                replies = hear(line, calls)
-                if replies is not None:
-                    refused = next((r for r in replies if type(r) is Refusal), None)
-                    if refused is None:
-                        heard[line.index] = replies
-                    else:
-                        line.reply = refused
-            waiting = [line for line in waiting if line.reply is LATE]
-            # Where all that answered agree, it does not matter what the others say.
-            said = list(heard.values())
-            agreed = len(said) >= self._quorum and said.count(said[0]) >= self._quorum
-            if agreed or SYSTEM_CLOCK.monotonic_s() >= until_s:
-                break
-
-
-def _has_broken(asked: Sequence[Line]) -> bool:
-    """An idle connection that its server has closed: another one may do."""
-    return any(line.error is not None for line in asked)
+def _done(answers: dict[int, list[Any]]) -> int:
+    return sum([reply[0] > 0 for reply in answers.values()])
 
 
 def _servers_of(url: str) -> list[str]:

@@ -1,15 +1,15 @@
-"""Which of several servers are there: connections to all of them, and who is away.
+"""Connections to several servers: who is asked, who has answered, and who is down.
 
 Guarantees
-* A call has one connection to each server for itself; they are made beside each other, and waited
-  for only while fewer than a majority are there.
-* A server that is away is asked for again after a pause that grows to a few seconds, by a thread
-  that holds nobody up; one that is late is asked again once it has given what it owes.
-* A server votes once it runs for longer than the longest lease it may have forgotten, or if it
-  forgets nothing (`appendfsync always`).
-* A fork starts with no connection; a call that is interrupted closes what it used.
+* A call has one channel to each server for itself. Channels are made at the same time, each by a
+  thread of its own. A call waits for them only while a majority is missing, or for 100 ms.
+* A question goes to all servers at once, and a majority answers it. Late replies are discarded
+  before the next question. A server that is late for more than 100 ms is left out meanwhile.
+* A server that is down is tried again after a pause, which grows to a few seconds.
+* A fork starts with no channel, no thread and no lock of its parent. Threads are never joined.
+* A call that is interrupted closes the channels that it used.
 
-Not guaranteed: that a server's own word about its age is right. It is what its clock says.
+Does not guarantee that a server's uptime is right: it depends on the server's clock.
 """
 
 from __future__ import annotations
@@ -19,25 +19,29 @@ import random
 import socket
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from taskguard.clock import SYSTEM_CLOCK
 from taskguard.errors import LockServerUnavailableError
-from taskguard.locks.redis.link import RedisLink
+from taskguard.locks.redis.link import RedisLink, driver
 from taskguard.locks.redis.protocol import pack
-from taskguard.locks.redlock.line import AWAY, LATE, Line, Refusal
+from taskguard.locks.redlock.channel import SLOW_S, Channel
+from taskguard.locks.redlock.commands import Call
 
-__all__ = ["Lines", "Server", "Servers"]
+__all__ = ["Channels", "Server", "Servers"]
+
+Answers = dict[int, list[Any]]
 
 _MOST_IDLE = 64
-_ASKED = (
+_INTRODUCTION = (
     pack(b"INFO", b"server"),
     pack(b"INFO", b"persistence"),
     pack(b"CONFIG", b"GET", b"appendfsync"),
 )
-# So long those that a lock may stand on are waited for, once there are enough of them.
-_OTHERS_S = 0.05
+# How long to wait for one server before looking at the next. It doubles with each round.
+_FIRST_PATIENCE_S, _LONGEST_PATIENCE_S = 0.001, 0.02
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 4.0
 
 
@@ -45,12 +49,11 @@ class Server:
     """One of the servers.
 
     Attributes:
-        index: its place in the URL.
-        link: single calls to it.
+        index: its position in the URL.
+        link: for single calls to it.
         error: why it could not be reached the last time.
-        away_until_s: it is left alone until then.
-        spare: connections that were made and that nobody has yet.
-        dials: how many are being made.
+        away_until_s: no connection is tried before this moment.
+        dials: how many threads connect to it.
     """
 
     def __init__(self, index: int, link: RedisLink) -> None:
@@ -58,34 +61,34 @@ class Server:
         self.link = link
         self.error: Exception | None = None
         self.away_until_s = 0.0
-        self.spare: deque[Line] = deque()
         self.dials = 0
         self._failures = 0
 
-    def dial(self) -> Line:
-        """A new connection, once the server has said for how long it runs."""
-        connection, (server, persistence, policy) = self.link.connect(*_ASKED)
+    def connect(self, errors: Any) -> Channel:
+        """Connect, and ask the server how long it has been running."""
+        connection, (server, persistence, policy) = self.link.connect(*_INTRODUCTION)
         if isinstance(server, LockServerUnavailableError):
             connection.disconnect()
             raise server
         age_s = float(_field(server, b"uptime_in_seconds") or 0)
         if _field(persistence, b"aof_enabled") == b"1" and _keeps_everything(policy):
             age_s = float("inf")
-        return Line(self.index, connection, SYSTEM_CLOCK.monotonic_s() - age_s)
+        return Channel(self.index, connection, SYSTEM_CLOCK.monotonic_s() - age_s, errors)
 
     @property
     def is_well(self) -> bool:
-        """Whether nothing is known against it."""
+        """Return True if the last attempt to connect succeeded."""
         return not self._failures
 
     def note_failure(self, error: Exception) -> None:
-        """Leave it alone for a while, each time for longer."""
+        """Leave the server alone for a while, longer each time."""
         self.error = error
         pause_s = min(_FIRST_PAUSE_S * 2**self._failures, _LONGEST_PAUSE_S)
         self._failures = min(self._failures + 1, 16)
         self.away_until_s = SYSTEM_CLOCK.monotonic_s() + pause_s * random.uniform(0.5, 1.0)  # noqa: S311
 
     def note_success(self) -> None:
+        """Forget earlier failures."""
         self._failures = 0
         self.away_until_s = 0.0
 
@@ -95,78 +98,57 @@ def _keeps_everything(policy: Any) -> bool:
 
 
 def _field(info: Any, name: bytes) -> bytes:
-    if not isinstance(info, bytes):  # it may not be asked
+    if not isinstance(info, bytes):  # this user may not ask
         return b""
     return info.partition(b"\n" + name + b":")[2].partition(b"\r\n")[0].strip()
 
 
-class Lines:
-    """One connection to each server, or None, for one call at a time."""
+class Channels:
+    """One channel to each server, or None, for one call at a time."""
 
-    __slots__ = ("_rotations", "_settled_s", "by_server")
+    __slots__ = ("all",)
 
     def __init__(self, count: int) -> None:
-        self.by_server: list[Line | None] = [None] * count
-        self._rotations: list[list[Line]] = []
-        self._settled_s = 0.0
+        self.all: list[Channel | None] = [None] * count
 
-    @property
-    def whole(self) -> bool:
-        """Whether nothing is known to be wrong with any of them."""
-        return bool(self._rotations)
+    def open(self) -> list[Channel]:
+        """Return the channels that are connected."""
+        return [each for each in self.all if each is not None and each.is_open]
 
-    def settle(self) -> None:
-        """Note whether all of them are there."""
-        lines = [line for line in self.by_server if line is not None]
-        if len(lines) < len(self.by_server) or any(
-            line.late_at_s or line.reply is AWAY for line in lines
-        ):
-            self._rotations = []
-        elif not self._rotations:
-            self._rotations = [lines[at:] + lines[:at] for at in range(len(lines))]
-            self._settled_s = SYSTEM_CLOCK.monotonic_s() - max(line.born_s for line in lines)
-
-    def there(self) -> list[Line]:
-        """Those that are connected, late ones last."""
-        lines = [line for line in self.by_server if line is not None and line.reply is not AWAY]
-        lines.sort(key=lambda line: bool(line.late_at_s))
-        return lines
-
-    def voters(self, start: int, *, longest_s: float, quorum: int) -> list[Line]:
-        """Those that may vote, in the order of this start; late ones where it needs them."""
-        if self._rotations and longest_s <= self._settled_s:
-            return self._rotations[start]
-        born_by_s = SYSTEM_CLOCK.monotonic_s() - longest_s
-        lines = self.by_server[start:] + self.by_server[:start]
-        old = [
-            line
-            for line in lines
-            if line is not None and line.reply is not AWAY and line.born_s <= born_by_s
-        ]
-        prompt = [line for line in old if not line.late_at_s]
-        if len(prompt) >= quorum:
-            return prompt
-        return prompt + [line for line in old if line.late_at_s]
-
-    def forget(self) -> None:
-        """Something is wrong with one of them."""
-        self._rotations = []
+    def ready(self) -> list[Channel]:
+        """Return the channels on which a question may be asked."""
+        return [each for each in self.all if each is not None and each.is_open and not each.owed]
 
     def close(self) -> None:
-        self._rotations = []
-        for line in self.by_server:
-            if line is not None:
-                line.close()
-        self.by_server = [None] * len(self.by_server)
+        """Close all of them."""
+        for channel in self.open():
+            channel.close()
+
+
+class _Dials:
+    """The connections that one call is waiting for."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+        self.made: list[Channel] = []
+        self.is_over = False
+
+
+class _Lane:
+    """Channels that no call uses: whole sets, the latest used first, and single ones."""
+
+    def __init__(self, count: int) -> None:
+        self.idle: deque[Channels] = deque()
+        self.spare: list[deque[Channel]] = [deque() for _ in range(count)]
 
 
 class Servers:
-    """All of them. Thread-safe.
+    """All servers. Threads may call at once.
 
     Attributes:
-        quorum: a majority of those that are configured.
-        blocking: so many in another's name leave no majority to anybody else.
-        silence_s: a server that is late for so long is away.
+        quorum: a majority of the configured servers.
+        blocking: if so many servers name another holder, no majority is left.
+        silence_s: a server that owes a reply for longer than this is down.
     """
 
     def __init__(self, links: Sequence[RedisLink], *, silence_s: float) -> None:
@@ -175,97 +157,249 @@ class Servers:
         self.quorum = self.count // 2 + 1
         self.blocking = self.count - self.quorum + 1
         self.silence_s = silence_s
+        self._errors = driver().exceptions
         self._begin()
 
     def _begin(self) -> None:
-        # After a fork: the parent's connections are dropped, not shut down, and its mutex may be
-        # one that nobody leaves any more.
+        # After a fork, the parent's channels are dropped without a word to the servers, and another
+        # thread of the parent may have held its mutex.
         self._pid = os.getpid()
-        self._idle: dict[int, deque[Lines]] = {}
-        self._generation = object()
+        self._lanes: dict[int, _Lane] = {}
         self._changed = threading.Condition()
         for server in self.all:
-            server.spare, server.dials = deque(), 0
+            server.dials = 0
 
-    def take(self, *, all_of_them: bool = False) -> Lines:
-        """Connections for one call: those that there are, and at least a majority if possible."""
-        if self._pid != os.getpid():
-            self._begin()
-        try:
-            lines = self._lane().pop()
-        except IndexError:
-            lines = Lines(self.count)
-        if not lines.whole:
-            try:
-                self.mend(lines, all_of_them=all_of_them)
-            except BaseException:
-                lines.close()
-                raise
-        return lines
+    # -- channels -----------------------------------------------------------------------------
 
-    def put(self, lines: Lines) -> None:
-        """Keep them for the next call, unless a burst of calls left enough of them."""
-        lane = self._lane()
-        lines.settle()
-        if len(lane) < _MOST_IDLE:
-            lane.append(lines)
-        else:
-            lines.close()
+    @contextmanager
+    def channels(self) -> Iterator[Channels]:
+        """Lend channels to a call, to a majority at least if possible.
 
-    def mend(self, lines: Lines, *, all_of_them: bool = False) -> None:
-        """Replace what is broken; wait for it where a majority is not there.
-
-        `all_of_them`: wait for the others, too, unless they are known to be in trouble.
+        An interrupted call (a time limit, `GreenletExit`) closes them.
         """
-        due = self._dial_missing(lines)
-        while due and self._prompt(lines) < self.quorum:
-            self._await(lines, due, self.quorum, float("inf"))
-            if self._prompt(lines) >= self.quorum:
-                break
-            due = self._dial_missing(lines)  # another thread took what was dialled for this one
-        if all_of_them:
-            well = [server for server in due if server.is_well]
-            self._await(lines, well, self.count, _OTHERS_S)
-        lines.settle()
+        lane = self._lane()
+        try:
+            channels = lane.idle.pop()
+        except IndexError:
+            channels = Channels(self.count)
+        is_known = False
+        try:
+            self.mend(channels)
+            yield channels
+            is_known = True
+        except LockServerUnavailableError:
+            is_known = True
+            raise
+        finally:
+            if is_known and len(lane.idle) < _MOST_IDLE:
+                lane.idle.append(channels)
+            else:
+                channels.close()
 
-    def _dial_missing(self, lines: Lines) -> list[Server]:
-        """Those that are dialled now: who failed a short while ago is left alone."""
-        missing = self._missing(lines)
-        now_s = SYSTEM_CLOCK.monotonic_s()
-        due = [server for server in missing if server.away_until_s <= now_s]
-        enough = self._prompt(lines) >= self.quorum
-        for server in due:
-            with self._changed:
-                # By one thread at a time where nobody waits for it.
-                dials = not (enough and (server.dials or server.spare))
-                server.dials += dials
-            if dials:
-                self._dial(server)
-        return due
+    def mend(self, channels: Channels) -> None:
+        """Discard late replies, replace closed channels, and wait until the servers are ready."""
+        missing = [server for server in self.all if not self._is_usable(server, channels)]
+        if missing:
+            self._dial(missing, channels)
+        if len(channels.ready()) < self.count:
+            self._settle(channels)
 
     def close(self) -> None:
-        """Close what is idle. Calls in flight go on; later calls connect again."""
-        with self._changed:
-            self._generation = object()
-            spare = [line for server in self.all for line in server.spare]
-            for server in self.all:
-                server.spare.clear()
-        for line in spare:
-            line.close()
-        idle = self._lane()
-        while idle:
+        """Close idle channels. Calls in flight go on; later calls connect again."""
+        lane, self._lanes = self._lane(), {}
+        while lane.idle:
             try:
-                idle.pop().close()
+                lane.idle.pop().close()
             except IndexError:  # another thread was faster
                 break
+        for channel in [each for spare in lane.spare for each in spare]:
+            channel.close()
         for server in self.all:
             server.link.close()
 
-    def too_few(self, answered: int, asked: Sequence[Line]) -> LockServerUnavailableError:
-        """The error where no majority gave an answer that counts, with a reason of one server."""
-        cause = next(filter(None, map(self._problem, asked)), None)
-        if cause is None and len(asked) < self.quorum:
-            cause = next((server.error for server in self.all if server.error is not None), None)
+    def _is_usable(self, server: Server, channels: Channels) -> bool:
+        """Return True if there is an open channel, which is late for a short while only."""
+        channel = channels.all[server.index]
+        if channel is not None:
+            if channel.owed:
+                channel.discard()
+            if channel.is_open:
+                if not channel.owed:
+                    return True
+                if SYSTEM_CLOCK.monotonic_s() - channel.owing_since_s <= self.silence_s:
+                    return True
+                channel.close(TimeoutError("Timeout reading from socket"))
+                server.note_failure(self._unavailable(channel))
+            server.error = self._unavailable(channel)
+        try:
+            channels.all[server.index] = self._lane().spare[server.index].pop()
+        except IndexError:
+            channels.all[server.index] = None
+        return channels.all[server.index] is not None
+
+    def _settle(self, channels: Channels) -> None:
+        """Wait for late replies: as long as a majority needs them, else for a moment."""
+        began_s = SYSTEM_CLOCK.monotonic_s()
+        patience_s = _FIRST_PATIENCE_S
+        while True:
+            needs_all = len(channels.ready()) < self.quorum
+            late = [each for each in channels.open() if each.owed]
+            waiting = [each for each in late if needs_all or not each.is_slow]
+            if not waiting:
+                return
+            limit_s = self.silence_s if needs_all else min(SLOW_S, self.silence_s)
+            if SYSTEM_CLOCK.monotonic_s() - began_s >= limit_s:
+                for channel in waiting:
+                    channel.is_slow = True
+                return
+            for channel in waiting:
+                channel.hear(patience_s)
+                channel.discard()
+            patience_s = min(2 * patience_s, _LONGEST_PATIENCE_S)
+
+    def _dial(self, missing: Iterable[Server], channels: Channels) -> None:
+        """Connect to servers, unless they failed a short while ago."""
+        now_s = SYSTEM_CLOCK.monotonic_s()
+        there = len(channels.open())
+        with self._changed:
+            # If a majority is there, one attempt at a time is enough for all calls.
+            due = [
+                server
+                for server in missing
+                if server.away_until_s <= now_s and not (there >= self.quorum and server.dials)
+            ]
+            for server in due:
+                server.dials += 1
+        dials, lane = _Dials(len(due)), self._lane()
+        others_s = SLOW_S if any(server.is_well for server in due) else 0.0
+        for server in due:
+            self._start(server, dials, lane)
+        try:
+            with self._changed:
+                while dials.left:
+                    left_s = now_s + others_s - SYSTEM_CLOCK.monotonic_s()
+                    if there + len(dials.made) < self.quorum:
+                        left_s = 1.0
+                    elif left_s <= 0.0:
+                        break
+                    self._changed.wait(left_s)
+        finally:
+            with self._changed:
+                dials.is_over = True
+            for channel in dials.made:
+                channels.all[channel.index] = channel
+
+    def _start(self, server: Server, dials: _Dials, lane: _Lane) -> None:
+        what = server, dials, lane, self._changed
+        # A daemon, which the interpreter does not wait for; a greenlet under gevent and eventlet.
+        dialing = threading.Thread(
+            target=self._connect, args=what, name="taskguard-redlock", daemon=True
+        )
+        try:
+            dialing.start()
+        except RuntimeError:  # the interpreter is about to end, or there are too many threads
+            self._connect(*what)
+
+    def _connect(
+        self, server: Server, dials: _Dials, lane: _Lane, changed: threading.Condition
+    ) -> None:
+        channel = None
+        try:
+            channel = server.connect(self._errors)
+            server.note_success()
+        except LockServerUnavailableError as error:
+            server.note_failure(error)
+        except Exception as error:  # noqa: BLE001  # an unknown host name, for example
+            server.note_failure(server.link.unavailable(error))
+        finally:
+            with changed:
+                server.dials -= 1
+                dials.left -= 1
+                if channel is not None and not dials.is_over:
+                    dials.made.append(channel)
+                elif channel is not None and lane in self._lanes.values():
+                    lane.spare[server.index].append(channel)
+                elif channel is not None:
+                    channel.close()
+                changed.notify_all()
+
+    def _lane(self) -> _Lane:
+        if self._pid != os.getpid():
+            self._begin()
+        # Sockets of gevent and eventlet belong to the native thread that made them.
+        plain = socket.socket.__module__ == "socket"
+        number = 0 if plain else threading.get_native_id()
+        found = self._lanes.get(number)
+        return found if found is not None else self._lanes.setdefault(number, _Lane(self.count))
+
+    # -- questions ----------------------------------------------------------------------------
+
+    def ask(
+        self,
+        channels: Channels,
+        calls: Sequence[Call],
+        *,
+        is_enough: Callable[[Answers], bool],
+        others_s: float = SLOW_S,
+    ) -> Answers:
+        """Send calls to all servers that are ready; return the complete answers by server.
+
+        Waits until `is_enough`, or until all have answered. Once a majority has, the others get
+        `others_s`. A server whose idle connection was closed is asked again on a new one.
+        """
+        answers: Answers = {}
+        packed = b"".join([call.packed for call in calls])
+        asked = channels.ready()
+        for last in (False, True):
+            for channel in asked:
+                channel.ask(calls, packed)
+            if self._listen(asked, calls, answers, is_enough, others_s) or last:
+                break
+            broken = [channel.index for channel in asked if not channel.is_open]
+            if not broken:
+                break
+            self.mend(channels)
+            asked = [channel for channel in channels.ready() if channel.index in broken]
+        return answers
+
+    def _listen(
+        self,
+        waiting: list[Channel],
+        calls: Sequence[Call],
+        answers: Answers,
+        is_enough: Callable[[Answers], bool],
+        others_s: float,
+    ) -> bool:
+        began_s = SYSTEM_CLOCK.monotonic_s()
+        patience_s = _FIRST_PATIENCE_S
+        while waiting:
+            late = []
+            for channel in waiting:
+                if not channel.answer(calls, patience_s):
+                    late.append(channel)
+                elif channel.is_open and channel.refusal is None:
+                    answers[channel.index] = channel.replies
+                    if is_enough(answers):
+                        return True
+            waiting = late
+            has_majority = len(answers) >= self.quorum
+            limit_s = min(others_s, self.silence_s) if has_majority else self.silence_s
+            if SYSTEM_CLOCK.monotonic_s() - began_s > limit_s:
+                for channel in waiting:
+                    channel.is_slow = True
+                break
+            patience_s = min(2 * patience_s, _LONGEST_PATIENCE_S)
+        return False
+
+    def tell(self, channels: Channels, calls: Sequence[Call]) -> None:
+        """Send calls whose replies are not needed, to late servers as well."""
+        for channel in channels.open() if calls else []:
+            channel.tell(calls)
+
+    def too_few(self, channels: Channels, answered: int) -> LockServerUnavailableError:
+        """Return the error for a missing majority, with one server's reason."""
+        found = [self._problem(server, channels.all[server.index]) for server in self.all]
+        cause = next((problem for problem in found if problem is not None), None)
         reason = cause or (
             "One that was started a short while ago does not count until every lease that it may "
             "have forgotten has run out."
@@ -277,89 +411,16 @@ class Servers:
         error.__cause__ = cause
         return error
 
-    def _problem(self, line: Line) -> Exception | None:
-        link = self.all[line.index].link
-        if type(line.reply) is Refusal:
-            return LockServerUnavailableError(f"The lock server {link.address} said {line.reply}.")
-        if line.reply is LATE:
-            return link.unavailable(TimeoutError("Timeout reading from socket"))
-        return None if line.error is None else link.unavailable(line.error)
+    def _problem(self, server: Server, channel: Channel | None) -> Exception | None:
+        if channel is None:
+            return server.error
+        if channel.refusal is not None:
+            return server.link.unavailable(channel.refusal)
+        if channel.is_ready:
+            return None
+        return self._unavailable(channel)
 
-    def _missing(self, lines: Lines) -> list[Server]:
-        """The servers without a connection, after spare ones were taken."""
-        missing = []
-        for server, line in zip(self.all, lines.by_server, strict=True):
-            if line is not None and self._is_usable(server, line):
-                continue
-            try:
-                lines.by_server[server.index] = server.spare.pop()
-            except IndexError:
-                lines.by_server[server.index] = None
-                missing.append(server)
-        return missing
-
-    def _is_usable(self, server: Server, line: Line) -> bool:
-        if line.late_at_s:
-            line.catch_up()
-        if line.reply is AWAY:
-            server.error = line.error
-            return False
-        if line.late_at_s and SYSTEM_CLOCK.monotonic_s() - line.late_at_s > self.silence_s:
-            error = TimeoutError("timed out")
-            line.close(error)
-            server.note_failure(server.link.unavailable(error))
-            return False
-        return True
-
-    def _prompt(self, lines: Lines) -> int:
-        return sum(line is not None and not line.late_at_s for line in lines.by_server)
-
-    def _await(self, lines: Lines, due: list[Server], enough: int, timeout_s: float) -> None:
-        """Until so many are there, or all that was tried has ended."""
-        until_s = SYSTEM_CLOCK.monotonic_s() + timeout_s
-        with self._changed:
-            while True:
-                for server in due:
-                    if lines.by_server[server.index] is None and server.spare:
-                        lines.by_server[server.index] = server.spare.pop()
-                left_s = until_s - SYSTEM_CLOCK.monotonic_s()
-                dials = any(s.dials for s in due if lines.by_server[s.index] is None)
-                if not dials or left_s <= 0.0 or self._prompt(lines) >= enough:
-                    return
-                self._changed.wait(min(left_s, 1.0))
-
-    def _dial(self, server: Server) -> None:
-        what = server, self._generation, self._changed
-        dialing = threading.Thread(
-            target=self._dial_now, args=what, name="taskguard-redlock", daemon=True
-        )
-        try:
-            dialing.start()
-        except RuntimeError:  # the interpreter is about to end, or there are too many threads
-            self._dial_now(*what)
-
-    def _dial_now(self, server: Server, generation: object, changed: threading.Condition) -> None:
-        line = None
-        try:
-            line = server.dial()
-            server.note_success()
-        except LockServerUnavailableError as error:
-            server.note_failure(error)
-        except Exception as error:  # noqa: BLE001  # a name that is none, for example
-            server.note_failure(server.link.unavailable(error))
-        finally:
-            with changed:
-                server.dials -= 1
-                if line is not None and generation is self._generation:
-                    server.spare.append(line)
-                    line = None
-                changed.notify_all()
-            if line is not None:
-                line.close()
-
-    def _lane(self) -> deque[Lines]:
-        # Sockets of gevent and eventlet belong to the native thread that made them.
-        plain = socket.socket.__module__ == "socket"
-        lane = 0 if plain else threading.get_native_id()
-        found = self._idle.get(lane)
-        return found if found is not None else self._idle.setdefault(lane, deque())
+    def _unavailable(self, channel: Channel) -> LockServerUnavailableError:
+        """Say why this channel gave no answer."""
+        error = channel.error or TimeoutError("Timeout reading from socket")
+        return self.all[channel.index].link.unavailable(error)
