@@ -25,7 +25,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from taskguard.errors import (
     KeyBusyError,
@@ -43,9 +43,9 @@ from taskguard.model.delivery import Delivery, MessageRef
 from taskguard.model.policy import MOST_ROWS, make_policy
 
 if TYPE_CHECKING:
-    from taskguard.api import TaskGuard
     from taskguard.guard import Guard
     from taskguard.model.lease import Lease
+    from taskguard.runner import Runner
     from taskguard.watchdog import TrackedLease
 
 __all__ = ["Leader", "Leadership"]
@@ -180,12 +180,26 @@ class _Term(Generic[_Value]):
         self.stopped = True
 
 
+class Runtime(Protocol):
+    """What a leader needs of a `TaskGuard`. Tests may replace the runner meanwhile."""
+
+    @property
+    def namespace(self) -> str:
+        """Return what the application's keys begin with."""
+        ...
+
+    @property
+    def runner(self) -> Runner:
+        """Return the runner that holds the lease."""
+        ...
+
+
 class Leader:
     """A candidate for one leader's place. Made by `TaskGuard.leader()`."""
 
     def __init__(
         self,
-        runtime: TaskGuard,
+        runtime: Runtime,
         name: str,
         *,
         ttl_s: float,

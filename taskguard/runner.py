@@ -59,7 +59,7 @@ from taskguard.events import (
 )
 from taskguard.events import Deferred as DeferredEvent
 from taskguard.guard import JSON, Guard, encode, holders_around, running
-from taskguard.ledger.refusals import ConnectionBrokenError, NoConnectionError
+from taskguard.ledger.connections.errors import ConnectionBrokenError, NoConnectionError
 from taskguard.locks.base import LockProvider
 from taskguard.model.claims import Answer, Busy, Claim, Claimed, ClaimRequest
 from taskguard.model.delivery import (

@@ -17,8 +17,9 @@ except ModuleNotFoundError as error:
         "'celery-taskguard[rq]'."
     ) from error
 
-from taskguard_rq.decorator import guarded_function_of, guarded_job
+from taskguard_rq.decorator import guarded_job
 from taskguard_rq.outbox import enqueue, sweep
+from taskguard_rq.recognition import guarded_function_of
 from taskguard_rq.runtime import configure, runtime
 from taskguard_rq.worker import (
     GuardedSimpleWorker,

@@ -32,6 +32,7 @@ from rq.utils import import_attribute
 from taskguard import NOT_BEFORE, MessageRef, Standing, errors
 from taskguard_rq.expiry import kept_by_redis
 from taskguard_rq.marks import CALLED, LINE, WAITS, Marks, StoredJob, outside, set_mark
+from taskguard_rq.recognition import guarded_function_of
 
 __all__ = [
     "EXPIRED",
@@ -253,8 +254,6 @@ class RQSender:
 
     def rate_of(self, task: str) -> Any:
         """Return the rate that a function has now; None: none. Raises LookupError if unknown."""
-        from taskguard_rq.decorator import guarded_function_of  # which imports this module
-
         try:
             compiled = guarded_function_of(import_attribute(task))
         except Exception as error:

@@ -28,8 +28,8 @@ from rq.cron import CronJob, CronScheduler
 from rq.exceptions import SchedulerNotFound, StopRequested
 
 from taskguard import Leader, Leadership, errors
-from taskguard_rq.decorator import guarded_function_of
 from taskguard_rq.health import judge_cron_job
+from taskguard_rq.recognition import guarded_function_of
 from taskguard_rq.runtime import runtime
 from taskguard_rq.ticks import entry_name, name_ticks
 

@@ -16,8 +16,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from rq import get_current_job
@@ -38,7 +37,7 @@ from taskguard.errors import LedgerUnavailableError
 from taskguard_rq.calls import call_of
 from taskguard_rq.coroutines import in_thread, loop_runs_here, mark
 from taskguard_rq.expiry import expires_at_s, may_have_expired
-from taskguard_rq.marks import CALLED, Marks, marks_of
+from taskguard_rq.marks import CALLED, marks_of
 from taskguard_rq.parking import (
     ParkedJob,
     RQParking,
@@ -53,7 +52,8 @@ from taskguard_rq.parking import (
 )
 from taskguard_rq.preloading import note_loaded
 from taskguard_rq.queue import RQQueue
-from taskguard_rq.redelivery import is_of_rq_scheduler, is_redelivered, sent_at
+from taskguard_rq.recognition import layers_of, message_of, note_guard, plain
+from taskguard_rq.redelivery import is_redelivered, sent_at
 from taskguard_rq.relay import note_parking
 from taskguard_rq.retries import GuardedJobFunction, RetryReturnedError
 from taskguard_rq.runtime import runtime
@@ -62,12 +62,10 @@ from taskguard_rq.ticks import name_ticks
 if TYPE_CHECKING:
     from taskguard import Decorator
 
-__all__ = ["guarded_function_of", "guarded_job", "message_id_of", "message_of"]
+__all__ = ["guarded_job"]
 
 logger = logging.getLogger("taskguard")
 
-_MARK = "__taskguard_job__"
-_MESSAGE_ID = "__taskguard_message_id__"
 _NO_ANSWER_S = 1.0
 # What RQ names as the worker of a job of a queue with `is_async=False`.
 _NO_WORKER = "sync"
@@ -153,47 +151,15 @@ def guarded_job(
         wrapper.__signature__ = compiled.signature  # type: ignore[attr-defined]
         if is_async:
             mark(wrapper)
-        setattr(wrapper, _MARK, compiled)
-        setattr(wrapper, _MESSAGE_ID, message_id)
+        note_guard(wrapper, compiled, message_id=message_id)
         return wrapper
 
     return cast("Decorator", decorate)
 
 
-def guarded_function_of(function: Callable[..., Any]) -> GuardedFunction | None:
-    """What `@guarded_job` made of a function; None for one that is not guarded by it."""
-    return _marked(function, _MARK)  # type: ignore[no-any-return]
-
-
-def message_id_of(function: Callable[..., Any]) -> Callable[[Job], str] | None:
-    """The `message_id=` of a guarded function."""
-    return _marked(function, _MESSAGE_ID)  # type: ignore[no-any-return]
-
-
-def _marked(function: Any, name: str) -> Any:
-    for layer in _layers(function):
-        found = vars(layer).get(name) if hasattr(layer, "__dict__") else None
-        if found is not None:
-            return found
-    return None
-
-
-def _plain(function: Any) -> Any:
-    """The function of a bound method, which is what was decorated."""
-    return getattr(function, "__func__", function)
-
-
-def _layers(function: Any) -> Iterator[Any]:
-    """A function, outermost first: other decorators may stand around it."""
-    function = _plain(function)
-    while function is not None:
-        yield function
-        function = getattr(function, "__wrapped__", None)
-
-
 def _is_of(job: Job, wrapper: Callable[..., Any]) -> bool:
     """Whether the job's function is `wrapper`, perhaps with other decorators around it."""
-    return any(layer is wrapper for layer in _layers(job.func))
+    return any(layer is wrapper for layer in layers_of(job.func))
 
 
 def _is_called_by_rq(job: Job | None, wrapper: Callable[..., Any]) -> bool:
@@ -201,42 +167,7 @@ def _is_called_by_rq(job: Job | None, wrapper: Callable[..., Any]) -> bool:
 
     Whoever else calls a coroutine function wants to await what it returns.
     """
-    return job is not None and _plain(job.func) is wrapper and not loop_runs_here()
-
-
-def message_of(
-    job: Job, *, message_id: Callable[[Job], str] | None = None, marks: Marks | None = None
-) -> MessageRef:
-    """The identity of a job's message: `Repeat` uses the job again, a requeue does not."""
-    marks = marks or Marks()
-    return MessageRef(
-        id=_default_id(job) if message_id is None else message_id(job),
-        deferrals=marks.deferrals,
-        tick=marks.tick,
-    )
-
-
-def _default_id(job: Job) -> str:
-    if is_of_rq_scheduler(job):
-        # rq-scheduler enqueues the same job each time: all that changes is when.
-        _warn_of_rq_scheduler(job.func_name)
-        return f"{job.id}@{_seconds(job.enqueued_at or job.created_at)}"
-    repeats = "" if job.repeats_left is None else f"~{job.repeats_left}"
-    return f"{job.id}@{_seconds(job.created_at)}{repeats}"
-
-
-def _seconds(when: datetime) -> str:
-    return f"{when.timestamp():.6f}"
-
-
-@functools.cache
-def _warn_of_rq_scheduler(name: str) -> None:
-    logger.warning(
-        "%s comes from rq-scheduler, which uses one job for all its messages: they are told apart "
-        "by when they were enqueued, so one that is enqueued twice counts as two. Say "
-        "message_id= in @guarded_job if you can tell better.",
-        name,
-    )
+    return job is not None and plain(job.func) is wrapper and not loop_runs_here()
 
 
 def _deliver(

@@ -30,7 +30,7 @@ from taskguard import (
     not_before_s,
 )
 from taskguard_rq.calls import NAME, RQSender, call_of, job_in
-from taskguard_rq.decorator import guarded_function_of, message_id_of, message_of
+from taskguard_rq.recognition import guarded_function_of, message_id_of, message_of
 from taskguard_rq.runtime import runtime
 
 if TYPE_CHECKING:

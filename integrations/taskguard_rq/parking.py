@@ -45,6 +45,7 @@ from taskguard_rq.calls import (
 )
 from taskguard_rq.expiry import sent_before
 from taskguard_rq.marks import CALLED, LINE, WAITS, marks_of, set_mark
+from taskguard_rq.recognition import guarded_function_of, message_id_of, message_of
 from taskguard_rq.redelivery import is_of_rq_scheduler, is_used_again
 from taskguard_rq.runtime import runtime
 
@@ -340,8 +341,6 @@ def _end_unreached(job: Job) -> None:
     It would be sent, and fail, many times more, and others would wait for it. Of a job whose
     function cannot be imported the work is not known.
     """
-    from taskguard_rq.decorator import guarded_function_of, message_id_of, message_of
-
     try:
         function = guarded_function_of(job.func)
         ledger = runtime().ledger

@@ -8,21 +8,18 @@ Does not guarantee: that its keys tell different work apart. Its text is the use
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from typing import TYPE_CHECKING
 
 from taskguard.keys.template import TemplateProblemError
 from taskguard.keys.values import BYTES, RefusedValueError, escape, shorten, text_of
-
-if TYPE_CHECKING:
-    from taskguard.keys.function import Arguments
 
 __all__ = ["MAX_KEYS", "CallableKeys", "FinishedKey", "callable_name", "finish_key", "too_many"]
 
 MAX_KEYS = 100
 # So many keys a callable may return, repeats included: a generator may have no end.
 _MAX_TEXTS = 10 * MAX_KEYS
+_VAR_POSITIONAL, _VAR_KEYWORD = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 
 
 class FinishedKey(str):
@@ -34,21 +31,24 @@ class FinishedKey(str):
 class CallableKeys:
     """A key option that is code: called with the task's arguments, by name."""
 
-    __slots__ = ("_arguments", "_by_name", "_by_position", "_function", "source")
+    __slots__ = ("_by_name", "_by_position", "_function", "_stars", "source")
 
-    def __init__(self, function: Callable[..., object], arguments: Arguments) -> None:
+    def __init__(
+        self, function: Callable[..., object], parameters: Collection[inspect.Parameter]
+    ) -> None:
         # Called by name, so that `lambda order_id, **_:` can leave out what it does not need and no
         # two are mixed up; by position only parameters that cannot be named.
-        stars = (arguments.var_positional, arguments.var_keyword)
-        parameters = [p for p in arguments.parameters.values() if p.name not in stars]
+        names = {p.kind: p.name for p in parameters}
+        stars = names.get(_VAR_POSITIONAL), names.get(_VAR_KEYWORD)
+        plain = [p for p in parameters if p.name not in stars]
         self._by_position = tuple(
             p.name
-            for p in parameters
+            for p in plain
             if p.kind is p.POSITIONAL_ONLY
-            or (p.kind is p.POSITIONAL_OR_KEYWORD and arguments.var_positional is not None)
+            or (p.kind is p.POSITIONAL_OR_KEYWORD and stars[0] is not None)
         )
-        self._by_name = tuple(p.name for p in parameters if p.name not in self._by_position)
-        self._arguments = arguments
+        self._by_name = tuple(p.name for p in plain if p.name not in self._by_position)
+        self._stars = stars
         self._function = function
         self.source = callable_name(function)
         self._check()
@@ -89,10 +89,11 @@ class CallableKeys:
     def _call(self, values: Mapping[str, object]) -> object:
         positional = [values[name] for name in self._by_position]
         named = {name: values[name] for name in self._by_name}
-        if self._arguments.var_positional is not None:
-            positional.extend(values[self._arguments.var_positional])  # type: ignore[arg-type]
-        if self._arguments.var_keyword is not None:
-            named.update(values[self._arguments.var_keyword])  # type: ignore[call-overload]
+        var_positional, var_keyword = self._stars
+        if var_positional is not None:
+            positional.extend(values[var_positional])  # type: ignore[arg-type]
+        if var_keyword is not None:
+            named.update(values[var_keyword])  # type: ignore[call-overload]
         return self._function(*positional, **named)
 
 

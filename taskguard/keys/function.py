@@ -371,7 +371,7 @@ def _compile_part(part: object, arguments: Arguments) -> Template | CallableKeys
             arguments.check(placeholder)
         return template
     if callable(part):
-        return CallableKeys(part, arguments)
+        return CallableKeys(part, arguments.parameters.values())
     raise TemplateProblemError(
         f"a list of keys holds templates and callables, not {type(part).__name__}"
     )

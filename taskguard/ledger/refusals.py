@@ -5,17 +5,11 @@ Guarantees: each names the key and the fence, and says that nothing was written.
 
 from __future__ import annotations
 
-from taskguard.errors import (
-    LedgerUnavailableError,
-    StaleTokenError,
-    TransactionRetryError,
-    TransactionUsageError,
-)
+from taskguard.errors import StaleTokenError, TransactionRetryError, TransactionUsageError
+from taskguard.ledger.connections.errors import ConnectionBrokenError
 from taskguard.model.claims import Claim
 
 __all__ = [
-    "ConnectionBrokenError",
-    "NoConnectionError",
     "broken_in_block",
     "ended_in_block",
     "failed_in_block",
@@ -29,14 +23,6 @@ __all__ = [
 def key_of(claim: Claim) -> str:
     """The keys, as errors name them."""
     return ", ".join(claim.keys)
-
-
-class ConnectionBrokenError(TransactionRetryError):
-    """The connection broke: run again, though not as often as after a deadlock."""
-
-
-class NoConnectionError(LedgerUnavailableError):
-    """All connections of this process are in use; the database may well be there."""
 
 
 def stale(claim: Claim) -> StaleTokenError:

@@ -30,6 +30,7 @@ from taskguard.findings import Finding
 from taskguard.ledger import endings, operator, outbox
 from taskguard.ledger.connections.database import Database, LockTimeoutError
 from taskguard.ledger.decisions import CLAIMABLE
+from taskguard.ledger.messages import raise_deferrals
 from taskguard.ledger.own_rows import changes as rows
 from taskguard.ledger.own_rows.guarded_row import GuardedRow
 from taskguard.ledger.records import overdue_of
@@ -278,8 +279,8 @@ class SqlLedger:
             return True
         with self._database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
             now_us = self._database.now_us(db)
-            if not self._database.dialect.raise_deferrals(
-                db, request.message, deferrals, work=request.work, now_us=now_us
+            if not raise_deferrals(
+                self._database, db, request.message, deferrals, work=request.work, now_us=now_us
             ):
                 return False
             with self._database.elsewhere_meanwhile(db):

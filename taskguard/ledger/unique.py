@@ -23,6 +23,7 @@ import sqlalchemy as sa
 
 from taskguard.errors import TransactionRetryError
 from taskguard.ledger.connections.database import Database
+from taskguard.ledger.messages import raise_deferrals
 from taskguard.ledger.records import message_of
 from taskguard.ledger.tables import MESSAGES, NO_PLACE, WORK
 from taskguard.model.claims import ClaimRequest, MessageRef
@@ -116,9 +117,8 @@ def supersede(database: Database, db: sa.Connection, request: ClaimRequest, mess
     if message == request.message.name:
         return
     highest = MessageRef(message, retries=REPLACED_RETRIES)
-    database.dialect.raise_deferrals(
-        db, highest, REPLACED_RETRIES, work=str(request.work), now_us=database.now_us(db)
-    )
+    now_us = database.now_us(db)
+    raise_deferrals(database, db, highest, REPLACED_RETRIES, work=str(request.work), now_us=now_us)
 
 
 def not_superseded() -> sa.ColumnElement[bool]:

@@ -34,7 +34,7 @@ from taskguard_celery import guarded_task
 from taskguard_celery.message import is_redelivered
 from taskguard_celery.recognition import guarded_function_of as function_of_task
 from taskguard_rq import guarded_job
-from taskguard_rq.decorator import guarded_function_of as function_of_job
+from taskguard_rq.recognition import guarded_function_of as function_of_job
 from taskguard_rq.redelivery import is_redelivered as is_begun_again
 from taskguard_rq.redelivery import note_start
 

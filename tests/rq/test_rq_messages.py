@@ -15,8 +15,8 @@ from rq.job import Job
 from support.invoices import book, book_again, book_unless_busy, charge, outlast, report, strange
 from taskguard.model.states import State
 from taskguard_rq import enqueue
-from taskguard_rq.decorator import message_of
 from taskguard_rq.marks import marks_of
+from taskguard_rq.recognition import message_of
 
 
 def finished(job: Any) -> bool:

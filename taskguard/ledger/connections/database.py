@@ -34,12 +34,12 @@ from taskguard.ledger.connections.engine import (
     failover_s,
     make_engine,
 )
+from taskguard.ledger.connections.errors import NoConnectionError
 from taskguard.ledger.connections.executed import Executed
 from taskguard.ledger.connections.libpq import FORGOTTEN, Commit, Libpq, numbered
 from taskguard.ledger.connections.pools import Lifo, Pools, on_other_pool
 from taskguard.ledger.connections.prepared import Prepared
 from taskguard.ledger.connections.sessions import noting, refuse_autocommit
-from taskguard.ledger.refusals import NoConnectionError
 
 if TYPE_CHECKING:
     from typing import Self

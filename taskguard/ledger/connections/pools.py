@@ -36,8 +36,8 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 from sqlalchemy.util.queue import Empty, Full, QueueCommon
 
+from taskguard.ledger.connections.errors import NoConnectionError
 from taskguard.ledger.connections.listeners import listen_once, same_listeners
-from taskguard.ledger.refusals import NoConnectionError
 
 if TYPE_CHECKING:
     from sqlalchemy.pool import ConnectionPoolEntry

@@ -369,8 +369,9 @@ class GuardedTransaction:
             # The keys are checked, too: other work may hold them, which this work's row does not
             # tell.
             self._lock_keys()
-            stored, self._mark = database.dialect.mark(self.db, claim, progress_json)
-            done = self.db.execute(sa.update(WORK).where(standing(claim)).values(progress=stored))
+            before = sa.select(WORK.c.progress).where(standing(claim))
+            text, self._mark = database.dialect.mark(self.db, progress_json, stored=before)
+            done = self.db.execute(sa.update(WORK).where(standing(claim)).values(progress=text))
         if done.rowcount != len(claim.work_ids):
             raise stale(claim)
 

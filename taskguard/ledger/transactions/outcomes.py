@@ -18,8 +18,8 @@ from taskguard.errors import (
     TransactionRetryError,
 )
 from taskguard.ledger.connections.database import CannotWriteError, Database, LockTimeoutError
+from taskguard.ledger.connections.errors import ConnectionBrokenError
 from taskguard.ledger.refusals import (
-    ConnectionBrokenError,
     broken_in_block,
     key_of,
     lock_not_given,
@@ -164,5 +164,6 @@ def _ask(
         select = sa.select(WORK).where(WORK.c.id == claim.work)
         row = db.execute(select.with_for_update()).first()
         mine = row is not None and (row.fence, row.owner) == (claim.fence, str(claim.owner))
-        committed = mark is not None and database.dialect.happened(db, mark, row, mine=mine)
+        stored = row.progress if row is not None and mine else None
+        committed = mark is not None and database.dialect.happened(db, mark, stored=stored)
         return committed, State(row.state) if row is not None and mine else None

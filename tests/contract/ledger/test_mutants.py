@@ -31,6 +31,7 @@ from taskguard.ledger import decisions as answers
 from taskguard.ledger import endings as ending_statements
 from taskguard.ledger import outbox, retention, unique
 from taskguard.ledger.connections.database import Database
+from taskguard.ledger.messages import raise_deferrals
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.statements import claims as portable_claims
 from taskguard.ledger.statements import lines, mariadb, newest, portable, postgresql, renewals
@@ -364,9 +365,7 @@ def with_recalls_of_a_higher_number(made: Mutation) -> None:
         with database.transaction() as db:
             for each in items:
                 deferrals = each.message.deferrals + 1
-                database.dialect.raise_deferrals(
-                    db, each.message, deferrals, work=each.work, now_us=1
-                )
+                raise_deferrals(database, db, each.message, deferrals, work=each.work, now_us=1)
         return sent(database, items, **how)
 
     made.replace(outbox, "sent", raising)

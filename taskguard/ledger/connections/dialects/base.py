@@ -11,10 +11,7 @@ from typing import Any, Final
 
 import sqlalchemy as sa
 
-from taskguard.ledger.tables import MESSAGES
-from taskguard.model.claims import Claim, MessageRef
-
-__all__ = ["MOST_CALL_BYTES", "SNAPSHOTS", "Dialect", "Fault", "recorded_below"]
+__all__ = ["MOST_CALL_BYTES", "SNAPSHOTS", "Dialect", "Fault", "lower"]
 
 
 # Half of what the widest columns hold: a statement carries the call and all else.
@@ -110,12 +107,18 @@ class Dialect(ABC):
         """An INSERT that skips rows whose primary keys exist; nothing is changed."""
 
     @abstractmethod
-    def raise_deferrals(
-        self, db: sa.Connection, message: MessageRef, deferrals: int, *, work: str, now_us: int
+    def raise_numbers(
+        self,
+        db: sa.Connection,
+        table: sa.Table,
+        key: Mapping[str, object],
+        numbers: Mapping[str, int],
+        **others: object,
     ) -> bool:
-        """Record how often this message of this work has been put off, and lock its row.
+        """Store `numbers` and `others` in the row of this primary key, and lock the row.
 
-        False if the number that is recorded there is not lower.
+        A missing row is inserted. Return False, and store nothing, unless the numbers of the row
+        are lower. The first number is compared first.
         """
 
     def lock_schema(self, db: sa.Connection) -> None:  # noqa: B027 - most need none
@@ -150,25 +153,34 @@ class Dialect(ABC):
         del db
         return None
 
-    def mark(self, db: sa.Connection, claim: Claim, progress_json: str) -> tuple[str, str | None]:
-        """The progress to store, and by what the outcome of its COMMIT can be asked for later."""
-        del db, claim
-        return progress_json, None
+    def mark(
+        self, db: sa.Connection, text: str, *, stored: sa.Select[Any]
+    ) -> tuple[str, str | None]:
+        """Return the text to store, and a mark of this transaction for `happened()`.
+
+        `stored` selects the text that is stored now.
+        """
+        del db, stored
+        return text, None
 
     def is_at_work(self, db: sa.Connection, session: int) -> bool:
         """Whether the server's session of this number has a transaction open, as far as it says."""
         del db, session
         return False
 
-    def happened(self, db: sa.Connection, mark: str, work: Any, *, mine: bool) -> bool:
-        """Whether the transaction of a mark was committed; `work` is the row, `mine` its owner."""
-        del db, mark, work, mine
+    def happened(self, db: sa.Connection, mark: str, *, stored: str | None) -> bool:
+        """Return True if the transaction with this mark was committed.
+
+        `stored` is the text that is stored now, or None if it is another holder's.
+        """
+        del db, mark, stored
         return False
 
 
-def recorded_below(message: MessageRef, deferrals: int) -> sa.ColumnElement[bool]:
-    """Whether the recorded number of the message is lower than `(retries, deferrals)`."""
-    return sa.or_(
-        MESSAGES.c.retries < message.retries,
-        sa.and_(MESSAGES.c.retries == message.retries, MESSAGES.c.deferrals < deferrals),
-    )
+def lower(table: sa.Table, numbers: Mapping[str, int]) -> sa.ColumnElement[bool]:
+    """Return the condition that a row has lower numbers, of which the first is compared first."""
+    found: sa.ColumnElement[bool] = sa.false()
+    for name, number in reversed(list(numbers.items())):
+        column = table.c[name]
+        found = sa.or_(column < number, sa.and_(column == number, found))
+    return found

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,11 +29,9 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.mysql import insert
 
 from taskguard.errors import ConfigurationError
-from taskguard.ledger.connections.dialects.base import SNAPSHOTS, Dialect, Fault, recorded_below
+from taskguard.ledger.connections.dialects.base import SNAPSHOTS, Dialect, Fault, lower
 from taskguard.ledger.connections.listeners import listen_once
 from taskguard.ledger.connections.sessions import refuse_autocommit
-from taskguard.ledger.tables import MESSAGES, WORK, standing
-from taskguard.model.claims import Claim, MessageRef
 
 __all__ = ["MySQL", "is_ended"]
 
@@ -168,21 +166,19 @@ class MySQL(Dialect):
         key = next(iter(table.primary_key))
         return insert(table).values(values).on_duplicate_key_update({key.name: key})
 
-    def raise_deferrals(
-        self, db: sa.Connection, message: MessageRef, deferrals: int, *, work: str, now_us: int
+    def raise_numbers(
+        self,
+        db: sa.Connection,
+        table: sa.Table,
+        key: Mapping[str, object],
+        numbers: Mapping[str, int],
+        **others: object,
     ) -> bool:
-        # A row that is there now, and locked; then the number, if it is lower.
-        nothing = {"retries": -1, "deferrals": -1, "updated": now_us}
-        new = {"message": message.name, "work": work, **nothing}
-        db.execute(self.insert_missing(MESSAGES, new))
+        # The INSERT makes sure that there is a row, and locks it. A new row has lower numbers.
+        db.execute(self.insert_missing(table, {**key, **dict.fromkeys(numbers, -1), **others}))
+        ours = (table.c[name] == value for name, value in key.items())
         raised = db.execute(
-            sa.update(MESSAGES)
-            .where(
-                MESSAGES.c.message == message.name,
-                MESSAGES.c.work == work,
-                recorded_below(message, deferrals),
-            )
-            .values(retries=message.retries, deferrals=deferrals, updated=now_us)
+            sa.update(table).where(*ours, lower(table, numbers)).values(**numbers, **others)
         )
         return raised.rowcount == 1
 
@@ -219,16 +215,18 @@ class MySQL(Dialect):
     def longest_statement(self, db: sa.Connection) -> int | None:
         return int(db.exec_driver_sql("select @@max_allowed_packet").scalar_one())
 
-    def mark(self, db: sa.Connection, claim: Claim, progress_json: str) -> tuple[str, str | None]:
-        # Nobody can be asked what became of a transaction. So the progress differs from the one
-        # before, if only by a blank, which JSON does not count.
-        before = db.execute(sa.select(WORK.c.progress).where(standing(claim)).with_for_update())
-        stored = f"{progress_json} " if before.scalar() == progress_json else progress_json
-        return stored, stored
+    def mark(
+        self, db: sa.Connection, text: str, *, stored: sa.Select[Any]
+    ) -> tuple[str, str | None]:
+        # The server cannot say what became of a transaction. So the text has to differ from the
+        # one before. A blank at its end is enough, which JSON ignores.
+        before = db.execute(stored.with_for_update()).scalar()
+        text = f"{text} " if before == text else text
+        return text, text
 
-    def happened(self, db: sa.Connection, mark: str, work: Any, *, mine: bool) -> bool:
+    def happened(self, db: sa.Connection, mark: str, *, stored: str | None) -> bool:
         del db
-        return mine and bool(work.progress == mark)
+        return stored == mark
 
 
 def is_ended(origin: Any) -> bool:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import sqlalchemy as sa
 
-from taskguard.ledger.connections.dialects.base import Dialect, recorded_below
-from taskguard.ledger.tables import MESSAGES
-from taskguard.model.claims import MessageRef
+from taskguard.ledger.connections.dialects.base import Dialect, lower
 
 __all__ = ["OnConflict"]
 
@@ -25,14 +24,17 @@ class OnConflict(Dialect):
     def insert_missing(self, table: sa.Table, values: Any) -> Any:
         return self.insert(table).values(values).on_conflict_do_nothing()
 
-    def raise_deferrals(
-        self, db: sa.Connection, message: MessageRef, deferrals: int, *, work: str, now_us: int
+    def raise_numbers(
+        self,
+        db: sa.Connection,
+        table: sa.Table,
+        key: Mapping[str, object],
+        numbers: Mapping[str, int],
+        **others: object,
     ) -> bool:
-        numbers = {"retries": message.retries, "deferrals": deferrals, "updated": now_us}
-        statement = self.insert(MESSAGES).values(message=message.name, work=work, **numbers)
+        values = {**numbers, **others}
+        statement = self.insert(table).values(**key, **values)
         statement = statement.on_conflict_do_update(
-            index_elements=list(MESSAGES.primary_key),
-            set_=numbers,
-            where=recorded_below(message, deferrals),
+            index_elements=list(table.primary_key), set_=values, where=lower(table, numbers)
         )
-        return db.execute(statement.returning(MESSAGES.c.deferrals)).first() is not None
+        return db.execute(statement.returning(*table.primary_key)).first() is not None

@@ -12,7 +12,6 @@ from sqlalchemy.dialects.postgresql import insert
 
 from taskguard.ledger.connections.dialects.base import SNAPSHOTS, Fault
 from taskguard.ledger.connections.dialects.on_conflict import OnConflict
-from taskguard.model.claims import Claim
 
 __all__ = ["BEGUN", "MARK", "PostgreSQL", "bounding", "bounds", "milliseconds"]
 
@@ -96,10 +95,12 @@ class PostgreSQL(OnConflict):
         found = db.exec_driver_sql(f"select current_setting('{MARK}', true)").scalar()
         return bool(found != BEGUN)
 
-    def mark(self, db: sa.Connection, claim: Claim, progress_json: str) -> tuple[str, str | None]:
-        del claim
+    def mark(
+        self, db: sa.Connection, text: str, *, stored: sa.Select[Any]
+    ) -> tuple[str, str | None]:
+        del stored
         xid = db.exec_driver_sql("select pg_current_xact_id()::text").scalar_one()
-        return progress_json, str(xid)
+        return text, str(xid)
 
     def is_at_work(self, db: sa.Connection, session: int) -> bool:
         found = sa.text(
@@ -108,8 +109,8 @@ class PostgreSQL(OnConflict):
         )
         return bool(db.execute(found, {"pid": session}).scalar())
 
-    def happened(self, db: sa.Connection, mark: str, work: Any, *, mine: bool) -> bool:
-        del work, mine
+    def happened(self, db: sa.Connection, mark: str, *, stored: str | None) -> bool:
+        del stored
         status = sa.text("select pg_xact_status(cast(:xid as xid8))")
         return bool(db.execute(status, {"xid": mark}).scalar() == "committed")
 
