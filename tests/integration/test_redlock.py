@@ -619,6 +619,25 @@ assert locks.release(("k",), owner) is True
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
 
+    def test_the_end_of_a_process_waits_for_no_server(self, own: Independent) -> None:
+        """A thread that is still connecting to a frozen server is left behind."""
+        script = """
+import sys
+from taskguard.locks.base import Granted
+from taskguard.locks.redlock import RedlockLocks
+from taskguard.model.lease import new_owner
+owner = new_owner("m")
+locks = RedlockLocks(sys.argv[1], socket_timeout_s=300, connect_timeout_s=300)
+assert isinstance(locks.acquire(("k",), owner, ttl_s=30, with_fence=False, wait_s=0), Granted)
+assert locks.release(("k",), owner)
+"""
+        own.servers[0].pause()
+        done = subprocess.run(
+            [sys.executable, "-c", script, own.url],
+            capture_output=True, text=True, check=False, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+
     def test_gevent(self, five: Independent) -> None:
         """Greenlets share no connection, and none stops the others."""
         pytest.importorskip("gevent")
