@@ -10,7 +10,7 @@ from taskguard.doctor import findings
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.findings import Finding
 from taskguard.locks.redis import RedisLocks
-from taskguard.locks.redis.findings import RedisFacts
+from taskguard.locks.redis.health import RedisFacts
 
 __all__ = ["check_queue_server", "judge_queue_server"]
 

@@ -1,4 +1,4 @@
-"""What can be wrong with locks of any kind."""
+"""What can be wrong with lock servers of any kind."""
 
 from __future__ import annotations
 
@@ -10,5 +10,13 @@ LOCKS_IN_MEMORY = FindingTemplate(
     what="Locks are in the memory of each process (memory://).",
     why="No process sees the locks of another. Without a ledger, two can work on one key.",
     fix="Use the URL of a lock server. memory:// is for tests.",
+    link="reference/lock-servers.md",
+)
+LOCK_SERVER_MEMBER = FindingTemplate(
+    "lock_server_member",
+    Level.WARNING,
+    what="This server of the URL gives no answer, while others do: {error}",
+    why="If more of them fail, no lock can be taken.",
+    fix="Start it, correct its address, or remove it from the URL.",
     link="reference/lock-servers.md",
 )

@@ -296,7 +296,7 @@ class TestWorkerStart:
             "queue_no_persistence",
         ]
         assert "the task ship: acks_late" in lines[0]
-        assert "maxmemory-policy allkeys-lru" in lines[1]
+        assert "maxmemory-policy is allkeys-lru" in lines[1]
 
     def test_another_ledgers_application_is_found_by_whose_worker_starts_later(
         self, redis_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.findings import Finding
@@ -22,12 +22,14 @@ from taskguard.locks.base import (
     Traits,
     in_batches,
 )
-from taskguard.locks.redis.findings import RedisFacts, facts_of, findings_of, refused
 from taskguard.locks.redis.link import RedisLink, Refusal
 from taskguard.locks.redis.protocol import Script, pack
 from taskguard.locks.redis.sentinel_url import is_sentinel_url
 from taskguard.model.lease import Owner, new_owner
 from taskguard.model.policy import DAY_S, MOST_ROWS, check_number
+
+if TYPE_CHECKING:
+    from taskguard.locks.redis.health import RedisFacts
 
 __all__ = ["RENEWALS", "RedisLocks", "read_holders"]
 
@@ -275,37 +277,41 @@ class RedisLocks:
         self._link.close()
 
     def check(self) -> list[Finding]:
-        """What is wrong with the server; its settings are left out where this user may not ask.
+        """Return what is wrong with the server, and its settings if this user may read them.
 
-        Each step of a lock is tried once, on a key of its own that is gone afterwards.
+        Tries each step of a lock once, on a key of its own, which it releases.
         """
+        from taskguard.locks.redis import health  # not for deliveries
+
         where = f"the lock server {self._link.address}"
         found: list[Finding] = self._link.check()
         try:
             facts = self.facts()
-            found += findings_of(facts, where=where)
+            found += health.judge(facts, where=where)
             if facts.is_usable:
                 self._try_each_step()
         except LockServerUnavailableError as error:
             refusal = self._link.refusal_of(error)
             if refusal is None:
                 raise
-            found.append(refused(refusal, str(error), where=where))
+            found.append(health.judge_refusal(refusal, error, where=where))
         return found
 
     def now_us(self) -> int:
-        """The server's clock, in µs since 1970."""
+        """Return the server's time, in µs since 1970."""
         seconds, micros = self._link.ask(pack(b"TIME"))
         return int(seconds) * 1_000_000 + int(micros)
 
     def facts(self) -> RedisFacts:
-        """What the server says of itself; of what this user may not ask, the best."""
+        """Read the server's facts. A fact that this user may not read has the best value."""
+        from taskguard.locks.redis import health  # not for deliveries
+
         try:
-            return facts_of(self._link.ask(pack(b"INFO")).decode("utf-8", "replace"))
+            return health.facts_of(self._link.ask(pack(b"INFO")).decode("utf-8", "replace"))
         except LockServerUnavailableError as error:
             if self._link.refusal_of(error) is not Refusal.RIGHTS:
                 raise
-            return RedisFacts()  # locks do not need that right
+            return health.RedisFacts()  # locks do not need that right
 
     def _try_each_step(self) -> None:
         keys = (f"check:{new_owner().nonce}",)

@@ -27,7 +27,7 @@ Each server stores the same data as a single server (`taskguard.locks.redis`), a
 the same. The user needs the same rights, and +info (and +config|get for `appendfsync always`).
 
 Read next: `provider.py`, the steps; `election.py`, how a lock is granted; `servers.py`, connections
-to all servers; `channel.py`, one connection; `checks.py`, the findings.
+to all servers; `channel.py`, one connection; `health.py`, the findings.
 """
 
 from taskguard.locks.redlock.provider import RedlockLocks

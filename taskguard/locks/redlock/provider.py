@@ -13,7 +13,6 @@ from taskguard.findings import Finding
 from taskguard.locks.base import Granted, Held, Hold, Holder, Renewal, Traits
 from taskguard.locks.redis.link import RedisLink
 from taskguard.locks.redis.provider import read_holders
-from taskguard.locks.redlock.checks import look_at
 from taskguard.locks.redlock.commands import Call, Commands
 from taskguard.locks.redlock.election import Election
 from taskguard.locks.redlock.servers import Servers
@@ -235,8 +234,10 @@ class RedlockLocks:
         ]
 
     def check(self) -> list[Finding]:
-        """What is wrong with the servers, each by itself and together."""
-        return look_at([server.link for server in self._servers.all])
+        """Return what is wrong with the servers, each by itself and together."""
+        from taskguard.locks.redlock import health  # not for deliveries
+
+        return health.check([server.link for server in self._servers.all])
 
     def close(self) -> None:
         """Close idle connections. The next call connects again."""

@@ -14,8 +14,7 @@ from typing import Any
 from taskguard.errors import LockServerUnavailableError
 from taskguard.findings import Finding, Level
 from taskguard.locks.redis.cluster.nodes import SLOTS, ClusterLink, Place
-from taskguard.locks.redis.findings import facts_of
-from taskguard.locks.redis.findings import findings_of as findings_of_one
+from taskguard.locks.redis.health import facts_of, judge
 from taskguard.locks.redis.link import RedisLink
 from taskguard.locks.redis.protocol import pack
 from taskguard.values import value
@@ -103,10 +102,10 @@ def _of_node(place: Place, nodes: dict[str, _Node]) -> Iterator[Finding]:
     """Of a node that answers."""
     info = _ask(place.link, pack(b"INFO"))
     facts = replace(facts_of((info or b"").decode("utf-8", "replace")), cluster=False)
-    for finding in findings_of_one(
+    for finding in judge(
         replace(facts, replica_of=None), where=f"the lock server {place.link.address}"
     ):
-        if finding.level is not Level.NOTE:  # the page says of a cluster what these do
+        if finding.name == "eviction":  # the page says of a cluster what the others do
             yield finding
     node = nodes.get(place.id)
     if node is None or place.is_replica or not node.has_slots:
