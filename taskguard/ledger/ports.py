@@ -1,17 +1,17 @@
-"""What a ledger has to offer: who grants fences, and the state machine of work.
+"""Protocols of a ledger, which grants fencing tokens and keeps the state of work.
 
 Guarantees of every ledger:
-* a key's fence only grows, and every claim of a key gets a higher one than the claim before;
-* a claim is decided and recorded in one atomic step, and asked again by the same owner it gives
-  the same grant and counts nothing;
-* `complete` moves PROCESSING -> DONE only while the work *and* its keys still carry this claim's
-  fence and owner, in the caller's transaction, else StaleTokenError and nothing of it stays;
-* DONE and DEAD never change but by an operator, or by the owner of the user's own row, who sets
-  it back to its first state;
-* no call waits for a row lock longer than a short lock time-out: that is `Busy`.
+* Fencing tokens of a key only grow. Each claim of a key gets a higher one than the claim before.
+* A claim is decided and recorded in one atomic step. If the same owner asks again, it gets the
+  same grant, and nothing is counted twice.
+* `complete` moves PROCESSING -> DONE in the caller's transaction, while the work *and* its keys
+  carry this claim's fence and owner. Otherwise it raises StaleTokenError, and nothing stays.
+* DONE and DEAD stay, unless an operator requeues the work, or the user's own row is set back to
+  its first state.
+* No call waits for a row lock longer than a short lock time-out. Then the answer is `Busy`.
 
-Driver errors come out as LedgerUnavailableError, TransactionRetryError or LedgerSchemaError.
-Times in requests are seconds, in rows µs of the *database's* clock.
+A driver's errors become LedgerUnavailableError, TransactionRetryError or LedgerSchemaError.
+Times in requests are seconds. Times in rows are µs of the *database's* clock.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
 __all__ = [
-    "Calls",
     "Claims",
     "DatabaseLedger",
     "Effects",
@@ -54,6 +53,7 @@ __all__ = [
     "Lines",
     "Messages",
     "Outbox",
+    "Promotions",
     "Records",
     "Tables",
     "Upkeep",
@@ -61,137 +61,156 @@ __all__ = [
 
 
 class Claims(Protocol):
-    """Who may run: the admission asks, and the watchdog renews."""
+    """Decide which delivery may run. The admission asks, and the watchdog renews."""
 
     def claim(self, request: ClaimRequest) -> ClaimAnswer:
         """Decide and record, in one atomic step, whether this delivery may run."""
         ...
 
     def peek(self, request: ClaimRequest) -> ClaimAnswer:
-        """What a claim would find, without claiming: Answer, or Busy (also where it is free)."""
+        """Return an Answer if a claim would get one, or else Busy, also for a free key."""
         ...
 
     def renew(self, claims: Sequence[Claim]) -> list[str]:
-        """Renew many claims, each for its `ttl_s` from now, in one statement a batch.
+        """Renew many claims, each for its `ttl_s` from now, in one statement for each batch.
 
-        One of `RENEWED`, `SKIPPED` (the row was locked by somebody, or its work is already
-        completed by this claim), `TAKEN` (another holder, or the work left PROCESSING).
+        Return one of these for each claim:
+        * `RENEWED`.
+        * `SKIPPED`: another transaction has locked the row, or this claim has completed the work.
+        * `TAKEN`: another holder has the key, or the work left PROCESSING.
         """
         ...
 
     def holds(self, keys: tuple[str, ...], owner: Owner) -> bool:
-        """Whether the owner has one of these keys, by a claim that has not ended."""
+        """Return True if the owner has one of these keys by a claim that has not ended."""
         ...
 
     def view(self, work: str) -> WorkView | None:
-        """A work's record."""
+        """Return the record of work, or None if there is none."""
         ...
 
 
 class LedgerTransaction(Protocol):
-    """One open transaction of a holder. Ends by leaving the context manager that gave it.
+    """One open transaction of a holder. It ends with the context manager that gave it.
 
     Attributes:
-        db: the SQLAlchemy Connection the body writes with.
+        db: the SQLAlchemy Connection that the body writes with.
     """
 
     db: Any
 
     def complete(self, claim: Claim, result_json: str | None) -> None:
-        """PROCESSING -> DONE in this transaction, and end the ledger's lease. The last of a block.
+        """Move PROCESSING -> DONE in this transaction, and end the ledger's lease.
 
-        Raises StaleTokenError when the claim no longer stands; that, and all else by which it may
-        fail, may also be raised at the end of the block.
+        It is the last call of a block. Raise StaleTokenError if the claim is stale. That error, and
+        any other, may also come at the end of the block.
         """
         ...
 
     def checkpoint(self, claim: Claim, progress_json: str) -> None:
-        """Store progress in this transaction, fenced; the state stays PROCESSING."""
+        """Store progress in this transaction, fenced. The work stays PROCESSING."""
         ...
 
 
 class Effects(Protocol):
-    """What a holder writes while it runs, and how its work is completed."""
+    """Write a holder's effects and complete its work."""
 
     def transaction(
         self, claim: Claim, *, look_first: bool = True, on: Any = None
     ) -> AbstractContextManager[LedgerTransaction]:
-        """A transaction for the holder's writes. With `look_first`, for a holder whose lease may
-        have run out, an obviously stale claim is refused before the body writes anything. `on` is
-        the user's own session or connection to have it on, where it reaches this database.
+        """Return a transaction for the holder's writes.
 
-        Left normally: COMMIT; by an exception: ROLLBACK. A COMMIT whose outcome is unknown is
-        resolved before this returns or raises: returns if it happened; raises
-        TransactionRetryError if it did not and the claim stands, StaleTokenError if it did not
-        and cannot any more, CommitUnknownError if nothing can be learnt.
+        The block commits if it is left normally, and rolls back if it is left by an exception. If
+        COMMIT gets no answer, its outcome is looked up before the block ends. The block ends
+        normally if the COMMIT happened. Otherwise it raises TransactionRetryError if the claim is
+        still valid, StaleTokenError if it is stale, or CommitUnknownError if the outcome stays
+        unknown.
+
+        Args:
+            claim: the holder's claim.
+            look_first: refuse a stale claim before the body writes. For a holder whose lease may
+                have expired.
+            on: the user's own session or connection, which has to reach this database. The
+                transaction is on it. None: on a connection of the ledger's.
         """
         ...
 
     def complete(self, claim: Claim, result_json: str | None) -> None:
-        """PROCESSING -> DONE in a transaction of its own, flushed. Raises StaleTokenError."""
+        """Move PROCESSING -> DONE in a transaction of its own, flushed to disk.
+
+        Raise StaleTokenError if the claim is stale.
+        """
         ...
 
     def store_result(self, claim: Claim, result_json: str) -> None:
-        """Store the result of work that this claim completed; does nothing if it did not."""
+        """Store the result of work that this claim completed. Otherwise do nothing."""
         ...
 
     def note(self, claim: Claim, progress_json: str) -> bool:
-        """Store progress of work that this claim holds, by itself. False if it does not hold it."""
+        """Store progress in a transaction of its own. Return False if this claim is stale."""
         ...
 
 
 class Endings(Protocol):
-    """How a claim ends that does not complete its work."""
+    """End a claim without completing its work."""
 
     def fail(self, claim: Claim, error: str) -> bool:
-        """PROCESSING -> FAILED with the attempt's retry number; ends the lease. False if stale."""
+        """Move PROCESSING -> FAILED with the retry number of the attempt, and end the lease.
+
+        Return False if the claim is stale.
+        """
         ...
 
     def give_back(self, claim: Claim) -> bool:
-        """PROCESSING -> NEW; ends the lease; not a crash. False if stale.
+        """Move PROCESSING -> NEW, which counts as no crash, and end the lease.
 
-        A claim without work only ends its lease: False if its keys did not carry it any more, True
-        where that cannot be told.
+        Return False if the claim is stale. A claim without work only ends its lease. For it, return
+        False if its keys belong to another claim, and True if that cannot be known.
         """
         ...
 
     def crash(self, claim: Claim, error: str) -> bool:
-        """A body ended its process: ends the lease, and leaves the work PROCESSING, with `error`.
+        """End the lease of a holder whose body ended its process, and note `error`.
 
-        The next claim is a takeover, or makes the work DEAD, as after a lease that ran out, but
-        need not wait for that. The user's own row stays as it is. False if stale.
+        The work stays PROCESSING, and the user's own row stays as it is. The next claim is a
+        takeover, or makes the work DEAD, without waiting for a lease to expire. Return False if the
+        claim is stale.
         """
         ...
 
     def end_round(self, claim: Claim, reason: str, *, most: int) -> State | None:
-        """PROCESSING -> NEW, because the database ended the body's transaction; ends the lease.
+        """Move PROCESSING -> NEW because the database ended the body's transaction.
 
-        The `most`th time in a row -> FAILED, with the reason. The state it has now; None if stale.
+        This ends the lease. If it happens `most` times in a row, move the work to FAILED with the
+        reason. Return the new state, or None if the claim is stale.
         """
         ...
 
     def uncount_crash(self, claim: Claim) -> None:
-        """A holder whose lease was taken over is alive after all: uncount its crash, once."""
+        """Uncount, once, the crash of a holder that was taken over and is alive."""
         ...
 
 
 class Messages(Protocol):
-    """What the record knows of messages."""
+    """Record how messages were deferred, revoked and expired."""
 
     def defer(self, request: ClaimRequest, publish: Callable[[int], None]) -> bool:
-        """Publish the message again and record its number of deferrals; False if superseded.
+        """Publish the message again, and record its number of deferrals.
 
-        The number is the message's in this work: it says nothing of another work that the same id
-        was used for.
+        Return False, without publishing, if the message is superseded. The number is recorded for
+        the message in this work: an id may have been used for several works.
 
-        Holds the message's row locked while `publish(deferrals + 1)` runs, and commits the number
-        only after it returned, so that a crash in between leaves one copy too many, never one
-        too few, and fifty duplicates at once leave one copy, not fifty.
+        The row of the message stays locked while `publish(deferrals + 1)` runs. The number is
+        committed after `publish` has returned. So a crash in between leaves one copy too many,
+        never one too few, and fifty simultaneous duplicates leave one copy.
         """
         ...
 
     def revoke(self, work: str, *, message: str) -> bool:
-        """NEW, PROCESSING or FAILED of this message -> FAILED, final. False if it was none."""
+        """Move NEW, PROCESSING or FAILED work of this message -> FAILED, for good.
+
+        Return False if the work is another message's, or in another state.
+        """
         ...
 
     def expire(
@@ -203,32 +222,33 @@ class Messages(Protocol):
         due: bool = False,
         error: str = EXPIRED,
     ) -> bool:
-        """NEW, PROCESSING beyond its lease, or FAILED in a place, of this message -> FAILED.
+        """Move work of this message -> FAILED, because the message has expired.
 
-        Not final: the message has expired, and is sent no more; another one of the work is run.
-        False if it was none, or if a later retry of the message, or another one, stands for it.
+        The work may be NEW, PROCESSING with an expired lease, or FAILED with its position in a
+        line. Its message is sent no more. Another message of the work still runs. Return False if
+        the work is in another state, or if it waits for a later retry or for another message.
 
         Args:
-            work: what was to be done.
-            message: what has expired.
-            retries: the number with which the message would come if somebody sent it anew, so that
-                it is run; None: one more than its own.
-            due: only if it stands in line, and its `expires_us` is over by this clock; of several
-                that it was parked with, the first.
-            error: why it never runs, if it has not expired.
+            work: the id of the work.
+            message: the expired message.
+            retries: the retry number of a message that may still run: one that is sent anew. None:
+                one more than the number of `message`.
+            due: expire only work that waits in a line, and whose `expires_us` is past by this
+                clock. If the message was parked several times, the first `expires_us` counts.
+            error: the reason, if it is not that the message has expired.
         """
         ...
 
     def done_elsewhere(self, request: ClaimRequest) -> str | None:
-        """Another work of the same task that this message has done; None if there is none.
+        """Return another work of the same task that this message completed, or None.
 
-        Reads every record: ask it only of messages that may have.
+        It reads every record. Ask only about messages that may have completed one.
         """
         ...
 
 
 class Ledger(Claims, Effects, Endings, Messages, Protocol):
-    """What deliveries ask of the record in the database. Thread-safe; usable again after a fork."""
+    """A ledger as a delivery needs it. Thread-safe, and usable again after a fork."""
 
 
 class LentConnection(Protocol):
@@ -236,20 +256,20 @@ class LentConnection(Protocol):
 
     @property
     def kind(self) -> str:
-        """SQLAlchemy's name for the kind of database: "postgresql", "sqlite"."""
+        """Return SQLAlchemy's name of the database's kind: "postgresql", "sqlite"."""
         ...
 
     @property
     def driver(self) -> Any:
-        """The driver's own connection; its driver is the ledger's."""
+        """Return the driver's own connection. It has to be of the ledger's driver."""
         ...
 
 
 class Outbox(Protocol):
-    """How messages are sent, stored with their work: `enqueue()`, `recoverable=True`, the sweep."""
+    """Store how messages are sent, with their work: `enqueue()`, `recoverable=True`, the sweep."""
 
     def now_us(self) -> int:
-        """The database's clock, in µs since 1970: by it a delayed message is due."""
+        """Return the database's clock in µs since 1970. It says when a delayed message is due."""
         ...
 
     def enqueue(
@@ -260,11 +280,10 @@ class Outbox(Protocol):
         due_in_s: float = 5.0,
         once: Once | None = None,
     ) -> None:
-        """Write work with its call as NEW, in the transaction of `db`, which is the user's.
+        """Write work with its call as NEW, in the user's transaction on `db`.
 
-        With `once` it decides where the same work is waiting or in progress.
-
-        Raises CallTooLargeError or ConfigurationError.
+        `once` decides what happens if the same work waits or is in progress. Raise
+        CallTooLargeError or ConfigurationError.
         """
         ...
 
@@ -276,7 +295,7 @@ class Outbox(Protocol):
         due_in_s: float = 5.0,
         once: Once | None = None,
     ) -> None:
-        """The same in the transaction that another library has open on `external`."""
+        """Write work as `enqueue()` does, in the open transaction of another library."""
         ...
 
     def overdue(
@@ -287,72 +306,84 @@ class Outbox(Protocol):
         work: str | None = None,
         parked: bool | None = None,
     ) -> list[Overdue]:
-        """Work that is overdue; `outbox.py` says when it is.
+        """Return overdue work. `ledger/outbox.py` says which work is overdue.
 
-        `parked`: only what was called from a line; False: all but that; None: both.
+        `parked`: True returns only work that was promoted from a line, False only other work, None
+        both.
         """
         ...
 
     def sent(
         self, items: Sequence[Overdue], *, again_after_s: float | None, counted: bool = True
     ) -> int:
-        """Note that the messages of these were sent again; not `counted`: it was only tried.
+        """Note that the messages of these items were sent again, and return how many were noted.
 
-        `again_after_s`: their work is overdue again after so long; None: it waits in its place in
-        a strict line until it is called, which counts as a sending.
+        Args:
+            items: the overdue work.
+            again_after_s: seconds until the work is overdue again. None: it waits at its position
+                of a strict line until it is promoted, which counts as a sending.
+            counted: False if the sending was tried without success.
         """
         ...
 
     def abandon(self, work: Overdue, *, error: str) -> bool:
-        """NEW, or PROCESSING beyond its lease -> FAILED; False if it changed since it was read."""
+        """Move NEW work, or PROCESSING work with an expired lease, -> FAILED.
+
+        Return False if the work has changed since it was read.
+        """
         ...
 
 
 class Lines(Protocol):
-    """Messages in line for their key: what a delivery asks. Read `statements/lines.py`."""
+    """Keep messages in the line of their key. `ledger/statements/lines.py` says how."""
 
     def park(self, request: ClaimRequest, *, only_new: bool = False) -> bool:
-        """Store the work with its call in the line of its key; False if it is not to wait.
+        """Store the work with its call in the line of its key. Return False if it may not wait.
 
-        `only_new`: nor if there is a record of it, or of its message.
-
-        Raises CallTooLargeError; LineFullError for work that nobody has begun, where
-        `max_waiting` others wait: it is FAILED then, if it was on record.
+        With `only_new`, work or a message that is on record may not wait. Raise CallTooLargeError.
+        Raise LineFullError if the work has never started and `max_waiting` others wait. Work that
+        is on record is FAILED then.
         """
         ...
 
     def park_newest(
         self, request: ClaimRequest, *, only_new: bool = False
     ) -> ParkedNewest | Answer | None:
-        """The same as the only one of its task that waits for the key: `request.newest`.
+        """Store the work as the only one of its task that waits for the key: `request.newest`.
 
-        An Answer: a newer one has begun, or waits, so that this one never runs. None: it is not to
-        wait. Raises CallTooLargeError.
+        Return an Answer if a newer message has started or waits, so that this one never runs.
+        Return None if the work may not wait. Raise CallTooLargeError.
         """
         ...
 
     def told(self, work: str) -> None:
-        """Note that the caller of work that was superseded while it waited is being told so."""
+        """Note that the caller of work that was superseded while it waited gets its answer."""
         ...
 
     def keep(self, claim: Claim, *, retries: int, call: str | None, due_in_s: float) -> bool:
-        """The message of FAILED work that keeps its place was sent once more, as this call.
+        """Note that FAILED work keeps its position, and that its message was sent once more.
 
-        It is overdue in so many seconds. `retries`: the number with which it comes; copies of it
-        with a lower one are superseded. False if the work is no longer what the claim left.
+        Return False if the work has changed since the claim ended.
+
+        Args:
+            claim: the claim that ended.
+            retries: the retry number of the new message. Copies with a lower number are superseded.
+            call: how the message is sent, as JSON text.
+            due_in_s: seconds until the work is overdue.
         """
         ...
 
     def leave(self, claim: Claim, *, retries: int) -> bool:
-        """FAILED work that keeps its place gives it up: its message does not come again.
+        """Give up the position of FAILED work whose message does not come again.
 
-        `retries`: copies of it with a lower number are superseded; one with this number is run.
+        `retries`: copies with a lower retry number are superseded. A message with this number still
+        runs.
         """
         ...
 
 
-class Calls(Protocol):
-    """Whose turn it is in the lines: what a holder that ends, a relay and the doctor ask."""
+class Promotions(Protocol):
+    """Promote messages of the lines. A holder that ends, a relay and the doctor ask."""
 
     def call_next(
         self,
@@ -365,28 +396,35 @@ class Calls(Protocol):
         ahead_s: float | None = None,
         rates: Mapping[str, Rate | None] = NO_RATES,
     ) -> Overdue | None:
-        """Note that the first in line is called, if the key is free: its message is to be sent.
+        """Note that the first message in line is promoted, if its key is free, and return it.
 
-        Only one of the namespace `app`, and whose call is for one of `queues`; None: for any. With
-        `ahead_s` the key may be bounded, by `bounds` or, if the caller knows of none, as it was
-        last; and if its rate allows the next start in at most so long, then his message is to come
-        at that moment (`Overdue.wait_s`). `rates`: as in `look()`, where there are no `bounds`.
+        Return None if no message may be promoted. The caller sends the message.
+
+        Args:
+            key: the key.
+            expected_s: seconds for which the key is kept for that message.
+            app: promote only messages of this namespace.
+            queues: promote only messages whose call is for one of these queues. None: for any.
+            bounds: the limit and rate of the key. None: as at its last claim.
+            ahead_s: send a message whose rate allows its start in at most this many seconds, with a
+                delay (`Overdue.wait_s`). None: the key has neither limit nor rate.
+            rates: as in `look()`, if `bounds` is None.
         """
         ...
 
     def expired(
         self, *, app: str = "", queues: Sequence[str] | None = None, limit: int = 1000
     ) -> list[Overdue]:
-        """Who waits in a line, and has expired: from now on overdue, so that they are sent.
+        """Return messages that expired while they waited. Their work is overdue from now on.
 
-        A worker that gets the message says that it has expired, and `expire()`s its work; until
-        then it holds up nobody but who is behind strict work. Only those of the namespace `app`,
-        and whose call is for one of `queues`; None: for any.
+        The caller sends them. A worker that gets such a message tells its caller, and ends its work
+        by `expire()`. Until then the message delays only messages behind strict work. `app` and
+        `queues` are as in `call_next()`.
         """
         ...
 
     def standing(self, *, most: int = 10_000) -> dict[tuple[str, str], int]:
-        """How many messages wait in lines, by their namespace and the kind of their queue."""
+        """Return how many messages wait, by their namespace and the kind of their queue."""
         ...
 
     def has_lines(self, *, app: str = "", queues: Sequence[str] | None = None) -> bool:
@@ -404,40 +442,51 @@ class Calls(Protocol):
         announce: str | None = None,
         rates: Mapping[str, Rate | None] = NO_RATES,
     ) -> Seen:
-        """What a relay has to do for a namespace and these queues (None: any), in one transaction.
+        """Return what a relay has to do for a namespace, from one transaction.
 
-        At most `most` messages in lines are read, by key, those whose key comes after `after`.
-        Keys are named whose first waiting message may be called: they are free, and their rate
-        allows a start in at most `ahead_s`. `announce`: what is told to those who LISTEN.
+        Args:
+            app: the namespace.
+            queues: only messages whose call is for one of these queues. None: for any.
+            ahead_s: name a key if its rate allows the next start in at most this many seconds.
+            after: read messages whose key comes after this one.
+            most: read at most this many messages, ordered by key.
+            announce: the text to NOTIFY listeners with.
+            rates: by task, the rate that the task has now. None: none.
         """
         ...
 
 
-class LineLedger(Ledger, Outbox, Lines, Calls, Protocol):
-    """A ledger that also stores how messages are sent, and keeps them in line: `busy="park"`."""
+class LineLedger(Ledger, Outbox, Lines, Promotions, Protocol):
+    """A ledger that also stores how messages are sent, and keeps lines: `busy="park"`."""
 
 
 class Records(Protocol):
-    """What people ask and change: `taskguard work`, `tg.release()`, the admin."""
+    """Show and change records for people: `taskguard work`, `tg.release()`, the admin."""
 
     def list_work(self, state: State, *, limit: int = 100) -> list[WorkView]:
-        """The records of all work in a state, what started last first."""
+        """Return the records of all work in a state. The newest start comes first."""
         ...
 
     def waiting(self, key: str | None = None, *, limit: int = 100) -> list[Waiting]:
-        """Who waits in the line of a key, or of each, the first of them first."""
+        """Return the messages in the line of a key, or in all lines, in their order."""
         ...
 
     def requeue(self, work: str, *, reason: str) -> bool:
-        """DEAD or FAILED -> NEW: its next delivery runs it. False if it is in another state."""
+        """Move DEAD or FAILED -> NEW, so that the next delivery runs the work.
+
+        Return False if the work is in another state.
+        """
         ...
 
     def holders(self, key: str) -> list[Holder]:
-        """Return the holders of a key whose leases stand: one, or those of its slots."""
+        """Return the holders of a key, or of its slots, whose leases have not expired."""
         ...
 
     def release(self, key: str, *, fence: int, owner: str) -> bool:
-        """End the lease of a holder that is known to be gone. False if it is not the holder."""
+        """End the lease of a holder that is known to be gone.
+
+        Return False if another owner or fence has the key.
+        """
         ...
 
 
@@ -445,32 +494,32 @@ class Tables(Protocol):
     """Make, upgrade and check the ledger's tables."""
 
     def check_schema(self, rows: Iterable[DeclaredRow] = ()) -> None:
-        """Raise LedgerSchemaError unless the tables are there in this library's version.
+        """Raise LedgerSchemaError unless the tables have this library's version.
 
-        Also unless the users' own tables have what `rows` declare.
+        The users' own tables must have the columns that `rows` declare.
         """
         ...
 
     def create_schema(self) -> None:
-        """Create what is missing; asked again it does nothing."""
+        """Create the tables that are missing."""
         ...
 
     def upgrade_schema(self) -> tuple[int, int]:
-        """Bring tables of an older version to this library's. The versions before and after."""
+        """Upgrade older tables to this library's version. Return the versions before and after."""
         ...
 
     def upgrade_statements(self) -> list[str]:
-        """The SQL that `upgrade_schema()` would run now; nothing is changed."""
+        """Return the SQL that `upgrade_schema()` would run now. Change nothing."""
         ...
 
 
 class Upkeep(Protocol):
-    """What is deleted, what is wrong, and the end of its connections."""
+    """Purge old records, check the database, and close connections."""
 
     def purge(self, *, older_than_s: float, batch: int = 1000, dead: bool = False) -> Purged:
-        """Forget work that ended so long ago, its messages, and keys whose lease ended before.
+        """Delete work that ended so long ago, its messages, and keys whose lease ended before.
 
-        Raises ConfigurationError where that is too early.
+        Raise ConfigurationError if `older_than_s` is too short to be safe.
         """
         ...
 
@@ -481,16 +530,16 @@ class Upkeep(Protocol):
         longest_body_s: float = 30.0,
         retention_s: float = 30 * DAY_S,
     ) -> list[Finding]:
-        """What is wrong with the database, its settings and the tables; nothing is changed.
+        """Return what is wrong with the database, its settings and the tables. Change nothing.
 
-        Raises LedgerUnavailableError where it does not answer at all.
+        Raise LedgerUnavailableError if the database does not answer at all.
         """
         ...
 
     def close(self) -> None:
-        """Close connections."""
+        """Close the connections."""
         ...
 
 
 class DatabaseLedger(LineLedger, Records, Tables, Upkeep, Protocol):
-    """All of it, as `SqlLedger` has it: what `connect()` takes."""
+    """A complete ledger, such as `SqlLedger`. `connect()` takes one."""

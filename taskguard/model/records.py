@@ -1,6 +1,6 @@
-"""What the record says to people, to a relay and to an enqueue: values, and no behaviour.
+"""Answers of the ledger to people, to a relay and to an enqueue. Values only.
 
-Read next: `claims.py` for what it says to a delivery.
+Read next: `claims.py` for the answers to a delivery.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Once", "Purged", "Seen", "Standing", "Waiting", "WorkView"]
 
 @value
 class WorkView:
-    """The record of work as a person or an operator's tool sees it. Times in seconds since 1970."""
+    """The record of work, for people. Times are seconds since 1970."""
 
     id: str
     task: str
@@ -41,14 +41,14 @@ class WorkView:
 
 @value
 class Seen:
-    """What a relay has to do.
+    """The tasks of a relay, as one look at the lines found them.
 
     Attributes:
-        keys: those whose first waiting message may be called.
-        after: the last key that was read; None: there are no more.
-        expired: whether a message has expired while it waited.
-        overdue: whether a message was called and has not come.
-        early: tasks of messages that wait, by the record, for their rate; but those of `rates`.
+        keys: the keys whose first waiting message may be promoted.
+        after: the last key that was read. None: there are no more.
+        expired: True if a message expired while it waited.
+        overdue: True if a promoted message did not arrive.
+        early: tasks whose messages wait for the rate on record, except tasks in `rates`.
     """
 
     keys: tuple[str, ...] = ()
@@ -60,12 +60,13 @@ class Seen:
 
 @value
 class Waiting:
-    """Work in the line of its key, as a person sees it. Times in seconds since 1970.
+    """Work in the line of its key, for people. Times are seconds since 1970.
 
     Attributes:
-        expected_until_s: until when its message, which was sent, is expected; None: it waits.
-        failed: it has begun and failed, and keeps its place until its retry has come.
-        sent_again: how often its message was sent again since it was called.
+        expected_until_s: the end of the time in which its promoted message is expected. None: the
+            message waits.
+        failed: True if the body has failed, and the work keeps its position for the retry.
+        sent_again: how often its message was sent again since it was promoted.
     """
 
     key: str
@@ -79,14 +80,14 @@ class Waiting:
 
 @value
 class Standing:
-    """Work that somebody has enqueued or claimed before, and that has not ended.
+    """Work that was enqueued or claimed before, and has not ended.
 
     Attributes:
         work: its id.
-        message: the name of the message that runs it, or that is to.
-        call: how that message is sent again, as JSON text; None where that is not stored.
-        fingerprint: the digest of the arguments that its messages have to agree on, if any.
-        begun: somebody is at work on it, or was, and has noted progress.
+        message: the name of the message that runs it or will run it.
+        call: how that message is sent again, as JSON text. None: the call is not stored.
+        fingerprint: the digest of the arguments that its messages must have in common, if any.
+        begun: True if a body runs, or ran and stored progress.
     """
 
     work: str
@@ -98,12 +99,13 @@ class Standing:
 
 @value
 class Once:
-    """What an enqueue does where the same work is waiting or in progress.
+    """The decision of an enqueue that finds the same work waiting or in progress.
 
     Attributes:
-        found: is given what stands there, and returns what is to replace its stored call, or None:
-            nothing is written. What it raises goes to the caller, before anything is written.
-        replaces: whether it may replace: the work's record is then locked while it is asked.
+        found: called with the work that is there. It returns the request that replaces the stored
+            call, or None to write nothing. If it raises, nothing is written, and the caller gets
+            the error.
+        replaces: True if `found` may replace the call. The record is locked while `found` runs.
     """
 
     found: Callable[[Standing], ClaimRequest | None]
