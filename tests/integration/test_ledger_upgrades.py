@@ -62,7 +62,7 @@ class TestTablesOfAnOlderCheckout:
                 assert "ledger upgrade" not in str(caught.value)
             (finding,) = (each for each in ledger.check() if each.name == "tables_version")
             assert finding.what in str(caught.value)
-            assert "taskguard_work" in finding.mend
+            assert "taskguard_work" in finding.fix
             assert shape_of(engine) == shape
             with engine.begin() as db:
                 for table in shape:
