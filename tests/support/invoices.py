@@ -99,7 +99,7 @@ def book_by_two(account: str, number: int, seconds: float, *, guard: Guard) -> i
     time.sleep(seconds)
     with guard.transaction() as db:
         effect(db, f"{account} {number}", guard)
-    step(account, "ended")
+        step(account, "ended")  # not after the COMMIT, which lets the next body begin
     return int(began - ended)
 
 

@@ -241,7 +241,8 @@ def _take_turn(name: str, number: int, seconds: float, guard: Guard) -> int:
     with guard.transaction() as db:
         effect(db, f"{name} {number}", guard)
         guard.result = number
-    step(f"{name} {number}", "ended")
+        # Not after the COMMIT, which lets the next body begin.
+        step(f"{name} {number}", "ended")
     return number
 
 
