@@ -144,7 +144,7 @@ def nothing_left_behind() -> Iterator[None]:
     me = psutil.Process()
     try:
         # Ended servers and workers need a moment until their keepers are gone.
-        wait_until(lambda: not me.children(recursive=True), timeout_s=60.0)
+        wait_until(lambda: not me.children(recursive=True))
     except AssertionError:
         left = []
         for process in me.children(recursive=True):

@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from rich.console import Console
 
 from support.needs import need
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard_sandbox.demo.__main__ import main
 from taskguard_sandbox.demo.data import DataError, read_orders
 from taskguard_sandbox.demo.display import Display
@@ -64,7 +64,7 @@ def demo(folder: Path, scratch: Path) -> Iterator[subprocess.Popen[str]]:
         yield process
     finally:
         process.kill()
-        process.wait(30)
+        process.wait(patience_s())
         assert process.stdout is not None
         process.stdout.close()
 
@@ -154,7 +154,7 @@ def test_ctrl_c_stops_servers_and_workers(tmp_path: Path, scratch: Path) -> None
         assert len(family) > 5
         process.send_signal(signal.SIGINT)
         assert "servers and workers are stopped" in process.stdout.read()
-        assert process.wait(60) == 130
+        assert process.wait(patience_s()) == 130
     wait_until(lambda: not any(each.is_running() for each in family), message="all ended")
     assert list(scratch.iterdir()) == []
 

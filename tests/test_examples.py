@@ -18,6 +18,7 @@ from urllib.error import HTTPError
 import pytest
 
 from support.needs import need
+from support.waiting import patience_s
 from taskguard.errors import StaleTokenError
 from taskguard_sandbox.servers import Postgres, Valkey
 
@@ -55,10 +56,10 @@ def test_an_example_survives_what_its_readme_tells_to_try(file: str, tmp_path: P
                 if " by process " in line and " by process " not in said:
                     os.kill(int(line.split()[-1]), signal.SIGKILL)
                 said += line
-        assert process.wait(60) == 0, said
+        assert process.wait(patience_s()) == 0, said
     finally:
         process.kill()
-        process.wait(30)
+        process.wait(patience_s())
     assert "takes over" in said
     assert OUTCOMES[file] in said.splitlines()
 

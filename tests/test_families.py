@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from support.families import Family
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 
 # A child that outlives its parent, and has let its session go.
 _ORPHAN = """
@@ -26,7 +26,7 @@ def test_what_outlives_its_parent_is_ended_too(tmp_path: Path) -> None:
     log = tmp_path / "log"
     command = [sys.executable, "-c", _ORPHAN]
     family = Family(command, environment=os.environ, log=log, cwd=tmp_path)
-    assert family.process.wait(30) == 0
+    assert family.process.wait(patience_s()) == 0
     wait_until(lambda: log.read_text().endswith("\n"), message="the orphan's number")
     orphan = psutil.Process(int(log.read_text()))
     assert orphan.is_running()

@@ -20,7 +20,7 @@ import redis
 from kombu import Connection
 
 from support.needs import need
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard_sandbox import process, servers
 from taskguard_sandbox.servers import (
     DebianRedis,
@@ -95,7 +95,7 @@ def read(server: Server) -> str:
     if isinstance(server, MariaDB | MySQL):
         return str(server.execute("select * from kept.kept")[0][0])
     with Connection(server.url) as connection, connection.SimpleQueue("kept") as queue:
-        return str(queue.get(timeout=30.0).payload)
+        return str(queue.get(timeout=patience_s()).payload)
 
 
 def tree(pid: int) -> list[psutil.Process]:

@@ -11,7 +11,7 @@ import pytest
 import redis
 import sqlalchemy as sa
 
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard.ledger.tables import WORK
 
 
@@ -64,7 +64,9 @@ def test_two_at_a_time(shop: Any) -> None:
     with shop.worker(concurrency=3), shop.worker(concurrency=3):
         wait_until(both_are_full, message="two of each at work, and the others in line")
         shop.let_go()
-        assert [each.get(timeout=120) for each in results] == [n for n in range(20) for _ in "ab"]
+        assert [each.get(timeout=patience_s()) for each in results] == [
+            n for n in range(20) for _ in "ab"
+        ]
     assert set(shop.effects().values()) == {1}
     for name in ("line", "put-off"):
         assert most_at_work(shop, name) == 2
@@ -84,7 +86,7 @@ def test_a_killed_holder(make_shop: Any) -> None:
         results = [shop.tasks.queue_up_by_two.delay("a", number, 0.2) for number in range(12)]
         shop.wait_for_steps("began", count=3)
         os.kill(shop.steps("began")[-1].pid, signal.SIGKILL)
-        assert [each.get(timeout=120) for each in results] == list(range(12))
+        assert [each.get(timeout=patience_s()) for each in results] == list(range(12))
     assert set(shop.effects().values()) == {1}
     assert is_quiet(shop)
 
@@ -98,7 +100,7 @@ def test_an_emptied_lock_server(shop: Any) -> None:
             shop.wait_for_steps("began", count=count)
             with redis.Redis.from_url(shop.environment["SHOP_LOCKS"]) as client:
                 client.flushdb()
-        assert [each.get(timeout=120) for each in results] == list(range(12))
+        assert [each.get(timeout=patience_s()) for each in results] == list(range(12))
     assert most_at_work(shop, "a") == 2
     assert set(shop.effects().values()) == {1}
 
@@ -111,7 +113,7 @@ def test_five_in_a_second(shop: Any, kind: str) -> None:
     with shop.worker(concurrency=4):
         task = getattr(shop.tasks, kind)
         results = [task.delay("a", number, 0.05) for number in range(20)]
-        assert [each.get(timeout=120) for each in results] == list(range(20))
+        assert [each.get(timeout=patience_s()) for each in results] == list(range(20))
     starts = starts_us(shop, "a")
     assert min(later - one for one, later in pairwise(starts)) >= 200_000
     assert set(shop.effects().values()) == {1}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard import MessageRef
 from taskguard_celery.calls import CelerySender, call_of
 
@@ -53,7 +53,6 @@ def test_the_same_message_fifty_times_runs_one_body(rabbit_shop: Any) -> None:
         shop.wait_for_effects(1)
         wait_until(
             lambda: worker.handled() == 50 + worker.text().count("deferred"),
-            timeout_s=60,
             message="all fifty and their copies handled",
         )
         shop.wait_until_acknowledged()
@@ -73,7 +72,7 @@ def test_a_killed_childs_work_is_done_again(rabbit_shop: Any) -> None:
         (first,) = shop.wait_for_steps("began")
         results.append(shop.tasks.ship.delay(7))
         lease_until_s = shop.kill_holder(first.pid, "shop.ship", 7)
-        assert [result.get(timeout=90) for result in results] == [{"order": 7}] * 2
+        assert [result.get(timeout=patience_s()) for result in results] == [{"order": 7}] * 2
         assert "deferred" in worker.text()
     assert shop.work("shop.ship", 7).started_s >= lease_until_s
     assert shop.effects() == Counter({"7": 1})
@@ -91,7 +90,7 @@ def test_a_delivery_that_finds_the_key_taken_is_put_off(rabbit_shop: Any, kind: 
         second = shop.tasks.ship.delay(5)
         wait_until(lambda: "deferred" in worker.text(), message="put off")
         shop.let_go()
-        assert [each.get(timeout=60) for each in (first, second)] == [{"order": 5}] * 2
+        assert [each.get(timeout=patience_s()) for each in (first, second)] == [{"order": 5}] * 2
         assert f"(message {second.id})" in worker.text()
         shop.wait_until_acknowledged()
         worker.signal(signal.SIGTERM)
@@ -109,7 +108,7 @@ def test_a_quorum_queue_that_is_declared_is_found_out(quorum_shop: Any) -> None:
         results += [shop.tasks.ship.delay(6) for _ in range(3)]
         wait_until(lambda: worker.text().count("deferred") >= 3, message="put off")
         shop.let_go()
-        assert [each.get(timeout=60) for each in results] == [{"order": 6}] * 4
+        assert [each.get(timeout=patience_s()) for each in results] == [{"order": 6}] * 4
         assert "could not be put off" not in worker.text()
     assert shop.effects() == Counter({"6": 1})
 
@@ -131,7 +130,7 @@ def test_a_delivery_limit_outlasts_an_outage_of_publishing(quorum_shop: Any) -> 
             message="more tries than the queue would allow",
         )
         shop.let_go()
-        assert [each.get(timeout=60) for each in (first, second)] == [{"order": 8}] * 2
+        assert [each.get(timeout=patience_s()) for each in (first, second)] == [{"order": 8}] * 2
     assert shop.effects() == Counter({"8": 1})
 
 
@@ -146,8 +145,8 @@ def test_a_warm_shutdown_finishes_the_body(rabbit_shop: Any) -> None:
         wait_until(lambda: "Warm shutdown" in worker.text(), message="it shuts down")
         shop.let_go()
         worker.wait()
-    assert result.get(timeout=60) == {"order": 3}
+    assert result.get(timeout=patience_s()) == {"order": 3}
     assert waiting(shop) == 1
     with shop.worker():
-        assert other.get(timeout=60) == {"order": 4}
+        assert other.get(timeout=patience_s()) == {"order": 4}
     assert shop.effects() == Counter({"3": 1, "4": 1})

@@ -17,7 +17,7 @@ from celery import Celery, chain, chord, group
 from celery.app.task import Context
 
 from support.needs import missing
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard_celery.chords import count_once
 
 
@@ -26,17 +26,17 @@ def test_chain_and_chord_go_on_over_duplicates(shop: Any) -> None:
     tasks = shop.tasks
     with shop.worker() as worker:
         result = chain(tasks.add.s(1, 2), tasks.add.s(4), tasks.add.s(5)).apply_async()
-        assert result.get(timeout=60) == 12
+        assert result.get(timeout=patience_s()) == 12
         header = [tasks.add.s(100 + number, number) for number in range(5)]
-        assert chord(header)(tasks.total.s()).get(timeout=60) == sum(
+        assert chord(header)(tasks.total.s()).get(timeout=patience_s()) == sum(
             100 + 2 * number for number in range(5)
         )
         task_id = str(uuid.uuid4())
         first = tasks.add.apply_async((50, 1), task_id=task_id)
-        assert first.get(timeout=60) == 51
+        assert first.get(timeout=patience_s()) == 51
         first.forget()
-        assert tasks.add.apply_async((50, 1), task_id=task_id).get(timeout=60) == 51
-        wait_until(lambda: "duplicate: done" in worker.text(), timeout_s=60, message="an answer")
+        assert tasks.add.apply_async((50, 1), task_id=task_id).get(timeout=patience_s()) == 51
+        wait_until(lambda: "duplicate: done" in worker.text(), message="an answer")
     assert [step.item for step in shop.steps("added")].count("50") == 1
 
 
@@ -52,7 +52,7 @@ def test_a_chain_whose_first_message_comes_again_goes_on_from_the_stored_result(
         signature = tasks.add.signature((1, 2), task_id=first_id)
         result = chain(signature, steps.tasks[1]).apply_async()
     with shop.worker():
-        assert result.get(timeout=60) == 7
+        assert result.get(timeout=patience_s()) == 7
         shop.wait_for_quiet()
     assert Counter(step.item for step in shop.steps("added")) == Counter({"1": 1, "3": 1})
 
@@ -62,9 +62,9 @@ def test_a_group_answers_for_every_member(shop: Any) -> None:
     tasks = shop.tasks
     with shop.worker(concurrency=4):
         result = group(tasks.add.s(x, 1) for x in (1, 2, 2, 3)).apply_async()
-        assert result.get(timeout=60) == [2, 3, 3, 4]
+        assert result.get(timeout=patience_s()) == [2, 3, 3, 4]
         result = group(tasks.ship.s(order) for order in (7, 7, 8)).apply_async()
-        assert [each["order"] for each in result.get(timeout=60)] == [7, 7, 8]
+        assert [each["order"] for each in result.get(timeout=patience_s())] == [7, 7, 8]
     assert shop.effects() == Counter({"7": 1, "8": 1})
 
 
@@ -75,7 +75,6 @@ def test_links_are_called_with_the_result_and_with_the_error(shop: Any) -> None:
         tasks.add.apply_async((30, 1), link=tasks.add.s(1))
         wait_until(
             lambda: [step.item for step in shop.steps("added")] == ["30", "31"],
-            timeout_s=60,
             message="the linked task",
         )
         failed = tasks.broken.apply_async((5,), link_error=tasks.complain.s())
@@ -86,7 +85,7 @@ def test_links_are_called_with_the_result_and_with_the_error(shop: Any) -> None:
 def test_a_task_that_replaces_itself_is_answered_by_its_replacement(shop: Any) -> None:
     """Task.replace keeps the task id; the replacement is work of its own, on the same key."""
     with shop.worker():
-        assert shop.tasks.instead.delay(60).get(timeout=60) == 61
+        assert shop.tasks.instead.delay(60).get(timeout=patience_s()) == 61
         shop.wait_for_quiet()
     assert len(shop.steps("replaced")) == 1
     assert len(shop.steps("in its place")) == 1
@@ -96,7 +95,7 @@ def test_a_shared_task_is_guarded_like_any_other(shop: Any) -> None:
     """@shared_task, with a body that asks for current_guard()."""
     with shop.worker():
         results = [shop.tasks.stamp.delay(1) for _ in range(3)]
-        assert [result.get(timeout=60) for result in results] == ["letter:1"] * 3
+        assert [result.get(timeout=patience_s()) for result in results] == ["letter:1"] * 3
     assert shop.effects() == Counter({"letter 1": 1})
 
 
@@ -110,7 +109,7 @@ def test_a_member_that_is_delivered_twice_counts_once(tmp_path: Path, backend: s
         check=False,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=patience_s(),
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
     )
     assert "6 SUCCESS" in told.stdout.splitlines(), told.stderr

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 
 pytestmark = pytest.mark.usefixtures("short_leases")
 
@@ -29,7 +29,7 @@ def test_a_killed_pool_child_is_replaced_and_its_work_done_again(
         (first,) = shop.wait_for_steps("began")
         killed_s = shop.now_s()
         lease_until_s = shop.kill_holder(first.pid, "shop.ship", 7)
-        shop.wait_for_effects(1, timeout_s=90)
+        shop.wait_for_effects(1)
         _, second = shop.steps("began")
         assert worker.process.poll() is None
     assert shop.effects() == Counter({"7": 1})
@@ -50,13 +50,11 @@ def test_a_paused_child_is_refused_and_its_message_answered(shop: Any) -> None:
         (wrote,) = shop.wait_for_steps("wrote")
         os.kill(wrote.pid, signal.SIGSTOP)
         second = shop.tasks.hold.delay(5, 0)
-        second.get(timeout=60)
+        second.get(timeout=patience_s())
         shop.let_go()
         os.kill(wrote.pid, signal.SIGCONT)
-        wait_until(
-            lambda: "stale commit refused" in worker.text(), timeout_s=60, message="the refusal"
-        )
-        first.get(timeout=60)
+        wait_until(lambda: "stale commit refused" in worker.text(), message="the refusal")
+        first.get(timeout=patience_s())
         shop.wait_for_quiet()
         assert "raised unexpected" not in worker.text()
     assert (first.state, second.state) == ("SUCCESS", "SUCCESS")
@@ -76,9 +74,7 @@ def test_a_stale_message_is_put_off_while_the_new_holder_is_at_work(shop: Any) -
         shop.wait_for_steps("wrote again")
         shop.let_go()
         os.kill(wrote.pid, signal.SIGCONT)
-        wait_until(
-            lambda: f"(message {first.id})" in worker.text(), timeout_s=60, message="put off"
-        )
+        wait_until(lambda: f"(message {first.id})" in worker.text(), message="put off")
         assert "stale commit refused" in worker.text()
         states = {first.state}
         shop.let_go("go again")
@@ -87,7 +83,7 @@ def test_a_stale_message_is_put_off_while_the_new_holder_is_at_work(shop: Any) -
             states.add(first.state)
             return "SUCCESS" in states
 
-        wait_until(answered, timeout_s=60, message="the answer")
+        wait_until(answered, message="the answer")
     assert states <= {"PENDING", "SUCCESS"}
     assert shop.effects() == Counter({"6": 1})
 
@@ -102,22 +98,20 @@ def test_a_holder_frozen_at_its_commit_holds_up_its_key_only_for_the_idle_timeou
     frozen = shop.tasks.freeze.delay(1)
     with shop.worker() as first:
         (wrote,) = shop.wait_for_steps("wrote")
-        wait_until(lambda: _stopped(wrote.pid), timeout_s=60, message="frozen")
+        wait_until(lambda: _stopped(wrote.pid), message="frozen")
         lease_until_s = shop.work("shop.freeze", 1).lease_until_s
         # In the other child and in another process: bodies of twice the lease.
         others = [shop.tasks.ship.delay(order, 2 * ttl_s) for order in (2, 3)]
         with shop.worker() as second:
             shop.wait_for_steps("began", 2)
             shop.tasks.freeze.delay(1)
-            wait_until(lambda: shop.effects()["1"], timeout_s=90, message="done by another")
+            wait_until(lambda: shop.effects()["1"], message="done by another")
             assert shop.work("shop.freeze", 1).started_s >= lease_until_s
             for other in others:
-                other.get(timeout=60)
+                other.get(timeout=patience_s())
             os.kill(wrote.pid, signal.SIGCONT)
-            frozen.get(timeout=60)
-            wait_until(
-                lambda: "stale commit refused" in first.text(), timeout_s=60, message="refused"
-            )
+            frozen.get(timeout=patience_s())
+            wait_until(lambda: "stale commit refused" in first.text(), message="refused")
             assert "lost after" not in second.text()
     assert shop.effects() == Counter({"1": 1, "2": 1, "3": 1})
     assert [shop.work("shop.ship", order).attempts for order in (2, 3)] == [1, 1]
@@ -131,7 +125,7 @@ def test_a_task_that_kills_its_worker_is_dead_after_max_crashes(shop: Any) -> No
     """And the queue goes on."""
     shop.tasks.die.delay(13)
     with shop.worker() as worker:
-        wait_until(lambda: "is DEAD" in worker.text(), timeout_s=90, message="DEAD")
-        assert shop.tasks.ship.delay(1).get(timeout=60) == {"order": 1}
+        wait_until(lambda: "is DEAD" in worker.text(), message="DEAD")
+        assert shop.tasks.ship.delay(1).get(timeout=patience_s()) == {"order": 1}
     assert shop.work("shop.die", 13).state == "DEAD"
     assert len(shop.steps("began")) == 2 + 1

@@ -12,7 +12,7 @@ import redis
 
 from support.celery_process import deliver, local_app, next_message
 from support.claims import request
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard_celery import enqueue, guarded_task
 from taskguard_celery.marks import HEADER, Marks
 
@@ -55,11 +55,10 @@ def test_a_redelivery_during_the_body_does_not_run_twice_nor_get_lost(make_shop:
         with shop.worker():
             wait_until(
                 lambda: any(b'"deferrals"' in each for each in broker.hvals("unacked")),
-                timeout_s=60,
                 message="the redelivery is put off, and its copy taken",
             )
             first.kill()
-            shop.wait_for_effects(1, timeout_s=90)
+            shop.wait_for_effects(1)
     assert shop.effects() == Counter({"9": 1})
 
 
@@ -71,7 +70,7 @@ def test_a_task_id_that_is_used_twice_runs_both_works(shop: Any) -> None:
     with shop.worker(concurrency=2) as worker:
         shop.wait_for_steps("began")
         shop.tasks.ship.apply_async([1], task_id="twice")
-        wait_until(lambda: "deferred" in worker.text(), timeout_s=60, message="it is put off")
+        wait_until(lambda: "deferred" in worker.text(), message="it is put off")
         shop.tasks.ship.apply_async([2], task_id="twice")
         shop.wait_for_effects(1)
         shop.let_go()
@@ -176,7 +175,7 @@ def test_a_message_never_has_more_than_two_live_copies(
             message="put off twice",
         )
         shop.let_go()
-        assert result.get(timeout=60) == {"order": 11}
+        assert result.get(timeout=patience_s()) == {"order": 11}
         shop.wait_for_quiet()
         deferred = (first.text() + second.text()).count("deferred")
         received = (first.text() + second.text()).count(" received")

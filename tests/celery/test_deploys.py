@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 import taskguard
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard.ledger.tables import WORK
 
 pytestmark = pytest.mark.once
@@ -32,7 +32,7 @@ def redeliver(make_shop: Any, *, before: str, after: str) -> tuple[Any, Any, str
         shop.wait_for_steps("done")
         worker.kill()
     with shop.worker({"SHOP_GUARD": after}) as worker:
-        told = result.get(timeout=90)
+        told = result.get(timeout=patience_s())
         shop.wait_for_quiet()
         return shop, told, worker.text()
 
@@ -69,7 +69,9 @@ def test_workers_before_and_after_a_deploy_exclude_each_other(shop: Any) -> None
                 task_id = f"{order}-{message}"
                 shop.publish_raw(shop.tasks.deployed, [order, 0.5], times=3, task_id=task_id)
                 results[order].append(shop.tasks.app.AsyncResult(task_id))
-        told = {order: {each.get(timeout=90) for each in results[order]} for order in orders}
+        told = {
+            order: {each.get(timeout=patience_s()) for each in results[order]} for order in orders
+        }
 
         def both_had_some() -> bool:
             """One that was slow to begin gets duplicates until then."""
@@ -100,7 +102,7 @@ def test_a_line_goes_on_over_a_deploy(make_shop: Any, ends: str) -> None:
             results += [task.delay("a", number) for number in (4, 5, 6)]
             wait_until(lambda: len(shop.ledger.waiting()) >= 6, message="six wait")
             shop.let_go()
-            assert [each.get(timeout=90) for each in results] == list(range(7))
+            assert [each.get(timeout=patience_s()) for each in results] == list(range(7))
             shop.wait_for_quiet()
     assert shop.effects() == Counter(f"a {number}" for number in range(7))
     began = list(dict.fromkeys(int(step.item.split()[1]) for step in shop.steps("began")))
@@ -144,7 +146,7 @@ def leave_in_line(
         shop.worker(deploy(declared, **settings), queue=queue) as worker,
     ):
         if "rate" in declared:
-            shop.tasks.queue_up.delay("a", 99).get(timeout=60)
+            shop.tasks.queue_up.delay("a", 99).get(timeout=patience_s())
         with runtime.lock("queue:a"):
             send = shop.tasks.queue_up.apply_async
             results = [send(("a", number), queue=queue) for number in range(count)]
@@ -158,7 +160,7 @@ def test_a_deploy_that_moves_a_task_to_another_queue(shop: Any) -> None:
     results = leave_in_line(shop, PARK, 3, queue="old")
     routes = {"shop.queue_up": {"queue": "shop"}}
     with shop.worker(deploy(PARK, task_routes=routes)) as worker:
-        assert [each.get(timeout=90) for each in results] == [0, 1, 2]
+        assert [each.get(timeout=patience_s()) for each in results] == [0, 1, 2]
         assert "no worker consumes from old" in worker.text()
     assert standing(shop) == []
     assert set(shop.effects().values()) == {1}
@@ -168,7 +170,7 @@ def test_a_deploy_that_moves_a_task_to_another_queue(shop: Any) -> None:
 def test_lines_of_a_former_namespace(shop: Any, before: str) -> None:
     """A worker that starts names them, and the setting; with that it sends them into its own."""
     results = leave_in_line(shop, PARK, 3, taskguard_namespace=before)
-    wait_until(lambda: not held(shop, before), timeout_s=30, message="its relay's lease has ended")
+    wait_until(lambda: not held(shop, before), message="its relay's lease has ended")
     with shop.worker(deploy(PARK, taskguard_namespace="new")) as worker:
         wait_until(lambda: "(finding stranded_namespace)" in worker.text(), message="the finding")
         assert f"taskguard_formerly_namespaces = [{before!r}]" in worker.text()
@@ -176,7 +178,7 @@ def test_lines_of_a_former_namespace(shop: Any, before: str) -> None:
         worker.kill()
     settings = {"taskguard_namespace": "new", "taskguard_formerly_namespaces": [before]}
     with shop.worker(deploy({"busy": "retry"}, **settings)) as worker:
-        assert [each.get(timeout=60) for each in results] == [0, 1, 2]
+        assert [each.get(timeout=patience_s()) for each in results] == [0, 1, 2]
         wait_until(lambda: not standing(shop), message="none waits")
         assert "(finding stranded_" not in worker.text()
     assert set(shop.effects().values()) == {1}
@@ -201,6 +203,6 @@ def test_what_waits_outlives_a_deploy_that_takes_options_away(shop: Any, what: s
     count = 1 if what == "latest" else 3
     results = leave_in_line(shop, before, count)
     with shop.worker(deploy(after)):
-        assert [each.get(timeout=60) for each in results] == list(range(count))
+        assert [each.get(timeout=patience_s()) for each in results] == list(range(count))
     assert standing(shop) == []
     assert set(shop.effects().values()) == {1}

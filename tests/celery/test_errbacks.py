@@ -14,7 +14,7 @@ from celery.app.task import Context
 
 import taskguard_celery
 from support.celery_process import deliver, local_app
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard.errors import KeyBusyError
 from taskguard.events import Event as GuardEvent
 from taskguard_celery import guarded_task
@@ -51,12 +51,12 @@ def test_an_errback_that_finds_its_key_taken_waits(app: Any, namespace: str) -> 
     def hold() -> None:
         with runtime.lock("complaints"):
             held.set()
-            free.wait(60)
+            free.wait(patience_s())
 
     held = Event()
     with ThreadPoolExecutor(2) as threads:
         holder = threads.submit(hold)
-        held.wait(60)
+        held.wait(patience_s())
         errback = app.tasks["complain"].s()
         failed = threads.submit(
             deliver, app.tasks["broken"], 5, task_id="a", errbacks=[dict(errback)]

@@ -7,7 +7,7 @@ from typing import Any
 import kombu
 import pytest
 
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
@@ -18,9 +18,9 @@ def test_a_body_that_exits_is_dead_after_max_crashes(shop: Any, pool: str) -> No
     shop.tasks.leave.delay(1, "exit")
     # Celery's threads leave the message to the visibility timeout.
     with shop.worker({"SHOP_VISIBILITY_S": "2"}, pool=pool) as worker:
-        wait_until(lambda: "is DEAD" in worker.text(), timeout_s=90, message="DEAD")
+        wait_until(lambda: "is DEAD" in worker.text(), message="DEAD")
         other = shop.tasks.ship.delay(2)
-        assert other.get(timeout=60) == {"order": 2}
+        assert other.get(timeout=patience_s()) == {"order": 2}
     assert len(shop.steps("began")) == 3 + 1
     work = shop.work("shop.leave", 1)
     assert (work.state, work.crashes, work.error) == ("DEAD", 3, "SystemExit: usage: leave")
@@ -30,8 +30,8 @@ def test_a_cancelled_body_is_a_failure_and_ends_no_worker(shop: Any) -> None:
     """asyncio.CancelledError: FAILED, once; the child that ran it lives."""
     result = shop.tasks.leave.delay(3, "cancelled")
     with shop.worker() as worker:
-        wait_until(lambda: shop.steps("began"), timeout_s=60, message="the body")
-        wait_until(lambda: result.state == "FAILURE", timeout_s=60, message="FAILURE")
+        wait_until(lambda: shop.steps("began"), message="the body")
+        wait_until(lambda: result.state == "FAILURE", message="FAILURE")
         shop.wait_for_quiet()
         assert "WorkerLostError" not in worker.text()
     assert len(shop.steps("began")) == 1

@@ -18,7 +18,7 @@ from celery.exceptions import ChordError, TaskRevokedError
 from celery.signals import before_task_publish, task_revoked
 
 from support.ear import Ear
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard import MessageRef
 from taskguard.ledger.tables import WORK
 from taskguard.model.states import EXPIRED
@@ -42,7 +42,7 @@ def holds(shop: Any, task: Any) -> Any:
 
 
 def wait_for_line(shop: Any, count: int) -> None:
-    wait_until(lambda: len(shop.ledger.waiting()) == count, timeout_s=60, message=f"{count} wait")
+    wait_until(lambda: len(shop.ledger.waiting()) == count, message=f"{count} wait")
 
 
 def record(shop: Any, result: Any) -> tuple[str, int, str | None]:
@@ -64,16 +64,16 @@ def expire_in_line(shop: Any) -> None:
         after = task.apply_async(("a", 3), expires=600)
         wait_for_line(shop, 3)
         expired = shop.tasks.app.AsyncResult("expires-soon")
-        wait_until(lambda: expired.state == "REVOKED", timeout_s=60, message="REVOKED")
+        wait_until(lambda: expired.state == "REVOKED", message="REVOKED")
         # The holder is still at work.
         assert not first.ready()
         wait_for_line(shop, 2)
         assert record(shop, expired) == ("FAILED", 0, EXPIRED)
         shop.let_go()
-        assert [each.get(timeout=60) for each in (first, before, after)] == [0, 1, 3]
+        assert [each.get(timeout=patience_s()) for each in (first, before, after)] == [0, 1, 3]
         with pytest.raises((ChordError, TaskRevokedError)):
-            told.get(timeout=60)
-        wait_until(lambda: "task-revoked" in ear.of(expired.id), timeout_s=60)
+            told.get(timeout=patience_s())
+        wait_until(lambda: "task-revoked" in ear.of(expired.id))
     assert began(shop) == ["a 0", "a 1", "a 3"]
     [revoked] = [each for each in ear.heard if each["type"] == "task-revoked"]
     assert (revoked["expired"], revoked["terminated"]) == (True, False)
@@ -143,12 +143,12 @@ def expire_on_the_way(shop: Any) -> None:
         wait_for_line(shop, 2)
         worker.signal(signal.SIGSTOP)  # which fetches no more; its children go on
         shop.let_go()
-        wait_until(lambda: shop.ledger.waiting()[0].expected_until_s is not None, timeout_s=60)
+        wait_until(lambda: shop.ledger.waiting()[0].expected_until_s is not None)
         assert datetime.now(UTC) < expires
-        wait_until(lambda: datetime.now(UTC) > expires, timeout_s=60)
+        wait_until(lambda: datetime.now(UTC) > expires)
         worker.signal(signal.SIGCONT)
-        assert [each.get(timeout=60) for each in (first, after)] == [0, 2]
-        wait_until(lambda: expired.state == "REVOKED", timeout_s=60)
+        assert [each.get(timeout=patience_s()) for each in (first, after)] == [0, 2]
+        wait_until(lambda: expired.state == "REVOKED")
         assert record(shop, expired) == ("FAILED", 0, EXPIRED)
     assert began(shop) == ["a 0", "a 2"]
 
@@ -177,9 +177,9 @@ def test_whoever_announces_calls_the_next(rabbit_shop: Any) -> None:
         last = task.delay("a", 3)
         wait_for_line(shop, 3)
         shop.revoke(revoked)
-        wait_until(lambda: datetime.now(UTC) > expires, timeout_s=60)
+        wait_until(lambda: datetime.now(UTC) > expires)
         shop.let_go()
-        assert [each.get(timeout=60) for each in (first, last)] == [0, 3]
+        assert [each.get(timeout=patience_s()) for each in (first, last)] == [0, 3]
         assert (revoked.state, expired.state) == ("REVOKED", "REVOKED")
         assert record(shop, revoked) == ("FAILED", 1, "revoked")
         assert record(shop, expired) == ("FAILED", 0, EXPIRED)

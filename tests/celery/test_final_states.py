@@ -12,7 +12,7 @@ from celery.app.trace import build_tracer
 from celery.exceptions import ChordError, TaskRevokedError
 
 import taskguard_celery
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard import Delivery, Dropped
 from taskguard.model.delivery import DROPPED
 from taskguard_celery import enqueue, guarded_task, runtime_of
@@ -20,7 +20,7 @@ from taskguard_celery import enqueue, guarded_task, runtime_of
 
 def revoked(result: Any, reason: str) -> None:
     with pytest.raises(TaskRevokedError, match=reason):
-        result.get(timeout=60)
+        result.get(timeout=patience_s())
     # get() of a chain raises for its first task before the rest of the chain has its state.
     wait_until(lambda: result.state == "REVOKED", message="its state is stored")
 
@@ -40,7 +40,7 @@ def test_each_later_message_of_revoked_work_reads_revoked(shop: Any) -> None:
         for result in (first, later, enqueued, chained.parent, chained):
             revoked(result, "the work of order:5 was revoked")
         with pytest.raises((ChordError, TaskRevokedError)):
-            told.get(timeout=60)
+            told.get(timeout=patience_s())
         shop.wait_for_quiet()
     assert ignored.state == "PENDING"
     assert dict(shop.effects()) == {"6": 1}
@@ -56,7 +56,7 @@ def test_a_message_that_is_skipped_reads_revoked(shop: Any) -> None:
         revoked(chain(task.si(7), shop.tasks.add.si(1, 2)).delay(), "was not free")
         told = chord(group([task.s(7), task.s(8)]))(shop.tasks.total.s())
         with pytest.raises((ChordError, TaskRevokedError)):
-            told.get(timeout=60)
+            told.get(timeout=patience_s())
     assert dict(shop.effects()) == {"8": 1}
 
 
@@ -65,12 +65,12 @@ def test_a_message_that_is_revoked_after_its_work_was_done_still_reads_done(shop
     task, task_id = shop.tasks.ship, str(uuid.uuid4())
     with shop.worker():
         result = task.apply_async((9,), task_id=task_id)
-        assert result.get(timeout=60) == {"order": 9}
+        assert result.get(timeout=patience_s()) == {"order": 9}
         shop.revoke(result)
         shop.publish_raw(task, [9], times=1, task_id=task_id)
         shop.wait_for_quiet()
         assert (result.state, result.get()) == ("SUCCESS", {"order": 9})
-        assert task.delay(9).get(timeout=60) == {"order": 9}
+        assert task.delay(9).get(timeout=patience_s()) == {"order": 9}
     assert dict(shop.effects()) == {"9": 1}
 
 

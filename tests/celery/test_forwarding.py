@@ -22,7 +22,7 @@ from sqlalchemy import orm
 from support.celery_process import come, local_app, messages_of
 from support.claims import request
 from support.request_ids import request_id, requests
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard import MessageRef
 from taskguard.model.states import State
 from taskguard_celery import enqueue, guarded_task
@@ -248,9 +248,9 @@ def test_messages_of_a_line_run_each_for_its_own_request(shop: Any) -> None:
             request_id.reset(token)
             if not number:
                 shop.wait_for_steps("began")
-        wait_until(lambda: len(shop.ledger.waiting()) == 3, timeout_s=60, message="three wait")
+        wait_until(lambda: len(shop.ledger.waiting()) == 3, message="three wait")
         shop.let_go()
-        ran = [each.get(timeout=60) for each in results]
+        ran = [each.get(timeout=patience_s()) for each in results]
         assert ran == [f"request-{number}" for number in range(4)]
         assert [list(each.collect()) for each in results] == [
             [(each, value)] for each, value in zip(results, ran, strict=True)

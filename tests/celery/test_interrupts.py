@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 
 
 def take_away(shop: Any, order: int) -> None:
@@ -32,7 +32,7 @@ def test_a_body_that_is_to_be_interrupted_ends_when_its_lease_is_lost(shop: Any,
         take_away(shop, 1)
         shop.wait_for_steps("interrupted")
         shop.wait_for_effects(1)
-        assert result.get(timeout=60) is None
+        assert result.get(timeout=patience_s()) is None
         wait_until(lambda: "lost after" in worker.text(), message="the event")
     assert shop.effects() == Counter({"1": 1})
 
@@ -46,5 +46,5 @@ def test_a_body_that_looks_is_told_that_its_lease_is_lost(shop: Any) -> None:
         take_away(shop, 2)
         shop.wait_for_steps("told")
         shop.wait_for_effects(1)
-        assert result.get(timeout=60) == "done"
+        assert result.get(timeout=patience_s()) == "done"
     assert shop.effects() == Counter({"2": 1})

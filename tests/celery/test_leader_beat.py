@@ -17,7 +17,7 @@ import pytest
 import redis
 
 from support.celery_beat import HERE, CeleryBeat
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard_celery.beat import LeaderScheduler
 
 EVERY_S = 0.5
@@ -85,7 +85,7 @@ def goes_on(beat: CeleryBeat) -> None:
 
 def follows_s(beat: CeleryBeat, since_s: float) -> float:
     """After what time it sent for the first time."""
-    wait_until(beat.sent, timeout_s=30, interval_s=0.005, message=lambda: beat.text()[-3000:])
+    wait_until(beat.sent, interval_s=0.005, message=lambda: beat.text()[-3000:])
     return time.monotonic() - since_s
 
 
@@ -160,7 +160,7 @@ def test_what_was_due_while_nobody_led_is_sent_once(beats: Beats) -> None:
     wait_until(lambda: "due task rare" in first.text(), message="sent once")
     assert first.terminate() == 0
     was_s = time.monotonic()
-    wait_until(lambda: time.monotonic() > was_s + 4.0, timeout_s=10)
+    wait_until(lambda: time.monotonic() > was_s + 4.0)
     second = beats.start(entries=entries)
     wait_until(lambda: second.text().count("due task often") >= 2, message="sends")
     # Not what came later: it is due once more after 4 s.
@@ -265,7 +265,7 @@ def test_ticks_that_two_leaders_sent_run_once(beats: Beats) -> None:
     two = beats.start(entries=entries, taskguard_namespace="two")
     shop = beats.shop
     with shop.worker():
-        wait_until(lambda: min(one.sent(), two.sent()) >= 8, timeout_s=30, message="both send")
+        wait_until(lambda: min(one.sent(), two.sent()) >= 8, message="both send")
         one.terminate()
         two.terminate()
         shop.wait_for_quiet()
@@ -291,7 +291,7 @@ def django_beats(beats: Beats) -> Beats:
         cwd=HERE.parent,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=patience_s(),
         check=False,
     )
     assert made.returncode == 0, made.stderr

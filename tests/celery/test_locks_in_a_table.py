@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy as sa
 
 from support.celery_shop import Shop
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard.lock_table import TableLocks
 
 
@@ -42,8 +42,10 @@ def test_the_same_message_thirty_times_runs_one_body(beside: Any, pool: str) -> 
     others = [beside.tasks.ship.delay(order) for order in range(5)]
     with beside.worker(pool=pool, concurrency=4) as worker:
         beside.wait_for_effects(6)
-        assert [each.get(timeout=60) for each in others] == [{"order": n} for n in range(5)]
-        wait_until(lambda: worker.handled() >= 35, timeout_s=60, message="all handled")
+        assert [each.get(timeout=patience_s()) for each in others] == [
+            {"order": n} for n in range(5)
+        ]
+        wait_until(lambda: worker.handled() >= 35, message="all handled")
         beside.wait_for_quiet()
     assert beside.effects() == Counter({"42": 1, **{str(order): 1 for order in range(5)}})
     assert len(beside.steps("began")) == 6
@@ -69,5 +71,5 @@ def test_a_worker_whose_table_is_missing_says_so_and_works(make_shop: Any) -> No
     """When it starts, and at each lock; the ledger decides."""
     shop = make_shop(SHOP_LOCKS="ledger://")
     with shop.worker():
-        assert shop.tasks.ship.delay(1).get(timeout=60) == {"order": 1}
+        assert shop.tasks.ship.delay(1).get(timeout=patience_s()) == {"order": 1}
     assert shop.logs().count("taskguard locks create") >= 2

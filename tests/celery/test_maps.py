@@ -16,7 +16,7 @@ from celery import Celery
 from celery.app.trace import build_tracer
 
 import taskguard_celery
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard.errors import KeyBusyError
 from taskguard_celery import guarded_task, runtime_of
 
@@ -27,10 +27,10 @@ def test_a_map_that_is_delivered_twice_does_each_item_once(shop: Any) -> None:
     with shop.worker(concurrency=2):
         for _ in range(2):
             result = shop.tasks.add.starmap(items).apply_async(task_id=task_id)
-            assert result.get(timeout=60) == [2, 3, 3]
+            assert result.get(timeout=patience_s()) == [2, 3, 3]
             result.forget()
         other = shop.tasks.add.starmap(items).apply_async()
-        assert other.get(timeout=60) == [2, 3, 3]  # a map of its own
+        assert other.get(timeout=patience_s()) == [2, 3, 3]  # a map of its own
         shop.wait_for_quiet()
     assert Counter(step.item for step in shop.steps("added")) == {"1": 2, "2": 4}
 
@@ -42,10 +42,10 @@ def test_a_map_waits_for_a_busy_key(shop: Any) -> None:
         with runtime_of(tasks.app).lock("order:2"):
             mapped = tasks.ship.map([1, 2, 3]).apply_async()
             chunks = tasks.ship.chunks([(4,), (2,), (5,)], 2).apply_async()
-            wait_until(lambda: worker.text().count("deferred") >= 2, timeout_s=60)
+            wait_until(lambda: worker.text().count("deferred") >= 2)
         answers = [{"order": number} for number in (1, 2, 3, 4, 5)]
-        assert mapped.get(timeout=60) == answers[:3]
-        assert chunks.get(timeout=60) == [[answers[3], answers[1]], [answers[4]]]
+        assert mapped.get(timeout=patience_s()) == answers[:3]
+        assert chunks.get(timeout=patience_s()) == [[answers[3], answers[1]], [answers[4]]]
     assert shop.effects() == {str(number): 1 for number in (1, 2, 3, 4, 5)}
 
 
@@ -56,9 +56,9 @@ def test_a_map_whose_worker_is_killed_goes_on_behind_its_last_item(
     shop = make_shop(SHOP_VISIBILITY_S="10")
     with shop.worker(concurrency=1) as worker:
         result = shop.tasks.ship.starmap([(1,), (2, 600.0), (3,)]).apply_async()
-        wait_until(lambda: "2" in [step.item for step in shop.steps("began")], timeout_s=60)
+        wait_until(lambda: "2" in [step.item for step in shop.steps("began")])
         shop.kill_holder(shop.steps("began")[-1].pid, "shop.ship", 2)
-        assert [each["order"] for each in result.get(timeout=120)] == [1, 2, 3]
+        assert [each["order"] for each in result.get(timeout=patience_s())] == [1, 2, 3]
         assert worker.children()
     assert shop.effects() == {"1": 1, "2": 1, "3": 1}
     assert Counter(step.item for step in shop.steps("began")) == {"1": 1, "2": 2, "3": 1}
@@ -125,12 +125,12 @@ def test_a_map_with_locks_alone_waits_in_the_worker() -> None:
     def hold(held: threading.Event) -> None:
         with runtime_of(app).lock("t:2"):
             held.set()
-            assert deferred.wait(60)
+            assert deferred.wait(patience_s())
 
     with ThreadPoolExecutor(1) as another:
         held = threading.Event()
         holder = another.submit(hold, held)
-        assert held.wait(60)
+        assert held.wait(patience_s())
         assert trace_map(app, task, [1, 2, 3]) == ran == [1, 2, 3]
         holder.result()
     runtime_of(app).close()
@@ -140,7 +140,7 @@ def test_a_map_with_locks_alone_waits_in_the_worker() -> None:
 def test_a_body_that_calls_its_own_task_in_a_map_makes_plain_calls(shop: Any) -> None:
     """They are work of their own, and count as no items."""
     with shop.worker():
-        assert shop.tasks.nest.map([3, 5]).apply_async().get(timeout=60) == [6, 15]
+        assert shop.tasks.nest.map([3, 5]).apply_async().get(timeout=patience_s()) == [6, 15]
 
 
 def test_an_eager_map_raises_if_a_key_is_taken(shop: Any) -> None:

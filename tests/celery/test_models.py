@@ -14,7 +14,7 @@ from celery import Celery, Task
 from celery.app.trace import build_tracer
 
 import taskguard_celery
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard.errors import KeyArgumentError
 from taskguard_celery import enqueue, guarded_task, runtime_of
 from taskguard_celery.marks import HEADER, Marks
@@ -44,8 +44,11 @@ def test_models_go_in_and_come_out(shop: Any) -> None:
     order = {"number": 7, "lines": ["a book"]}
     with shop.worker():
         results = [shop.tasks.model.delay(order) for _ in range(2)]
-        assert [result.get(timeout=60) for result in results] == [order, order]
-        assert enqueue(shop.tasks.model, ({"number": 8},)).result.get(timeout=60)["number"] == 8
+        assert [result.get(timeout=patience_s()) for result in results] == [order, order]
+        assert (
+            enqueue(shop.tasks.model, ({"number": 8},)).result.get(timeout=patience_s())["number"]
+            == 8
+        )
     assert shop.effects() == Counter({"7": 1, "8": 1})
 
 
@@ -56,11 +59,11 @@ def test_a_revoked_message_that_waits_is_recorded(shop: Any) -> None:
         first = task.delay({"number": 1}, shop.tasks.UNTIL_GO)
         shop.wait_for_steps("began")
         parked, last = task.delay({"number": 1}), task.delay({"number": 1})
-        wait_until(lambda: len(shop.ledger.waiting()) == 2, timeout_s=60, message="both wait")
+        wait_until(lambda: len(shop.ledger.waiting()) == 2, message="both wait")
         shop.revoke(parked)
         shop.let_go()
-        assert [each.get(timeout=60) for each in (first, last)] == [1, 1]
-        wait_until(lambda: parked.state == "REVOKED", timeout_s=60, message="REVOKED")
+        assert [each.get(timeout=patience_s()) for each in (first, last)] == [1, 1]
+        wait_until(lambda: parked.state == "REVOKED", message="REVOKED")
         views = [shop.ledger.view(f"shop.queue_up_models message:{parked.id} queue:1")]
         assert [(each.error, each.final) for each in views] == [("revoked", True)]
     assert "was not recorded" not in shop.logs()

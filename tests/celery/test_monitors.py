@@ -7,7 +7,7 @@ from typing import Any
 
 import taskguard
 from support.ear import Ear
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 
 
 def test_a_deferral_is_one_more_reception_and_start_of_the_same_task(make_shop: Any) -> None:
@@ -18,13 +18,9 @@ def test_a_deferral_is_one_more_reception_and_start_of_the_same_task(make_shop: 
     with shop.worker() as worker, Ear(shop.tasks.app) as ear:
         with other.lock("order:7"):
             message = shop.tasks.ship.apply_async([7])
-            wait_until(
-                lambda: worker.text().count("deferred") >= 2, timeout_s=60, message="put off twice"
-            )
+            wait_until(lambda: worker.text().count("deferred") >= 2, message="put off twice")
         shop.wait_for_effects(1)
-        wait_until(
-            lambda: "task-succeeded" in ear.of(message.id), timeout_s=60, message="succeeded"
-        )
+        wait_until(lambda: "task-succeeded" in ear.of(message.id), message="succeeded")
     other.close()
     kinds = Counter(ear.of(message.id))
     deferrals = worker.text().count("deferred")
@@ -45,11 +41,11 @@ def test_while_it_is_parked_it_has_begun_and_not_ended(make_shop: Any) -> None:
         first = task.delay("a", 0, shop.tasks.UNTIL_GO)
         shop.wait_for_steps("began")
         parked = task.delay("a", 1)
-        wait_until(lambda: len(shop.ledger.waiting()) == 1, timeout_s=60, message="it waits")
-        wait_until(lambda: "task-started" in ear.of(parked.id), timeout_s=60, message="started")
+        wait_until(lambda: len(shop.ledger.waiting()) == 1, message="it waits")
+        wait_until(lambda: "task-started" in ear.of(parked.id), message="started")
         assert ear.of(parked.id) == ["task-received", "task-started"]
         shop.let_go()
-        assert [each.get(timeout=60) for each in (first, parked)] == [0, 1]
-        wait_until(lambda: "task-succeeded" in ear.of(parked.id), timeout_s=60, message="succeeded")
+        assert [each.get(timeout=patience_s()) for each in (first, parked)] == [0, 1]
+        wait_until(lambda: "task-succeeded" in ear.of(parked.id), message="succeeded")
     kinds = Counter(ear.of(parked.id))
     assert kinds == {"task-received": 2, "task-started": 2, "task-succeeded": 1}

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from celery import chain, chord, group
 from celery.exceptions import ChordError, TaskRevokedError
 
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard.ledger.tables import WORK
 from taskguard.model.states import OUTDATED
 from taskguard_celery.marks import HEADER, Marks
@@ -34,17 +34,17 @@ def states_of(shop: Any) -> dict[str, tuple[str, bool]]:
 def superseded(shop: Any, result: Any) -> bool:
     """Whether the caller is told so, and the record says it."""
     with pytest.raises(TaskRevokedError):
-        result.get(timeout=60)
+        result.get(timeout=patience_s())
     return states_of(shop)[result.id] == ("FAILED", True)
 
 
 def began(shop: Any, number: int) -> None:
-    wait_until(lambda: f"a {number}" in [step.item for step in shop.steps("began")], timeout_s=60)
+    wait_until(lambda: f"a {number}" in [step.item for step in shop.steps("began")])
 
 
 def expect(shop: Any, *numbers: int) -> None:
     """Each of these has its effect once, and no others have any."""
-    wait_until(lambda: set(shop.effects()) >= {f"a {number}" for number in numbers}, timeout_s=60.0)
+    wait_until(lambda: set(shop.effects()) >= {f"a {number}" for number in numbers})
     shop.wait_for_quiet()
     assert dict(shop.effects()) == {f"a {number}": 1 for number in numbers}
 
@@ -68,14 +68,14 @@ class TestLatest:
             assert superseded(shop, second)
             assert not first.ready()
             shop.go()
-            assert [first.get(timeout=60), third.get(timeout=60)] == [1, 3]
+            assert [first.get(timeout=patience_s()), third.get(timeout=patience_s())] == [1, 3]
             expect(shop, 1, 3)
 
     def test_an_older_one_that_comes_late(self, shop: Any) -> None:
         """After the newer one has run, and from a producer whose message says when it was sent."""
         sent_s = time.time()
         with shop.worker(concurrency=1):
-            assert shop.tasks.latest.delay("a", 2).get(timeout=60) == 2
+            assert shop.tasks.latest.delay("a", 2).get(timeout=patience_s()) == 2
             older = shop.tasks.latest.apply_async(("a", 1), **sent_at(sent_s))
             assert superseded(shop, older)
             expect(shop, 2)
@@ -87,7 +87,7 @@ class TestLatest:
             results = [shop.tasks.latest.delay("a", number, 0.05) for number in range(40)]
             for each in results:
                 with suppress(TaskRevokedError):
-                    each.get(timeout=120)
+                    each.get(timeout=patience_s())
             shop.wait_for_quiet()
         ran = [number for number, each in enumerate(results) if each.state == "SUCCESS"]
         assert ran[-1] == 39
@@ -107,13 +107,13 @@ class TestLatest:
             wait_until(lambda: chained.parent.id in states_of(shop))
             told = chord(group([latest.s("a", 3), shop.tasks.add.s(1, 2)]))(add_up.s())
             with pytest.raises(TaskRevokedError):
-                chained.get(timeout=60)
+                chained.get(timeout=patience_s())
             last = latest.delay("a", 4)
             wait_until(lambda: last.id in states_of(shop))
             shop.go()
-            assert last.get(timeout=60) == 4
+            assert last.get(timeout=patience_s()) == 4
             with pytest.raises((ChordError, TaskRevokedError)):
-                told.get(timeout=60)
+                told.get(timeout=patience_s())
 
     @pytest.mark.once
     def test_whoever_waits_is_told_though_its_caller_died(self, shop: Any) -> None:
@@ -150,7 +150,7 @@ class TestSupersede:
             second = task.delay("a", 2, HOLDS_S)
             began(shop, 2)
             third = task.delay("a", 3)
-            assert third.get(timeout=60) == 3
+            assert third.get(timeout=patience_s()) == 3
             assert superseded(shop, first)
             assert superseded(shop, second)
             assert {step.item for step in shop.steps("told")} == {"a 1", "a 2"}
@@ -162,7 +162,7 @@ class TestSupersede:
         with shop.worker(concurrency=2):
             first = shop.tasks.supersede_at_once.delay("a", 1, HOLDS_S)
             began(shop, 1)
-            assert shop.tasks.supersede_at_once.delay("a", 2).get(timeout=60) == 2
+            assert shop.tasks.supersede_at_once.delay("a", 2).get(timeout=patience_s()) == 2
             assert superseded(shop, first)
             expect(shop, 2)
 
@@ -180,11 +180,11 @@ class TestSupersede:
                 (one if step.pid in one.children() else other).kill()
             else:
                 os.kill(step.pid, signal.SIGSTOP)
-            assert task.delay("a", 2).get(timeout=60) == 2
+            assert task.delay("a", 2).get(timeout=patience_s()) == 2
             assert superseded(shop, first)  # by its redelivery
             if how == "frozen":
                 os.kill(step.pid, signal.SIGCONT)
-                wait_until(lambda: "stale commit refused" in shop.logs(), timeout_s=60)
+                wait_until(lambda: "stale commit refused" in shop.logs())
             expect(shop, 2)
         assert len(shop.steps("began")) == 2
 
@@ -205,7 +205,7 @@ class TestSupersede:
             else:
                 spare_valkey.stop()
             second = task.delay("a", 2)
-            assert second.get(timeout=60) == 2
+            assert second.get(timeout=patience_s()) == 2
             assert superseded(shop, first)
             expect(shop, 2)
 
@@ -219,5 +219,5 @@ class TestSupersede:
             assert superseded(shop, older)
             assert not newer.ready()
             shop.go()
-            assert newer.get(timeout=60) == 2
+            assert newer.get(timeout=patience_s()) == 2
             expect(shop, 2)

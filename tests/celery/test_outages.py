@@ -11,7 +11,7 @@ import redis
 
 from support.needs import need
 from support.sentinel import groups
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard_sandbox.servers import DebianRedis
 
 
@@ -33,10 +33,10 @@ def test_an_emptied_lock_server_changes_nothing(make_shop: Any, spare_valkey: An
         assert {owner[:8] for owner in held} <= set(started)
         assert len(set(started)) == 2
         again = [shop.tasks.ship.delay(order) for order in range(4)]
-        wait_until(lambda: "deferred" in one.text() + other.text(), timeout_s=60, message="put off")
+        wait_until(lambda: "deferred" in one.text() + other.text(), message="put off")
         shop.let_go()
         for result in [*first, *again]:
-            result.get(timeout=60)
+            result.get(timeout=patience_s())
     assert shop.effects() == Counter({str(order): 1 for order in range(4)})
     assert [shop.work("shop.ship", order).attempts for order in range(4)] == [1] * 4
 
@@ -51,11 +51,11 @@ def test_work_goes_on_while_the_spare_valkey_is_away(make_shop: Any, spare_valke
         spare_valkey.kill()
         again = [shop.tasks.ship.delay(order) for order in range(4)]
         for result in [*first, *again]:
-            result.get(timeout=60)
+            result.get(timeout=patience_s())
         assert "lock server gave no answer" in worker.text()
         assert "lost after" not in worker.text()
         spare_valkey.start()
-        assert shop.tasks.ship.delay(9).get(timeout=60) == {"order": 9}
+        assert shop.tasks.ship.delay(9).get(timeout=patience_s()) == {"order": 9}
     assert shop.effects() == Counter({str(order): 1 for order in (0, 1, 2, 3, 9)})
 
 
@@ -72,11 +72,11 @@ def test_a_failover_of_the_lock_server_changes_nothing(make_shop: Any) -> None:
             group.master.kill()
             again = [shop.tasks.ship.delay(order) for order in range(4)]
             for result in [*first, *again]:
-                result.get(timeout=60)
+                result.get(timeout=patience_s())
             group.wait_for_promotion(replica)
             before = worker.text().count("lock server gave no answer")
             assert before > 0
-            assert shop.tasks.ship.delay(9).get(timeout=60) == {"order": 9}
+            assert shop.tasks.ship.delay(9).get(timeout=patience_s()) == {"order": 9}
             assert worker.text().count("lock server gave no answer") == before
             assert "lost after" not in worker.text()
     assert shop.effects() == Counter({str(order): 1 for order in (0, 1, 2, 3, 9)})
@@ -94,12 +94,10 @@ def test_nothing_is_lost_while_the_database_is_away(make_shop: Any, database_ser
         results += [shop.tasks.ship.delay(order) for order in (1, 3, 4)]
         shop.engine.dispose()
         database_server.halt()
-        wait_until(
-            lambda: worker.text().count("put off") >= 4, timeout_s=60, message="deliveries put off"
-        )
+        wait_until(lambda: worker.text().count("put off") >= 4, message="deliveries put off")
         database_server.start()
         for result in results:
-            result.get(timeout=60)
+            result.get(timeout=patience_s())
         assert "raised unexpected" not in worker.text()
     assert shop.effects() == Counter({"1": 1, "2": 1, "3": 1, "4": 1})
 
@@ -111,12 +109,12 @@ def test_nothing_is_lost_while_the_broker_is_away(make_shop: Any, spare_valkey: 
     with shop.worker():
         shop.wait_for_steps("began")
         spare_valkey.halt()
-        assert first.get(timeout=60) == {"order": 1}
+        assert first.get(timeout=patience_s()) == {"order": 1}
         spare_valkey.start()
         others = [shop.tasks.ship.delay(order) for order in (1, 2)]
         # As a supervisor would: kombu 5.7 may end a worker that has a message in hand.
         with shop.worker():
-            assert [other.get(timeout=60)["order"] for other in others] == [1, 2]
+            assert [other.get(timeout=patience_s())["order"] for other in others] == [1, 2]
             shop.wait_for_quiet()
     assert shop.effects() == Counter({"1": 1, "2": 1})
 
@@ -133,11 +131,10 @@ def test_a_task_that_retries_after_any_error_is_not_lost_while_nothing_can_be_pu
         second = shop.tasks.stubborn.delay(5)
         wait_until(
             lambda: worker.text().count("could not be put off") > 1,
-            timeout_s=60,
             message="a delivery of what went back",
         )
         outage.unlink()
         shop.let_go()
-        assert first.get(timeout=60) == {"order": 5}
-        assert second.get(timeout=60) == 5
+        assert first.get(timeout=patience_s()) == {"order": 5}
+        assert second.get(timeout=patience_s()) == 5
     assert shop.effects() == Counter({"5": 2})

@@ -20,7 +20,7 @@ from celery.exceptions import ChordError
 import taskguard
 from support import invoices
 from support.office import Office
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard.errors import LineFullError, StoredCallError
 from taskguard.ledger.tables import WORK
 from taskguard.model.states import State
@@ -69,7 +69,9 @@ def test_messages_of_two_keys_run_in_order(shop: Any) -> None:
     ]
     # One child each: what it parks comes in the order of the queue.
     with shop.worker(concurrency=1), shop.worker(concurrency=1):
-        assert [each.get(timeout=120) for each in results] == [n for n in range(25) for _ in "ab"]
+        assert [each.get(timeout=patience_s()) for each in results] == [
+            n for n in range(25) for _ in "ab"
+        ]
         shop.wait_for_quiet()
     assert set(shop.effects().values()) == {1}
     assert len(shop.effects()) == 50
@@ -99,7 +101,7 @@ def take_turns(shop: Any) -> None:
     """A line of 25 messages, which goes on by itself: there is no relay."""
     results = [shop.tasks.queue_up.delay("a", number, 0.005) for number in range(25)]
     with shop.without_relay(), shop.worker(concurrency=2):
-        assert [each.get(timeout=120) for each in results] == list(range(25))
+        assert [each.get(timeout=patience_s()) for each in results] == list(range(25))
     assert set(shop.effects().values()) == {1}
     assert overlaps(shop, "a") == 0
     assert inversions(numbers_of(shop, "a")) <= 5
@@ -131,9 +133,9 @@ def take_turns_by_priority(shop: Any, order: list[int]) -> None:
         ]
         wait_until(lambda: len(waiting(shop)) == 9)
         with pytest.raises(LineFullError, match="queue:a"):
-            shop.tasks.by_priority.delay("a", 10).get(timeout=60)
+            shop.tasks.by_priority.delay("a", 10).get(timeout=patience_s())
         shop.let_go()
-        assert [each.get(timeout=60) for each in (first, *later)] == list(range(10))
+        assert [each.get(timeout=patience_s()) for each in (first, *later)] == list(range(10))
     assert numbers_of(shop, "a") == [0, *order]
     assert overlaps(shop, "a") == 0
 
@@ -149,11 +151,11 @@ def test_nobody_is_held_while_it_waits(shop: Any) -> None:
         assert [json.loads(row.call)["message"].partition("@")[0] for row in waiting(shop)] == [
             each.id for each in later
         ]
-        assert shop.tasks.queue_up.delay("b", 0).get(timeout=60) == 0
+        assert shop.tasks.queue_up.delay("b", 0).get(timeout=patience_s()) == 0
         assert not first.ready()
         shop.let_go()
-        assert [each.get(timeout=60) for each in later] == [1, 2, 3, 4, 5]
-        assert first.get(timeout=60) == 0
+        assert [each.get(timeout=patience_s()) for each in later] == [1, 2, 3, 4, 5]
+        assert first.get(timeout=patience_s()) == 0
     assert numbers_of(shop, "a") == [0, 1, 2, 3, 4, 5]
 
 
@@ -162,7 +164,7 @@ def test_a_parked_message_is_the_same_message(shop: Any) -> None:
     with shop.worker(concurrency=2):
         members = group(shop.tasks.queue_up.s("a", number, 0.2) for number in range(4))
         told = chord(members)(shop.tasks.add_up.s())
-        assert told.get(timeout=60) == 6
+        assert told.get(timeout=patience_s()) == 6
     assert len(shop.effects()) == 4
 
 
@@ -180,7 +182,7 @@ def test_killed_workers_lose_nobody(make_shop: Any, who: str) -> None:
         else:
             first.kill()
         with shop.worker(concurrency=2):
-            assert [each.get(timeout=120) for each in results] == list(range(12))
+            assert [each.get(timeout=patience_s()) for each in results] == list(range(12))
     assert set(shop.effects().values()) == {1}
 
 
@@ -193,7 +195,7 @@ def test_emptied_lock_server(shop: Any) -> None:
             shop.wait_for_steps("began", count=count)
             with redis.Redis.from_url(shop.environment["SHOP_LOCKS"]) as client:
                 client.flushdb()
-        assert [each.get(timeout=120) for each in results] == list(range(12))
+        assert [each.get(timeout=patience_s()) for each in results] == list(range(12))
     assert overlaps(shop, "a") == 0
     assert set(shop.effects().values()) == {1}
 
@@ -211,7 +213,7 @@ def test_one_that_was_called_and_got_lost_is_called_again(shop: Any) -> None:
             lost = waiting(shop)[0].id
             db.execute(sa.update(WORK).where(WORK.c.id == lost).values(due=1))
             db.execute(sa.text("insert into steps values ('', 'go', 0)"))
-        assert [each.get(timeout=60) for each in [first, *later]] == [0, 1, 2, 3]
+        assert [each.get(timeout=patience_s()) for each in [first, *later]] == [0, 1, 2, 3]
     assert set(shop.effects().values()) == {1}
     # The relay is in a process that forks nobody: a child would inherit what its thread has locked.
     # It is none of the pool's, which end as the pool shrinks.
@@ -241,7 +243,7 @@ def test_the_relay_outlives_the_pools_children_and_itself(shop: Any) -> None:
             result = shop.tasks.queue_up.delay("a", number)
             wait_until(lambda: waiting(shop), message="it waits")
         control.pool_grow(1)
-        assert result.get(timeout=60) == number
+        assert result.get(timeout=patience_s()) == number
 
     def shrink(number: int) -> None:
         """End children of the pool one by one; a pool refuses to end a child that is busy."""
@@ -249,7 +251,6 @@ def test_the_relay_outlives_the_pools_children_and_itself(shop: Any) -> None:
             left = len(worker.children()) - 1
             wait_until(
                 lambda: "ok" in str(control.pool_shrink(1, reply=True, limit=1, timeout=30.0)),
-                timeout_s=120,
                 message="a child is idle",
             )
             wait_until(functools.partial(_has_children, worker, left), message="it has ended")
@@ -269,7 +270,7 @@ def test_the_relay_outlives_the_pools_children_and_itself(shop: Any) -> None:
             wait_until(lambda: len(worker.children()) == 1, message="the relay")
         wait_until(lambda: waiting(shop)[0].due is not None, message="it was called")
         control.pool_grow(2)
-        assert result.get(timeout=60) == 2
+        assert result.get(timeout=patience_s()) == 2
         relay = min(worker.children())
         os.kill(relay, signal.SIGKILL)
         call_one(3)
@@ -299,13 +300,13 @@ def test_a_line_of_celery_and_rq(shop: Any, valkey: Any, tmp_path: Path) -> None
             others.append(shop.tasks.queue_up.delay("a", number + 1))
         wait_until(lambda: len(waiting(shop)) == 6, message="all in line")
         shop.let_go()
-        assert first.get(timeout=60) == 0
+        assert first.get(timeout=patience_s()) == 0
         for number, other in enumerate(others, 1):
             if hasattr(other, "return_value"):
                 office.wait_for(lambda job=other: job.return_value() is not None, "its end")
                 assert other.return_value() == number
             else:
-                assert other.get(timeout=60) == number
+                assert other.get(timeout=patience_s()) == number
     assert numbers_of(shop, "a") == list(range(7))
     # Who cannot send a call leaves it to a relay, which looks every second; not to a recall.
     moments = [step.at_s for step in shop.steps("began")]
@@ -321,7 +322,7 @@ def test_a_revoked_one_does_not_run(shop: Any) -> None:
         wait_until(lambda: len(waiting(shop)) == 3)
         shop.revoke(later[1])
         shop.let_go()
-        assert [each.get(timeout=60) for each in (first, later[0], later[2])] == [0, 1, 3]
+        assert [each.get(timeout=patience_s()) for each in (first, later[0], later[2])] == [0, 1, 3]
         wait_until(lambda: later[1].state == "REVOKED")
     assert numbers_of(shop, "a") == [0, 1, 3]
     assert State.NEW.value not in {row.state for row in waiting(shop)}
@@ -343,10 +344,10 @@ def test_one_that_was_sent_in_vain(shop: Any) -> None:
             db.execute(sa.update(WORK).where(WORK.c.id == row.id).values(call=call, due=1))
         failed = shop.tasks.app.AsyncResult("in-vain")
         with pytest.raises(StoredCallError, match="sent 10 times"):
-            failed.get(timeout=60)
+            failed.get(timeout=patience_s())
         with pytest.raises((ChordError, StoredCallError)):
-            told.get(timeout=60)
+            told.get(timeout=patience_s())
         shop.let_go()
-        assert first.get(timeout=60) == 0
+        assert first.get(timeout=patience_s()) == 0
     assert waiting(shop) == []
     assert "is FAILED: its message was sent 10 times" in shop.logs()

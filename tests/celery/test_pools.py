@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 
 POOLS = ["threads", "gevent", "solo"]
 
@@ -21,8 +21,8 @@ def test_duplicates_give_one_effect(shop: Any, pool: str) -> None:
     shop.publish_raw(shop.tasks.ship, [42, 0.5], times=9, task_id=task_id)
     other = shop.tasks.ship.delay(42)
     with shop.worker(pool=pool, concurrency=5) as worker:
-        assert other.get(timeout=60) == {"order": 42}
-        wait_until(lambda: worker.handled() >= 10, timeout_s=60, message="all handled")
+        assert other.get(timeout=patience_s()) == {"order": 42}
+        wait_until(lambda: worker.handled() >= 10, message="all handled")
         shop.wait_for_quiet()
     assert shop.effects() == Counter({"42": 1})
     assert len(shop.steps("began")) == 1
@@ -39,14 +39,12 @@ def test_a_paused_worker_is_refused_and_its_message_answered(shop: Any, pool: st
         paused.signal(signal.SIGSTOP)
         second = shop.tasks.hold.delay(5, 0)
         with shop.worker(pool=pool) as worker:
-            second.get(timeout=60)
+            second.get(timeout=patience_s())
             assert "takes over order:5" in worker.text()
         shop.let_go()
         paused.signal(signal.SIGCONT)
-        wait_until(
-            lambda: "stale commit refused" in paused.text(), timeout_s=60, message="the refusal"
-        )
-        first.get(timeout=60)
+        wait_until(lambda: "stale commit refused" in paused.text(), message="the refusal")
+        first.get(timeout=patience_s())
         assert "raised unexpected" not in paused.text()
     assert shop.effects() == Counter({"5": 1})
 
@@ -63,7 +61,7 @@ def test_a_killed_workers_messages_are_done_by_another(make_shop: Any, pool: str
         assert {step.pid for step in began} == {killed.pid}
         killed.kill()
     with shop.worker(pool=pool, concurrency=3):
-        assert [result.get(timeout=60)["order"] for result in results] == [0, 1, 2]
+        assert [result.get(timeout=patience_s())["order"] for result in results] == [0, 1, 2]
     assert shop.effects() == Counter({"0": 1, "1": 1, "2": 1})
 
 
@@ -78,9 +76,9 @@ def test_a_greenlet_that_never_yields_keeps_its_lease(make_shop: Any) -> None:
         spinning = shop.tasks.spin.delay(6, 9.0)
         shop.wait_for_steps("began")
         shop.tasks.spin.apply_async((6, 0.0), queue="other")
-        wait_until(lambda: "deferred" in other.text(), timeout_s=60, message="put off")
-        spinning.get(timeout=60)
-        wait_until(lambda: "answered as a duplicate" in other.text(), timeout_s=60)
+        wait_until(lambda: "deferred" in other.text(), message="put off")
+        spinning.get(timeout=patience_s())
+        wait_until(lambda: "answered as a duplicate" in other.text())
         shop.wait_for_quiet()
         assert "lost after" not in worker.text()
     assert shop.effects() == Counter({"6": 1})

@@ -14,7 +14,7 @@ from kombu import Connection, Exchange, Queue
 
 from support.celery_shop import Shop
 from support.needs import need
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard_celery.rabbitmq_queues import QueueBeside
 from taskguard_sandbox.servers import RabbitMQ, RabbitMQCluster
 
@@ -60,7 +60,7 @@ def take_turns(shop: Any, first: int, count: int) -> None:
     """Some messages of a key, of which all but one wait in line."""
     numbers = range(first, first + count)
     results = [shop.tasks.queue_up.delay("a", number, 0.02) for number in numbers]
-    assert [each.get(timeout=120) for each in results] == list(numbers)
+    assert [each.get(timeout=patience_s()) for each in results] == list(numbers)
 
 
 def test_a_lost_node_stops_no_worker_on_quorum_queues(
@@ -99,7 +99,7 @@ def test_a_queue_of_an_earlier_version_is_used_as_it_is(
             take_turns(shop, 10, 5)
         finally:
             cluster.nodes[2].start()
-        wait_until(lambda: consumers(cluster.nodes[0], name) == 1, timeout_s=60, message="used")
+        wait_until(lambda: consumers(cluster.nodes[0], name) == 1, message="used")
         take_turns(shop, 15, 5)
         assert worker.process.poll() is None
     assert set(shop.effects().values()) == {1}

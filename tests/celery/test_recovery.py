@@ -21,7 +21,7 @@ from celery.signals import before_task_publish
 from sqlalchemy import orm
 
 from support.due import make_due
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard.cli import main
 from taskguard.errors import ConfigurationError
 from taskguard.model.states import State
@@ -46,9 +46,9 @@ def test_a_killed_workers_work_is_sent_again_when_the_broker_lost_it(shop: Any) 
         worker.kill()
     lose_messages(shop)
     with shop.worker():
-        wait_until(lambda: sweep(shop.tasks.app).sent, timeout_s=60, message="an overdue work")
+        wait_until(lambda: sweep(shop.tasks.app).sent, message="an overdue work")
         shop.wait_for_effects(1)
-        assert result.get(timeout=60) == 1
+        assert result.get(timeout=patience_s()) == 1
         shop.wait_for_quiet()
     assert shop.effects() == Counter({"1": 1})
     assert shop.work("shop.recover", 1).state is State.DONE
@@ -64,8 +64,8 @@ def test_a_chain_goes_on_after_its_message_was_lost(shop: Any) -> None:
         worker.kill()
     lose_messages(shop)
     with shop.worker():
-        wait_until(lambda: sweep(shop.tasks.app).sent, timeout_s=60, message="an overdue work")
-        assert result.get(timeout=60) == 42
+        wait_until(lambda: sweep(shop.tasks.app).sent, message="an overdue work")
+        assert result.get(timeout=patience_s()) == 42
 
 
 @pytest.mark.usefixtures("short_leases")
@@ -76,11 +76,11 @@ def test_a_lost_copy_is_replaced_by_one_that_counts(shop: Any) -> None:
     shop.publish_raw(shop.tasks.recover, [1, 60], times=2, task_id=task_id)
     with shop.worker(concurrency=2) as worker:
         shop.wait_for_steps("began")
-        wait_until(lambda: "deferred" in worker.text(), timeout_s=60, message="a copy")
+        wait_until(lambda: "deferred" in worker.text(), message="a copy")
         worker.kill()
     lose_messages(shop)
     with shop.worker():
-        wait_until(lambda: sweep(shop.tasks.app).sent, timeout_s=60, message="an overdue work")
+        wait_until(lambda: sweep(shop.tasks.app).sent, message="an overdue work")
         shop.wait_for_effects(1)
     assert shop.effects() == Counter({"1": 1})
 
@@ -93,7 +93,7 @@ def test_enqueued_in_a_transaction_it_runs_if_that_commits(shop: Any) -> None:
         session.rollback()
         kept = enqueue(tasks.recover, (2,), session=session)
         session.commit()
-        assert kept.result.get(timeout=60) == 2
+        assert kept.result.get(timeout=patience_s()) == 2
         gone.send()
         assert (gone.outcome, kept.outcome) == ("stored", "sent")
         with shop.engine.connect() as db:
@@ -102,7 +102,7 @@ def test_enqueued_in_a_transaction_it_runs_if_that_commits(shop: Any) -> None:
         assert stored.outcome == "stored"
         stored.send()
         assert stored.outcome == "sent"
-        assert stored.result.get(timeout=60) == 3
+        assert stored.result.get(timeout=patience_s()) == 3
         shop.wait_for_quiet()
     assert shop.effects() == Counter({"2": 1, "3": 1})
 
@@ -119,7 +119,7 @@ def test_a_message_that_a_worker_took_and_died_with_is_sent_again(shop: Any) -> 
     with shop.worker():
         make_due(shop)
         assert sweep(tasks.app).sent == 1
-        assert enqueued.result.get(timeout=60) == 1
+        assert enqueued.result.get(timeout=patience_s()) == 1
     assert shop.effects() == Counter({"1": 1})
 
 
@@ -246,8 +246,8 @@ def test_enqueued_in_a_body_it_commits_with_done(shop: Any) -> None:
     with shop.worker():
         shop.publish_raw(tasks.ship_and_bill, [1], times=3, task_id=task_id)
         shop.wait_for_effects(2)
-        billed = tasks.app.AsyncResult(task_id).get(timeout=60)
-        assert tasks.app.AsyncResult(billed).get(timeout=60) == 1001
+        billed = tasks.app.AsyncResult(task_id).get(timeout=patience_s())
+        assert tasks.app.AsyncResult(billed).get(timeout=patience_s()) == 1001
         shop.wait_for_quiet()
     assert shop.effects() == Counter({"shipped 1": 1, "1001": 1})
 
@@ -279,12 +279,11 @@ def test_a_producer_killed_after_its_commit_loses_nothing(shop: Any) -> None:
             shop.wait_for_effects(1)
             wait_until(
                 lambda: shop.work("shop.recover", 1).state is State.DONE,
-                timeout_s=60,
                 message="DONE",
             )
     finally:
         relay.terminate()
-        told, _ = relay.communicate(timeout=60)
+        told, _ = relay.communicate(timeout=patience_s())
     assert relay.returncode == 0, told
     assert "sent: 1, refused: 0" in told
     assert shop.effects() == Counter({"1": 1})
@@ -303,7 +302,6 @@ def test_revoked_work_is_not_sent_again(shop: Any) -> None:
             broker.lpush(tasks.app.conf.task_default_queue, message)
         wait_until(
             lambda: shop.work("shop.recover", 1).state is State.FAILED,
-            timeout_s=60,
             message="revoked in the ledger",
         )
     make_due(shop)

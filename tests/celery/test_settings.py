@@ -18,7 +18,7 @@ from redis import Redis
 from sqlalchemy import make_url
 
 import taskguard_celery
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard.errors import ConfigurationError
 from taskguard_celery import guarded_task
 from taskguard_celery.doctor import configuration_of
@@ -230,7 +230,7 @@ def test_without_a_ledger_the_worker_does_not_start_and_the_work_is_done_later(
     assert "No ledger is configured" in said
     assert "taskguard_ledger_url" in said
     with shop.worker():
-        assert result.get(timeout=60) == {"order": 1}
+        assert result.get(timeout=patience_s()) == {"order": 1}
     assert shop.effects() == Counter({"1": 1})
 
 
@@ -243,7 +243,7 @@ def test_without_tables_the_worker_does_not_start_and_the_work_is_done_later(
     assert "taskguard ledger create" in shop.worker().fails_to_start()
     shop.ledger.create_schema()
     with shop.worker():
-        assert result.get(timeout=60) == {"order": 1}
+        assert result.get(timeout=patience_s()) == {"order": 1}
     assert shop.effects() == Counter({"1": 1})
 
 
@@ -262,7 +262,7 @@ def test_a_worker_whose_ledger_may_not_be_written_does_not_start(shop: Any, pg_u
         with shop.engine.begin() as db:
             db.exec_driver_sql(f"grant update on taskguard_messages to {role}")
         with shop.worker({"SHOP_LEDGER": url}):
-            assert result.get(timeout=60) == {"order": 1}
+            assert result.get(timeout=patience_s()) == {"order": 1}
     finally:
         with shop.engine.begin() as db:
             db.exec_driver_sql(f"drop owned by {role}")
@@ -292,14 +292,14 @@ def test_a_database_that_is_not_there_loses_nothing_and_tells_no_password(shop: 
     result = shop.tasks.ship.delay(1)
     url = f"postgresql+psycopg://shop:{SECRET}@127.0.0.1:{free_port()}/shop"
     with shop.worker({"SHOP_LEDGER": url}) as worker:
-        wait_until(lambda: "put off" in worker.text(), timeout_s=60, message="put off")
+        wait_until(lambda: "put off" in worker.text(), message="put off")
         worker.signal(signal.SIGTERM)
         worker.wait()
         assert "the ledger is away" in worker.text()
         assert SECRET not in worker.text()
     assert not shop.effects()
     with shop.worker():
-        assert result.get(timeout=90) == {"order": 1}
+        assert result.get(timeout=patience_s()) == {"order": 1}
     assert shop.effects() == Counter({"1": 1})
 
 
@@ -307,7 +307,7 @@ def test_a_lock_server_that_is_not_there_tells_no_password(shop: Any) -> None:
     """Work goes on, by the ledger alone."""
     url = f"redis://:{SECRET}@127.0.0.1:{free_port()}/0"
     with shop.worker({"SHOP_LOCKS": url}) as worker:
-        assert shop.tasks.ship.delay(1).get(timeout=60) == {"order": 1}
+        assert shop.tasks.ship.delay(1).get(timeout=patience_s()) == {"order": 1}
         assert "lock server gave no answer" in worker.text()
         assert SECRET not in worker.text()
 
@@ -355,12 +355,12 @@ def test_tables_dropped_under_a_worker_lose_nothing(shop: Any) -> None:
             for table in ("keys", "work", "messages", "schema"):
                 db.exec_driver_sql(f"alter table taskguard_{table} rename to hidden_{table}")
         result = shop.tasks.ship.delay(1)
-        wait_until(lambda: "put off" in worker.text(), timeout_s=60, message="put off")
+        wait_until(lambda: "put off" in worker.text(), message="put off")
         assert "taskguard ledger create" in worker.text()
         with shop.engine.begin() as db:
             for table in ("keys", "work", "messages", "schema"):
                 db.exec_driver_sql(f"alter table hidden_{table} rename to taskguard_{table}")
-        assert result.get(timeout=60) == {"order": 1}
+        assert result.get(timeout=patience_s()) == {"order": 1}
     assert shop.effects() == Counter({"1": 1})
 
 
@@ -369,7 +369,7 @@ def test_a_result_that_is_not_json_leaves_the_work_done(shop: Any) -> None:
     with shop.worker() as worker:
         shop.tasks.odd.delay(1)
         shop.wait_for_effects(1)
-        assert shop.tasks.odd.delay(1).get(timeout=60) is None
+        assert shop.tasks.odd.delay(1).get(timeout=patience_s()) is None
         assert "is not JSON" in worker.text()
     assert shop.work("shop.odd", 1).state == "DONE"
     assert shop.effects() == Counter({"1": 1})
@@ -380,7 +380,7 @@ def test_an_argument_that_cannot_be_a_key_fails_by_name(shop: Any) -> None:
     with shop.worker():
         result = shop.tasks.ship.delay(None)
         with pytest.raises(Exception, match="order") as caught:
-            result.get(timeout=60)
+            result.get(timeout=patience_s())
     assert type(caught.value).__name__ == "KeyArgumentError"
     assert not shop.steps("began")
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard.ledger.tables import WORK
 from taskguard.model.states import State
 from taskguard_celery import enqueue
@@ -70,9 +70,9 @@ def keep_their_place(shop: Any) -> None:
         for number, result in enumerate(results):
             if number == 5:
                 with pytest.raises(ValueError, match="a 5"):
-                    result.get(timeout=60)
+                    result.get(timeout=patience_s())
             else:
-                assert result.get(timeout=60) == number
+                assert result.get(timeout=patience_s()) == number
     assert began(shop) == list(range(9))
     assert [attempts(shop, number) for number in (0, 3, 5, 7)] == [3, 2, 3, 3]
     assert set(shop.effects().values()) == {1}
@@ -88,7 +88,7 @@ def test_a_head_that_kills_its_worker(make_shop: Any) -> None:
     with shop.worker(concurrency=3):
         results = send_behind(shop, {0: "dies", 2: "dies"}, count=5)
         shop.let_go()
-        assert [each.get(timeout=60) for each in results] == list(range(5))
+        assert [each.get(timeout=patience_s()) for each in results] == list(range(5))
     assert began(shop) == list(range(5))
     assert set(shop.effects().values()) == {1}
     assert places(shop) == []
@@ -105,7 +105,7 @@ def test_a_retry_that_the_broker_has_lost(shop: Any) -> None:
     with shop.broker() as broker:
         broker.flushdb()
     with shop.worker(concurrency=2):
-        assert [each.get(timeout=60) for each in results] == [0, 1, 2]
+        assert [each.get(timeout=patience_s()) for each in results] == [0, 1, 2]
     assert began(shop) == [0, 1, 2]
 
 
@@ -117,7 +117,7 @@ def test_one_that_was_revoked_while_it_waits_for_its_retry(shop: Any) -> None:
         shop.let_go()
         wait_until(lambda: [each.retries for each in heads(shop)] == [1])
         shop.revoke(results[0])
-        assert [each.get(timeout=60) for each in results[1:]] == [1, 2]
+        assert [each.get(timeout=patience_s()) for each in results[1:]] == [1, 2]
         wait_until(lambda: results[0].state == "REVOKED")
     assert began(shop) == [0, 1, 2]
     assert places(shop) == []
@@ -133,7 +133,7 @@ def test_enqueued_in_order(shop: Any) -> None:
             enqueue(shop.tasks.strictly, ("a", number, "retries" if number == 4 else "")).result
             for number in range(20)
         ]
-        assert [each.get(timeout=90) for each in results] == list(range(20))
+        assert [each.get(timeout=patience_s()) for each in results] == list(range(20))
     assert began(shop) == list(range(20))
     assert set(shop.effects().values()) == {1}
     assert places(shop) == []
@@ -148,7 +148,7 @@ def test_what_was_enqueued_and_the_broker_has_lost(shop: Any) -> None:
         broker.flushdb()
     with shop.worker(concurrency=2):
         later = shop.tasks.strictly.delay("a", 3)
-        assert [each.get(timeout=60) for each in (*lost, later)] == list(range(4))
+        assert [each.get(timeout=patience_s()) for each in (*lost, later)] == list(range(4))
     assert began(shop) == list(range(4))
     assert set(shop.effects().values()) == {1}
     assert places(shop) == []
@@ -168,7 +168,7 @@ def test_a_head_over_its_hard_time_limit(make_shop: Any, of: str, before_s: str)
         head = shop.tasks.strictly.apply_async(("a", 0, "hangs"), **options)
         shop.wait_for_steps("began")
         behind = shop.tasks.strictly.delay("a", 1)
-        assert behind.get(timeout=60) == 1
+        assert behind.get(timeout=patience_s()) == 1
         assert "the hard time limit was over" in worker.text()
     assert attempts(shop, 0) == 3
     [dead] = shop.ledger.list_work(State.DEAD)
@@ -183,10 +183,10 @@ def test_a_retry_for_another_key(shop: Any) -> None:
     with shop.worker(concurrency=2):
         results = send_behind(shop, {0: "moves"}, count=3)
         shop.let_go()
-        assert [each.get(timeout=60) for each in results[1:]] == [1, 2]
+        assert [each.get(timeout=patience_s()) for each in results[1:]] == [1, 2]
         other = shop.tasks.strictly.delay("b", 3)
-        assert results[0].get(timeout=60) == 0
-        assert other.get(timeout=60) == 3
+        assert results[0].get(timeout=patience_s()) == 0
+        assert other.get(timeout=patience_s()) == 3
     assert [step.item for step in shop.steps("began")] == ["a 0", "a 1", "a 2", "b 0", "b 3"]
     assert set(shop.effects().values()) == {1}
     assert places(shop) == []

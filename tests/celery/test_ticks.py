@@ -12,7 +12,7 @@ import pytest
 
 from support import clock_shim
 from support.celery_beat import CeleryBeat
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 
 EVERY_S = 0.5
 ENTRIES = {
@@ -45,7 +45,6 @@ def test_a_tick_that_two_beats_sent_runs_once(shop: Any) -> None:
         with beat(shop, "one"), beat(shop, "other", **clock.environment):
             wait_until(
                 lambda: list(messages(shop).values()).count(2) >= 6,
-                timeout_s=60,
                 message=lambda: f"ticks of both beats: {messages(shop)}",
             )
         shop.wait_for_quiet()
@@ -66,16 +65,15 @@ def test_a_beat_alone_loses_no_tick(shop: Any) -> None:
                 log=shop.folder / f"worker-beat-{number}.log",
                 folder=shop.folder,
             ) as alone:
-                wait_until(lambda: alone.sent() >= 10, timeout_s=30, message="10 messages")
+                wait_until(lambda: alone.sent() >= 10, message="10 messages")
                 alone.pause_between_ticks()
                 sent += alone.sent()
                 os.kill(alone.process.pid, signal.SIGTERM)
                 alone.resume()
-                assert alone.process.wait(20) == 0
+                assert alone.process.wait(patience_s()) == 0
                 assert "beat raised exception" not in alone.text()
         wait_until(
             lambda: sum(messages(shop).values()) + len(shop.effects()) == sent,
-            timeout_s=60,
             message=lambda: f"{sent} runs: {messages(shop)} {shop.effects()}",
         )
     assert {*messages(shop).values(), *shop.effects().values()} == {1}
@@ -87,6 +85,6 @@ def test_a_call_by_hand_is_no_tick(shop: Any) -> None:
         for _ in range(2):
             shop.tasks.tick.delay("by hand")
         shop.publish_raw(shop.tasks.tick, ["doubled"], times=2, task_id="the same")
-        wait_until(lambda: sum(shop.effects().values()) >= 3, timeout_s=30, message="three")
+        wait_until(lambda: sum(shop.effects().values()) >= 3, message="three")
         shop.wait_for_quiet()
     assert shop.effects() == Counter({"by hand": 2, "doubled": 1})

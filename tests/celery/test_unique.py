@@ -18,7 +18,7 @@ from sqlalchemy import orm
 from support.clock_shim import server_clock, unavailable
 from support.due import make_due
 from support.needs import missing
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard.errors import AlreadyEnqueuedError, ConfigurationError
 from taskguard.model.states import State
 from taskguard_celery import enqueue, runtime_of, sweep
@@ -46,10 +46,10 @@ def test_who_attaches_gets_the_result_of_the_first_message(shop: Any, transactio
     second.send()
     assert sent(shop) == 1
     with shop.worker():
-        assert second.result.get(timeout=60) == "first"
+        assert second.result.get(timeout=patience_s()) == "first"
         third = attach("third")
         assert third.outcome == "sent"
-        assert third.result.get(timeout=60) == "first"
+        assert third.result.get(timeout=patience_s()) == "first"
         shop.wait_for_quiet()
     assert shop.effects() == Counter({"1 first": 1})
 
@@ -64,7 +64,7 @@ def test_who_attaches_to_work_in_progress_gets_its_result(shop: Any) -> None:
         assert attached.outcome == "attached"
         assert attached.result.id == running.id
         shop.let_go()
-        assert attached.result.get(timeout=60) == "running"
+        assert attached.result.get(timeout=patience_s()) == "running"
         shop.wait_for_quiet()
     assert shop.effects() == Counter({"1 running": 1})
 
@@ -97,7 +97,7 @@ def test_the_newest_arguments_run_under_the_first_id(shop: Any) -> None:
     assert len({each.result.id for each in calls}) == 1
     assert sent(shop) == 3
     with shop.worker():
-        assert [each.result.get(timeout=60) for each in calls] == ["c"] * 3
+        assert [each.result.get(timeout=patience_s()) for each in calls] == ["c"] * 3
         shop.wait_for_quiet()
     assert shop.effects() == Counter({"1 c": 1})
     assert len(shop.steps("began")) == 1
@@ -111,19 +111,22 @@ def test_callers_of_a_replaced_call_hear_of_it(shop: Any) -> None:
     with shop.worker(concurrency=2):
         with runtime_of(tasks.app).lock("order:1"):
             told = chord([tasks.number.s(1, 10)])(tasks.total.s())
-            wait_until(lambda: len(shop.ledger.waiting()) == 1, timeout_s=60, message="it waits")
+            wait_until(lambda: len(shop.ledger.waiting()) == 1, message="it waits")
             assert enqueue(tasks.number, (1, 20), duplicate="replace").outcome == "replaced"
-        assert told.get(timeout=60) == 20
+        assert told.get(timeout=patience_s()) == 20
         failed = tasks.number.delay(2, -1)
-        wait_until(lambda: failed.state == "RETRY", timeout_s=60, message="its first failure")
-        assert enqueue(tasks.number, (2, 30), duplicate="replace").result.get(timeout=60) == 30
-        assert failed.get(timeout=60) == 30  # its retry found the newer call DONE
+        wait_until(lambda: failed.state == "RETRY", message="its first failure")
+        assert (
+            enqueue(tasks.number, (2, 30), duplicate="replace").result.get(timeout=patience_s())
+            == 30
+        )
+        assert failed.get(timeout=patience_s()) == 30  # its retry found the newer call DONE
         failed = tasks.number.delay(3, -1)
-        wait_until(lambda: failed.state == "RETRY", timeout_s=60, message="its first failure")
+        wait_until(lambda: failed.state == "RETRY", message="its first failure")
         with runtime_of(tasks.app).lock("order:3"):
             enqueue(tasks.number, (3, 40), duplicate="replace")
             with pytest.raises(TaskRevokedError, match="a newer call of order:3 took its place"):
-                failed.get(timeout=60)
+                failed.get(timeout=patience_s())
 
 
 @pytest.mark.once
@@ -136,7 +139,7 @@ def test_a_transaction_that_is_rolled_back_replaces_nothing(shop: Any) -> None:
         assert gone.outcome == "replaced"
         session.rollback()
     with shop.worker():
-        assert first.result.get(timeout=60) == "first"
+        assert first.result.get(timeout=patience_s()) == "first"
         shop.wait_for_quiet()
     assert shop.effects() == Counter({"1 first": 1})
 
@@ -149,7 +152,7 @@ def test_debounced_it_runs_once_after_the_last_time(shop: Any) -> None:
         for words in ("a", "b", "c"):
             due_s = time.time() + 6
             last = enqueue(index, (1, words), duplicate="replace", delay_s=6)
-        assert last.result.get(timeout=60) == "c"
+        assert last.result.get(timeout=patience_s()) == "c"
         shop.wait_for_quiet()
     [began] = shop.steps("began")
     assert began.at_s > due_s - 0.5
@@ -171,7 +174,9 @@ def test_a_senders_clock_does_not_count(shop: Any, hours: int) -> None:
         before_s = time.time()
         environment = {**os.environ, **shop.environment, **clock.environment}
         environment["PYTHONPATH"] = str(Path(__file__).parents[1])
-        subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=60)
+        subprocess.run(
+            [sys.executable, "-c", code], env=environment, check=True, timeout=patience_s()
+        )
         [began] = shop.wait_for_steps("began")
         shop.wait_for_quiet()
     assert began.at_s > before_s + 3.5
@@ -189,7 +194,7 @@ def test_a_call_that_somebody_has_begun_is_not_replaced(shop: Any) -> None:
             enqueue(index, (1, "second"), duplicate="replace")
         assert why.value.begun
         shop.let_go()
-        assert first.result.get(timeout=60) == "first"
+        assert first.result.get(timeout=patience_s()) == "first"
     assert shop.effects() == Counter({"1 first": 1})
 
 
@@ -207,9 +212,9 @@ def test_nothing_is_left_behind_a_killed_worker(shop: Any) -> None:
         broker.flushdb()
     assert second.outcome == "attached"
     with shop.worker():
-        wait_until(lambda: sweep(tasks.app).sent, timeout_s=60, message="an overdue work")
-        assert second.result.get(timeout=60) == "first"
-        assert first.result.get(timeout=60) == "first"
+        wait_until(lambda: sweep(tasks.app).sent, message="an overdue work")
+        assert second.result.get(timeout=patience_s()) == "first"
+        assert first.result.get(timeout=patience_s()) == "first"
         # It has ended, so it is enqueued and answered.
         assert enqueue(tasks.index, (1, "third"), duplicate="raise").outcome == "sent"
         shop.wait_for_quiet()
@@ -227,7 +232,7 @@ def test_of_lost_messages_a_sweep_sends_the_newest_again(shop: Any) -> None:
     make_due(shop)
     assert sweep(tasks.app).sent == 1
     with shop.worker():
-        assert last.result.get(timeout=60) == "newest"
+        assert last.result.get(timeout=patience_s()) == "newest"
         shop.wait_for_quiet()
     assert shop.effects() == Counter({"1 newest": 1})
 
@@ -249,7 +254,7 @@ def test_what_the_broker_did_not_take_replaces_all_the_same(
         assert shop.work("shop.index", 1).state is State.NEW
         make_due(shop)
         assert sweep(tasks.app).sent == 1
-        assert last.result.get(timeout=60) == "newer"
+        assert last.result.get(timeout=patience_s()) == "newer"
     assert shop.effects() == Counter({"1 newer": 1})
 
 
@@ -285,14 +290,13 @@ def test_a_failed_work_is_enqueued_afresh(shop: Any) -> None:
     first = enqueue(index, (1, "first\0"), duplicate="attach")  # PostgreSQL takes no NUL
     with shop.worker():
         with pytest.raises(Exception, match=r"NUL|0x00"):
-            first.result.get(timeout=60)
+            first.result.get(timeout=patience_s())
         wait_until(
             lambda: shop.work("shop.index", 1).state is State.FAILED,
-            timeout_s=60,
             message="FAILED",
         )
         again = enqueue(index, (1, "again"), duplicate="raise")
-        assert again.result.get(timeout=60) == "again"
+        assert again.result.get(timeout=patience_s()) == "again"
     assert shop.effects() == Counter({"1 again": 1})
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from celery.exceptions import TaskRevokedError
 
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 
 
 def test_the_same_message_fifty_times_runs_one_body(shop: Any) -> None:
@@ -19,7 +19,7 @@ def test_the_same_message_fifty_times_runs_one_body(shop: Any) -> None:
     shop.publish_raw(shop.tasks.ship, [42, 0.5], times=50, task_id=task_id)
     with shop.worker(concurrency=4) as worker:
         shop.wait_for_effects(1)
-        wait_until(lambda: worker.handled() >= 50, timeout_s=60, message="all fifty handled")
+        wait_until(lambda: worker.handled() >= 50, message="all fifty handled")
         shop.wait_for_quiet()
     assert shop.effects() == Counter({"42": 1})
     assert len(shop.steps("began")) == 1
@@ -29,7 +29,7 @@ def test_many_orders_many_times_each_ships_once_and_everybody_is_answered(shop: 
     """Different messages for one key: the later ones get the stored result."""
     results = [shop.tasks.ship.delay(order) for order in range(10) for _ in range(3)]
     with shop.worker():
-        answers = [result.get(timeout=60) for result in results]
+        answers = [result.get(timeout=patience_s()) for result in results]
     assert answers == [{"order": order} for order in range(10) for _ in range(3)]
     assert shop.effects() == Counter({str(order): 1 for order in range(10)})
 
@@ -41,9 +41,9 @@ def test_a_warm_shutdown_finishes_the_body(shop: Any) -> None:
         shop.wait_for_steps("began")
         worker.signal(signal.SIGTERM)
         worker.wait()
-    assert result.get(timeout=60) == {"order": 3}
+    assert result.get(timeout=patience_s()) == {"order": 3}
     assert shop.effects() == Counter({"3": 1})
-    shop.wait_for_quiet(timeout_s=5)
+    shop.wait_for_quiet()
 
 
 def test_a_cold_shutdown_gives_the_work_back(shop: Any) -> None:
@@ -56,7 +56,7 @@ def test_a_cold_shutdown_gives_the_work_back(shop: Any) -> None:
     assert shop.work("shop.ship", 3).state == "NEW"
     shop.tasks.ship.delay(3)
     with shop.worker():
-        shop.wait_for_effects(1, timeout_s=90)
+        shop.wait_for_effects(1)
     assert shop.effects() == Counter({"3": 1})
     assert shop.work("shop.ship", 3).crashes == 0
 
@@ -64,8 +64,8 @@ def test_a_cold_shutdown_gives_the_work_back(shop: Any) -> None:
 def test_the_tasks_own_retries_still_work(shop: Any) -> None:
     """self.retry with bind=True, and autoretry_for."""
     with shop.worker():
-        assert shop.tasks.flaky.delay(21).get(timeout=60) == 2
-        assert shop.tasks.auto.delay(22).get(timeout=60) == 2
+        assert shop.tasks.flaky.delay(21).get(timeout=patience_s()) == 2
+        assert shop.tasks.auto.delay(22).get(timeout=patience_s()) == 2
     assert shop.effects() == Counter({"21": 1, "22": 1})
 
 
@@ -78,12 +78,10 @@ def test_revoked_work_is_never_run_again(shop: Any, name: str) -> None:
         shop.wait_for_steps("began")
         result.revoke(terminate=True)
         with pytest.raises(TaskRevokedError):
-            result.get(timeout=60)
-        wait_until(lambda: shop.work(task.name, 4).final, timeout_s=60, message="FAILED for good")
+            result.get(timeout=patience_s())
+        wait_until(lambda: shop.work(task.name, 4).final, message="FAILED for good")
         task.delay(4, 0)
-        wait_until(
-            lambda: "as a duplicate: revoked" in worker.text(), timeout_s=60, message="dropped"
-        )
+        wait_until(lambda: "as a duplicate: revoked" in worker.text(), message="dropped")
         shop.wait_for_quiet()
     assert shop.work(task.name, 4).state == "FAILED"
     assert len(shop.steps("began")) == 1

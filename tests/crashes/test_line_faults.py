@@ -105,7 +105,7 @@ def restarts(rig: CrashRig, role: str, at: str) -> Iterator[Case]:
         yield case
         if struck_of(rig, [case]):
             # Who asks for it may have nothing to do after that.
-            wait_until(lambda: rig.faults["broker"] > before, timeout_s=60)
+            wait_until(lambda: rig.faults["broker"] > before)
             return
         if time.monotonic() > until_s:
             pytest.fail(f"none of {number} lines came by {at!r} of its {role}")
@@ -134,7 +134,7 @@ def role_for(at: str, seen: dict[str, Any]) -> str:
 
 def expect(rig: CrashRig, lines: list[str], items: list[str]) -> None:
     """What holds of each line once its work has ended."""
-    wait_until(lambda: rig.ledger.waiting() == [], timeout_s=60)
+    wait_until(lambda: rig.ledger.waiting() == [])
     assert rig.effects() == dict.fromkeys(items, 1)
     assert [line for line in lines if rig.overlapped(line)] == []
 
@@ -309,7 +309,7 @@ def test_killed_or_with_faults_the_newest_wins(rig: CrashRig, exploration: Explo
         assert set(rig.unanswered(items)) <= overdue | beside_dead
         rig.allow_relay()
         states = rig.wait_until_answered(items)
-        wait_until(lambda: rig.ledger.waiting() == [], timeout_s=60)
+        wait_until(lambda: rig.ledger.waiting() == [])
     assert set(states.values()) <= {"SUCCESS", "REVOKED"}
     assert {states[f"{line_of(case)}-third"] for case in cases} == {"SUCCESS"}
     assert rig.effects() == {item: 1 for item in items if states[item] == "SUCCESS"}
@@ -395,7 +395,7 @@ def test_the_broker_is_restarted_and_the_newest_wins(
             let_restart(rig, case)
             states = rig.wait_until_answered(items)
             assert states[items[-1]] == "SUCCESS"
-        wait_until(lambda: rig.ledger.waiting() == [], timeout_s=60)
+        wait_until(lambda: rig.ledger.waiting() == [])
     assert set(states.values()) <= {"SUCCESS", "REVOKED"}
     assert rig.effects() == {item: 1 for item in items if states[item] == "SUCCESS"}
     print(f"{len(items) // len(ROLES)} lines, {rig.faults['broker']} restarts")

@@ -16,6 +16,7 @@ from support.claims import overtake
 from support.django_shop import django_on
 from support.guarded_shop import NotingQueue
 from support.proxy import Mode, Proxy
+from support.waiting import patience_s
 from taskguard import Delivery, Guard, MessageRef, Policy
 from taskguard.errors import (
     ConfigurationError,
@@ -479,7 +480,7 @@ def test_a_deadlock_runs_the_body_again(pg: DjangoRig) -> None:
             db.execute(sa.text("set local deadlock_timeout = '60s'"))
             db.execute(sa.text(update + "2"))
             locked.set()
-            go.wait(30)
+            go.wait(patience_s())
             db.execute(sa.text(update + "1"))
 
     def body(guard: Guard) -> None:
@@ -487,7 +488,7 @@ def test_a_deadlock_runs_the_body_again(pg: DjangoRig) -> None:
         thread = threading.Thread(target=rival, args=(locked, go))
         if not heard:
             thread.start()
-            assert locked.wait(30)
+            assert locked.wait(patience_s())
         try:
             with atomic(), connection.cursor() as cursor:
                 cursor.execute("set local deadlock_timeout = '100ms'")
@@ -500,7 +501,7 @@ def test_a_deadlock_runs_the_body_again(pg: DjangoRig) -> None:
             raise
         finally:
             if thread.is_alive():
-                thread.join(30)
+                thread.join(patience_s())
 
     pg.deliver(body)
     assert (len(heard), pg.effects, pg.states) == (1, ["x"], ["DONE"])

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from support.waiting import patience_s
+
 SETTINGS = """
 SECRET_KEY = "secret"
 INSTALLED_APPS = ["taskguard_django"]
@@ -63,7 +65,7 @@ def run(project: Path, *arguments: str) -> str:
         text=True,
         cwd=project,
         env={**given, "PYTHONPATH": path},
-        timeout=100,
+        timeout=patience_s(),
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -24,7 +24,7 @@ import sqlalchemy as sa
 
 from support.families import Family
 from support.pages import Block, blocks_of
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 
 pytestmark = pytest.mark.once
 
@@ -89,7 +89,7 @@ class Terminals:
         """In the terminal of what was started last."""
         started = self.left_running[-1].process
         started.send_signal(signal.SIGINT)
-        started.wait(60)
+        started.wait(patience_s())
 
     def log(self) -> str:
         """What the terminal of what was started last shows."""
@@ -134,11 +134,9 @@ def test_the_first_example_of_the_readme_ships_once(terminals: Terminals) -> Non
     (start,) = (each for each in blocks_of("README.md", "sh") if "ledger create" in each.text)
     terminals.write("shop.py", shop)
     terminals.type(start)
-    wait_until(lambda: " ready." in terminals.log(), timeout_s=120, message="it is ready")
+    wait_until(lambda: " ready." in terminals.log(), message="it is ready")
     terminals._run("python", ["-c", calls.text])
-    wait_until(
-        lambda: terminals.log().count("succeeded in") == 2, timeout_s=120, message="both calls"
-    )
+    wait_until(lambda: terminals.log().count("succeeded in") == 2, message="both calls")
     assert terminals.log().count("answered as a duplicate") == 1
     assert len(set(re.findall(r"Task shop.ship\[(.*?)\] received", terminals.log()))) == 2
     with engine.connect() as db:
@@ -160,7 +158,6 @@ def test_the_tutorial_ships_each_order_once(terminals: Terminals) -> None:
                 and not broker.llen("celery")
                 and not broker.hlen("unacked")
             ),
-            timeout_s=120,
             message="both messages are answered",
         )
     # The last command of that block, asked again now that both have been answered.
@@ -171,20 +168,18 @@ def test_the_tutorial_ships_each_order_once(terminals: Terminals) -> None:
         "shop.py", replace(quick, text=quick.text.partition("@app.task")[0] + slow.text)
     )
     terminals.type(worker)
-    wait_until(lambda: " ready." in terminals.log(), timeout_s=120, message="it is ready")
+    wait_until(lambda: " ready." in terminals.log(), message="it is ready")
     child = terminals.worker_pid(terminals.type(kill))
     os.kill(child, signal.SIGKILL)
-    wait_until(lambda: terminals.shipments(43), timeout_s=120, message="order 43")
+    wait_until(lambda: terminals.shipments(43), message="order 43")
     assert "Worker exited prematurely" in terminals.log()
     assert terminals.shipments(43) == 1
     child = terminals.worker_pid(terminals.type(pause))
     os.kill(child, signal.SIGSTOP)
-    wait_until(lambda: terminals.type(look) == "1", timeout_s=120, message="order 44")
+    wait_until(lambda: terminals.type(look) == "1", message="order 44")
     assert "stale commit refused" not in terminals.log()
     os.kill(child, signal.SIGCONT)
-    wait_until(
-        lambda: "stale commit refused" in terminals.log(), timeout_s=120, message="it is refused"
-    )
+    wait_until(lambda: "stale commit refused" in terminals.log(), message="it is refused")
     assert terminals.type(look) == "1"
 
     terminals.write("jobs.py", by_rq)
@@ -192,7 +187,6 @@ def test_the_tutorial_ships_each_order_once(terminals: Terminals) -> None:
     with redis.Redis.from_url(terminals.valkey.url_of(0)) as broker:
         wait_until(
             lambda: broker.zcard("rq:finished:default") == 2,
-            timeout_s=120,
             message="both jobs are finished",
         )
     assert [terminals.shipments(order) for order in (42, 43, 44, 50)] == [1, 1, 1, 1]

@@ -102,7 +102,7 @@ class TestSessionEnds:
             ended = session_of(locks)
             kill(server.url_of("locks"), ended)  # and what it had is free
             wait_until(lambda: locks._current is not None and session_of(locks) != ended)
-            wait_until(is_taken, timeout_s=60.0)
+            wait_until(is_taken)
 
         assert rivals.ship(during, ttl_s=6.0) == "first"
 

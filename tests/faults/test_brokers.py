@@ -13,7 +13,7 @@ import pytest
 
 from support.celery_shop import Shop
 from support.needs import need
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard_sandbox.servers import NewestRabbitMQ, RabbitMQ
 
 pytestmark = pytest.mark.debian
@@ -57,7 +57,6 @@ def test_a_restart_loses_nothing(make_shop: Callable[..., Shop], kind: type[Rabb
             with shop.worker(concurrency=2):
                 wait_until(
                     lambda: all(is_done(shop, order) for order in orders),
-                    timeout_s=120,
                     message="all done",
                 )
         assert shop.effects() == Counter({str(order): 1 for order in orders})
@@ -82,20 +81,17 @@ def test_a_body_longer_than_the_consumer_timeout_has_one_effect(
             shop.wait_for_steps("began")
             wait_until(
                 lambda: "has timed out waiting for delivery acknowledgement" in broker.log,
-                timeout_s=90,
                 message="the consumer is given up",
             )
-            assert result.get(timeout=60) == {"order": 1}
+            assert result.get(timeout=patience_s()) == {"order": 1}
             wait_until(
                 lambda: "answered as a duplicate: done" in shop.logs(),
-                timeout_s=90,
                 message="the message that came again is answered",
             )
             ended = "Unrecoverable error: PreconditionFailed"
             assert (ended in shop.logs()) is not retries
             wait_until(
                 lambda: retries or any(each.process.poll() is not None for each in workers),
-                timeout_s=90,
                 message="the end of the worker that was given up",
             )
     assert shop.effects() == Counter({"1": 1})

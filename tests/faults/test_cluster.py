@@ -19,7 +19,7 @@ from redis.cluster import RedisCluster
 from support.needs import need
 from support.proxy import Mode, Proxy
 from support.rivals import expect_one_effect
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard import connect
 from taskguard.errors import KeyBusyError, LockServerUnavailableError, StaleTokenError
 from taskguard.fenced import FencedValue, get_value, set_value
@@ -208,9 +208,7 @@ class Pair:
     def copied(self) -> None:
         """The replica has what the master has."""
         written = self._replication(self.master)["master_repl_offset"]
-        wait_until(
-            lambda: self._replication(self.replica)["slave_repl_offset"] >= written, timeout_s=60
-        )
+        wait_until(lambda: self._replication(self.replica)["slave_repl_offset"] >= written)
 
     def _replication(self, node: ClusterNode) -> dict[str, Any]:
         found: dict[str, Any] = self.cluster.ask(node, "INFO", "replication")
@@ -250,7 +248,7 @@ def pair_of(cluster: Cluster) -> Pair:
 def heal(pair: Pair) -> None:
     pair.master.resume()
     pair.master.start()
-    wait_until(lambda: healthy(pair.cluster), timeout_s=60, message="the cluster is whole")
+    wait_until(lambda: healthy(pair.cluster), message="the cluster is whole")
 
 
 def healthy(cluster: Cluster) -> bool:
@@ -292,7 +290,7 @@ class TestFailover:
         promoted: list[float] = []
 
         def watch() -> None:
-            wait_until(pair.promoted, timeout_s=60, interval_s=0.005, message="promoted")
+            wait_until(pair.promoted, interval_s=0.005, message="promoted")
             promoted.append(time.monotonic())
 
         watcher = threading.Thread(target=watch)
@@ -306,16 +304,16 @@ class TestFailover:
                     return promoted != [] and answer == [Renewal.RENEWED]
                 return False
 
-            wait_until(renewed, timeout_s=60, interval_s=0.01, message="the lease is renewed")
+            wait_until(renewed, interval_s=0.01, message="the lease is renewed")
             again = time.monotonic()
-            watcher.join(60.0)
+            watcher.join(patience_s())
             told = take(locks, keys=(pair.key,))
             assert isinstance(told, Held)
             assert told.owner == owner
             assert take(locks, owner, keys=(pair.key,)) == granted
             assert locks.release((pair.key,), owner)
         finally:
-            watcher.join(60.0)
+            watcher.join(patience_s())
             heal(pair)
         return again - promoted[0]
 
@@ -327,7 +325,7 @@ class TestFailover:
 
         def during(guard: Any) -> None:
             fault(pair)
-            for wait in (lambda: None, lambda: wait_until(pair.promoted, timeout_s=60)):
+            for wait in (lambda: None, lambda: wait_until(pair.promoted)):
                 wait()
                 with pytest.raises(KeyBusyError):
                     rivals.ship_too(order=order)
@@ -364,13 +362,12 @@ def unreplicated(pair: Pair) -> Iterator[None]:
         pair.cluster.announce(pair.master, way.port)
         wait_until(
             lambda: pair.cluster.ask(pair.replica, "ROLE")[2:4] == [way.port, "connected"],
-            timeout_s=30,
             message="the replica follows by the proxy",
         )
         way.mode = Mode.BLACK_HOLE
         yield
         pair.master.kill()
-        wait_until(pair.promoted, timeout_s=60, message="promoted")
+        wait_until(pair.promoted, message="promoted")
 
 
 class TestLostGrant:
@@ -382,7 +379,7 @@ class TestLostGrant:
             before = take(RedisLocks(pair.master.url), keys=(pair.key,))
             assert isinstance(before, Granted)
         second = locks_of(pair.cluster)
-        after = wait_until(lambda: taken_at_last(second, pair.key), timeout_s=30)
+        after = wait_until(lambda: taken_at_last(second, pair.key))
         assert after.fence > before.fence
 
     def test_the_ledger_keeps_it(self, pair: Pair, make_rivals: Any) -> None:
@@ -420,10 +417,10 @@ def test_a_worker_goes_on_through_a_failover(pair: Pair, make_shop: Any) -> None
         pair.copied()
         pair.master.kill()
         results += [shop.tasks.ship.delay(number) for number in (order, 2001, 2003)]
-        wait_until(pair.promoted, timeout_s=60)
+        wait_until(pair.promoted)
         results += [shop.tasks.ship.delay(number) for number in (order, 2004)]
         for result in results:
-            result.get(timeout=60)
+            result.get(timeout=patience_s())
         assert "lost after" not in worker.text()
     assert dict(shop.effects()) == dict.fromkeys(map(str, (order, 2001, 2002, 2003, 2004)), 1)
 
@@ -435,7 +432,7 @@ def test_locks_alone_through_a_failover(pair: Pair) -> None:
         with tg.lock(pair.key, ttl_s=60.0) as lock:
             pair.copied()
             pair.master.kill()
-            wait_until(pair.is_settled, timeout_s=60)
+            wait_until(pair.is_settled)
             lock.check()
         assert not pair.cluster.ask(pair.replica, "EXISTS", pair.name)
     finally:

@@ -175,13 +175,13 @@ class TestLocksOnly:
             tg.lock("order:1", ttl_s=9.0) as lease,
         ):
             server.pause()
-            wait_until(lambda: "renewal_failed" in [event.name for event in events], timeout_s=60)
-            wait_until(lease.lost.is_set, timeout_s=60)
+            wait_until(lambda: "renewal_failed" in [event.name for event in events])
+            wait_until(lease.lost.is_set)
             server.resume()
         assert [event.name for event in events].count("lost") == 1
         tg.close()  # a session would last for twice its ttl
         others = locks_on(server)
-        wait_until(lambda: isinstance(take(others), Granted), timeout_s=60)
+        wait_until(lambda: isinstance(take(others), Granted))
 
     @pytest.mark.parametrize("fault", [emptied, forget])
     def test_forgotten(self, server: Kind, fault: Any) -> None:
@@ -193,7 +193,7 @@ class TestLocksOnly:
             tg.lock("order:1", ttl_s=30.0) as lease,  # a server that starts may take some time
         ):
             fault(server)
-            wait_until(lease.lost.is_set, timeout_s=90)
+            wait_until(lease.lost.is_set)
             # A ZooKeeper that began anew refuses whoever has seen more than it knows.
             refuses = isinstance(server, ZooKeeper) and fault is emptied
             said = "could not be renewed in time" if refuses else "lock server no longer knows it"

@@ -60,10 +60,9 @@ class Network:
         with redis.Redis(port=self.replica.port) as client:
             wait_until(
                 lambda: client.info("replication")["role"] == "master",
-                timeout_s=60,
                 message="the replica is promoted",
             )
-        wait_until(self._is_announced, timeout_s=60, message="Sentinel names the new master")
+        wait_until(self._is_announced, message="Sentinel names the new master")
 
     def _is_announced(self) -> bool:
         with contextlib.suppress(MasterNotFoundError):
@@ -77,7 +76,6 @@ class Network:
         with redis.Redis(port=self.master.port) as client:
             wait_until(
                 lambda: client.info("replication")["role"] == "slave",
-                timeout_s=60,
                 message="the old master is a replica",
             )
 
@@ -99,8 +97,8 @@ def network() -> Iterator[Network]:
         locks.release(KEY, owner)
         with redis.Redis(port=replica.port) as client:
             fence = f"{LOCK}:fence"
-            wait_until(lambda: client.exists(fence) and not client.exists(LOCK), timeout_s=60)
-        wait_until(lambda: sentinel.discover_slaves("shop"), timeout_s=60)
+            wait_until(lambda: client.exists(fence) and not client.exists(LOCK))
+        wait_until(lambda: sentinel.discover_slaves("shop"))
         yield made
 
 

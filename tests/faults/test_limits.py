@@ -10,7 +10,7 @@ import celery
 import pytest
 
 from support.celery_shop import Shop
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 
 
 @pytest.mark.parametrize("limit", ["soft_time_limit", "time_limit"])
@@ -24,10 +24,10 @@ def test_work_beyond_its_time_limit_can_be_done_again(
         result = shop.tasks.ship.apply_async((1, 60.0), **{limit: 5})
         shop.wait_for_steps("began")
         with pytest.raises(Exception, match="TimeLimitExceeded"):
-            result.get(timeout=60)
+            result.get(timeout=patience_s())
         if limit == "soft_time_limit":
             assert shop.work("shop.ship", 1).state == "FAILED"
-        assert shop.tasks.ship.delay(1).get(timeout=60) == {"order": 1}
+        assert shop.tasks.ship.delay(1).get(timeout=patience_s()) == {"order": 1}
     assert shop.effects() == Counter({"1": 1})
 
 
@@ -43,6 +43,6 @@ def test_a_soft_shutdown_gives_the_work_back(make_shop: Callable[..., Shop]) -> 
         worker.wait()
     assert shop.work("shop.ship", 3).state == "NEW"
     with shop.worker(concurrency=1):
-        wait_until(shop.effects, timeout_s=60, message="done by another")
+        wait_until(shop.effects, message="done by another")
     assert shop.effects() == Counter({"3": 1})
     assert shop.work("shop.ship", 3).crashes == 0

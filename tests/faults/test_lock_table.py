@@ -83,7 +83,7 @@ class TestFrozen:
                 tg.lock("order:1", ttl_s=9.0) as lease,
             ):
                 server.pause()
-                wait_until(lease.lost.is_set, timeout_s=60)
+                wait_until(lease.lost.is_set)
         finally:
             server.resume()
             tg.close()
@@ -235,7 +235,7 @@ class TestStandby:
                 take(there)
             before = take(locks, held := new_owner("m"))
             if not unlogged:
-                wait_until(lambda: there.holders(KEY[0]), timeout_s=60)
+                wait_until(lambda: there.holders(KEY[0]))
 
             def fault() -> None:
                 server.kill()
@@ -264,7 +264,7 @@ class TestStandby:
                 db.exec_driver_sql("alter system set primary_conninfo = ''")
                 db.exec_driver_sql("select pg_reload_conf()")
                 streams = sa.text("select count(*) from pg_stat_wal_receiver")
-                wait_until(lambda: db.execute(streams).scalar() == 0, timeout_s=60)
+                wait_until(lambda: db.execute(streams).scalar() == 0)
             before = take(locks)
             server.kill()
             standby.promote()

@@ -23,7 +23,7 @@ import sqlalchemy as sa
 
 from support import cgroups
 from support.needs import allowed
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard import Guard
 from taskguard.errors import LeaseLostError
 
@@ -35,7 +35,7 @@ def stopped(pids: list[int]) -> Iterator[None]:
     """Each process gets SIGSTOP, and SIGCONT in the end."""
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
-    wait_until(lambda: all(_is_stopped(pid) for pid in pids), timeout_s=60)
+    wait_until(lambda: all(_is_stopped(pid) for pid in pids))
     yield
     for pid in pids:
         os.kill(pid, signal.SIGCONT)
@@ -67,12 +67,10 @@ def test_a_whole_worker_is_frozen_beyond_its_lease(
         with freeze([worker.pid, *worker.children()]):
             second = shop.tasks.hold.delay(5, 0)
             with shop.worker(concurrency=1) as other:
-                second.get(timeout=60)
+                second.get(timeout=patience_s())
                 assert "takes over order:5" in other.text()
-        wait_until(
-            lambda: "stale commit refused" in worker.text(), timeout_s=60, message="the refusal"
-        )
-        first.get(timeout=60)
+        wait_until(lambda: "stale commit refused" in worker.text(), message="the refusal")
+        first.get(timeout=patience_s())
         assert "raised unexpected" not in worker.text()
     assert shop.effects() == Counter({"5": 1})
     assert shop.work("shop.hold", 5).crashes == 0
@@ -93,7 +91,7 @@ class TestStuckInC:
         self.keep_the_interpreter(3 * self.TTL_S)
         with pytest.raises(LeaseLostError):
             guard.check()
-        assert guard.lost.wait(60)
+        assert guard.lost.wait(patience_s())
 
     def test_the_holder_is_told_at_once_and_commits_if_nobody_came(self, make_rivals: Any) -> None:
         """`check()` raises as soon as the call is over; the fence still stands: one effect."""
@@ -163,5 +161,5 @@ def test_a_starved_holder_is_told_and_refused(
     print(f"noticed {took_s:.2f} s after the takeover, with a renewal each second")
     group.starve(1.0)
     assert process.stdout.readline() == "answered second\n"
-    assert process.wait(60) == 0
+    assert process.wait(patience_s()) == 0
     assert rivals.shipped() == ["second"]

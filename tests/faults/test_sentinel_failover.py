@@ -21,7 +21,7 @@ import redis
 from support.needs import need
 from support.rivals import expect_one_effect
 from support.sentinel import Group, groups, role
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard.errors import LockServerUnavailableError
 from taskguard.locks.base import Granted, Hold, Renewal
 from taskguard.locks.redis import RedisLocks
@@ -85,7 +85,7 @@ def taken(locks: RedisLocks, owner: Owner, key: str = KEY[0]) -> Any:
             return None
         return answer if isinstance(answer, Granted) else None
 
-    return wait_until(grant, timeout_s=60)
+    return wait_until(grant)
 
 
 class TestWithALedger:
@@ -151,7 +151,7 @@ class TestWithLocksOnly:
         group.wait_for_promotion(replica)
         after = taken(RedisLocks(group.url), second)
         assert after.fence > before.fence
-        wait_until(lambda: _renewal(locks, first) == Renewal.TAKEN, timeout_s=60)
+        wait_until(lambda: _renewal(locks, first) == Renewal.TAKEN)
         assert locks.release(KEY, first) is False
         assert _renewal(locks, second) == Renewal.RENEWED
 
@@ -246,7 +246,7 @@ class TestWorksAgain:
             take(locks, key=key)
             return not _has(old, f"taskguard:{{{key}}}") and _has(new, f"taskguard:{{{key}}}")
 
-        wait_until(granted_by_the_new_one, timeout_s=60)
+        wait_until(granted_by_the_new_one)
         assert role(old) == "master"
 
     def test_a_watchdogs_tick_notices_as_well(self, group: Group) -> None:
@@ -254,8 +254,8 @@ class TestWorksAgain:
         locks, owner, old, new = RedisLocks(group.url), new_owner("m"), group.master, strand(group)
         take(locks, owner)
         replace_master(group)
-        wait_until(lambda: role(new) == "master", timeout_s=60)
-        wait_until(lambda: _renewal(locks, owner) == Renewal.GONE, timeout_s=60)
+        wait_until(lambda: role(new) == "master")
+        wait_until(lambda: _renewal(locks, owner) == Renewal.GONE)
         assert role(old) == "master"
 
     def test_a_sentinel_that_knows_of_no_failover_is_overruled(self, group: Group) -> None:
@@ -296,7 +296,7 @@ class _Named:
 
     def at_s(self) -> float:
         """On the monotonic clock."""
-        self._thread.join(60.0)
+        self._thread.join(patience_s())
         assert self._at_s is not None
         return self._at_s
 

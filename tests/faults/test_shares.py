@@ -131,7 +131,7 @@ def test_a_writer_that_waits_is_killed(server: Server, start: Start) -> None:
     reader.got_it_s()
     writer = start()
     if server.locks.traits.fair:
-        wait_until(lambda: not server.has_room(3), message="that it waits", timeout_s=120.0)
+        wait_until(lambda: not server.has_room(3), message="that it waits")
     writer.end()
     late = start(mode="read")
     late.got_it_s()
@@ -150,7 +150,7 @@ def test_the_server_forgets(server: Server, start: Start) -> None:
     for each in before:
         each.tell()
         assert each.ended() == "lost"
-    wait_until(lambda: not server.has_room(2), message="two of them", timeout_s=60.0)
+    wait_until(lambda: not server.has_room(2), message="two of them")
     for each in waiting:
         each.tell()
     for each in waiting:

@@ -57,11 +57,11 @@ class Held:
             stack.callback(self.waiting[-1].end)
         for number, each in enumerate(self.waiting):
             each.tell()
-            wait_until(lambda number=number: client.zcard(LINE) == number + 1, timeout_s=120.0)
+            wait_until(lambda number=number: client.zcard(LINE) == number + 1)
         self.wait_until_blocked(count)
 
     def wait_until_blocked(self, count: int) -> None:
-        wait_until(lambda: self.client.info("clients")["blocked_clients"] == count, timeout_s=120.0)
+        wait_until(lambda: self.client.info("clients")["blocked_clients"] == count)
 
     def release(self) -> float:
         """When."""

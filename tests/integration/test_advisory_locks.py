@@ -21,7 +21,7 @@ from support.advisory import advisory_url, execute, kill, session_of
 from support.needs import need
 from support.pgbouncer import PgBouncer
 from support.standby import Standby
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard.advisory_locks import AdvisoryLocks, health, names
 from taskguard.doctor.locks import check_locks
 from taskguard.errors import ConfigurationError, KeyBusyError, LockServerUnavailableError
@@ -232,7 +232,7 @@ class TestSession:
             with pytest.raises(KeyboardInterrupt):
                 take(locks)
         other = make_locks_on(url)
-        wait_until(lambda: isinstance(take(other), Granted), timeout_s=30.0)
+        wait_until(lambda: isinstance(take(other), Granted))
         assert locks.renew([Hold(("another",), owner, 30.0)]) == [Renewal.GONE]
 
     def test_a_fork(self, url: str, make_locks_on: Any) -> None:
@@ -291,7 +291,7 @@ class TestDeadHolder:
         with holder(url, ttl_s=600.0) as process:
             assert isinstance(take(locks), Held)
             process.kill()
-            wait_until(lambda: isinstance(take(locks), Granted), timeout_s=30.0)
+            wait_until(lambda: isinstance(take(locks), Granted))
 
     def test_frozen(self, url: str, make_locks_on: Any) -> None:
         """The server ends its session, and it learns that when it wakes. Their kernel goes on
@@ -301,9 +301,9 @@ class TestDeadHolder:
         with holder(url, ttl_s=5.0) as process:
             assert isinstance(take(locks), Held)
             process.send_signal(signal.SIGSTOP)
-            wait_until(lambda: isinstance(take(locks), Granted), timeout_s=60.0)
+            wait_until(lambda: isinstance(take(locks), Granted))
             process.send_signal(signal.SIGCONT)
-            out, _ = process.communicate("\n", timeout=60.0)
+            out, _ = process.communicate("\n", timeout=patience_s())
             assert out == "['taken']\n"
 
 

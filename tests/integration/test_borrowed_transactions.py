@@ -23,7 +23,7 @@ from support.claims import overtake, request
 from support.databases import DATABASES
 from support.guarded_shop import GuardedShop, NotingQueue, write
 from support.proxy import Mode, Proxy
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard.errors import (
     ConfigurationError,
     StaleTokenError,
@@ -754,7 +754,7 @@ def test_a_deadlock_runs_the_body_again(pg: LentRig) -> None:
                 write(session)
 
         pg.shop.deliver(body)
-        thread.join(30)
+        thread.join(patience_s())
     assert (len(runs), pg.shop.effects, pg.shop.states) == (2, ["x"], ["DONE"])
 
 
@@ -772,7 +772,7 @@ def test_a_body_longer_than_a_renewal_on_a_snapshot(
             runs.append(1)
             with guard.transaction(session):
                 write(session)
-                wait_until(lambda: "renewed" in rig.shop.happened, timeout_s=60.0)
+                wait_until(lambda: "renewed" in rig.shop.happened)
 
         ship(1)
     assert (len(runs), rig.shop.effects) == (1, ["x"])

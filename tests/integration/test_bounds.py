@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard import Completed, Deferred, Delivery, Dropped, Guard, GuardedFunction, MessageRef
 from taskguard.errors import (
     ConfigurationError,
@@ -98,7 +98,7 @@ class Rig:
 
         def body(guard: Guard) -> None:
             guards.append(guard)
-            ended.wait(60.0)
+            ended.wait(patience_s())
 
         def run() -> None:
             self.deliver(body=body, **options)
@@ -161,7 +161,7 @@ class TestLimit:
         with rig.at_work(2, limit=2):
             thread = threading.Thread(target=run)
             thread.start()
-        thread.join(60.0)
+        thread.join(patience_s())
         assert [type(each) for each in outcomes] == [Completed]
 
     def test_in_a_body_of_the_same_key(self, rig: Rig) -> None:

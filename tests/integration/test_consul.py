@@ -225,7 +225,7 @@ class TestTokens:
             server.kill()
             server.forget()
             server.start()
-            assert wait_until(lambda: answered(locks), timeout_s=60.0) > before
+            assert wait_until(lambda: answered(locks)) > before
 
 
 def answered(locks: ConsulLocks) -> int:
@@ -251,7 +251,7 @@ def guarded() -> Iterator[tuple[Consul, str]]:
     need(Consul)
     acl = 'acl { enabled = true, default_policy = "deny", tokens { master = "root" } }'
     with Consul(hcl=acl) as server:
-        yield server, wait_until(lambda: allowed(server, RULES), timeout_s=60.0)
+        yield server, wait_until(lambda: allowed(server, RULES))
 
 
 class TestRights:

@@ -431,7 +431,7 @@ def test_the_end_of_a_lease_that_others_handed_over_wakes_them(
     def body(guard: Guard) -> int:
         patch.undo()
         waiter.start()
-        wait_until(locks.held, timeout_s=60, message="the lease at the lock server")
+        wait_until(locks.held, message="the lease at the lock server")
         return 1
 
     def away(*_: Any, **__: Any) -> Any:

@@ -338,7 +338,7 @@ class TestConnections:
             leader = leader_of(members)
             leader.kill()
             # An election takes one to two seconds; the rest is for a machine that is busy.
-            assert wait_until(lambda: answer_of(locks, owner), timeout_s=60.0) == Renewal.RENEWED
+            assert wait_until(lambda: answer_of(locks, owner)) == Renewal.RENEWED
             held = take(patient)
             assert isinstance(held, Held)
             assert held.owner == owner
@@ -354,7 +354,7 @@ class TestConnections:
             assert isinstance(take(patient), Granted)
             for member in members[1:]:
                 member.kill()
-            wait_until(lambda: not has_leader(members[0]), timeout_s=60.0)
+            wait_until(lambda: not has_leader(members[0]))
             with pytest.raises(LockServerUnavailableError, match="gave no answer"):
                 take(locks)
             (finding,) = locks.check()
@@ -407,7 +407,7 @@ def leader_of(members: list[Etcd]) -> Etcd:
         return bool(said.get("leader") == said["header"]["member_id"])
 
     # None does while they elect one.
-    return wait_until(lambda: [each for each in members if leads(each)], timeout_s=60.0)[0]
+    return wait_until(lambda: [each for each in members if leads(each)])[0]
 
 
 class TestSettings:

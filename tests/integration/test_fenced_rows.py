@@ -21,7 +21,7 @@ from sqlalchemy.orm import (
 from support.claims import end_leases
 from support.databases import DATABASES
 from support.guarded_shop import GuardedShop
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard.errors import ConfigurationError, FencedRowMissingError, StaleTokenError
 from taskguard.fenced.rows import FencedUpdate
 from taskguard.guard import Guard
@@ -180,7 +180,7 @@ def _while_it_waits(pg: sa.Engine, fence: int, first: Callable[[sa.Connection], 
         with pg.execution_options(isolation_level="AUTOCOMMIT").connect() as watcher:
             wait_until(lambda: watcher.execute(waiting).scalar() == 1)
         end()
-        thread.join(30)
+        thread.join(patience_s())
     return told[0]
 
 
@@ -250,7 +250,7 @@ def test_of_many_holders_at_once_the_newest_has_the_row(pg: sa.Engine) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(patience_s())
     assert rows(pg)[0] == ("8", 8)
     assert all(each.newer_fence > each.fence for each in refused)
 

@@ -10,6 +10,7 @@ import redis
 
 from support.needs import need_redis_in_memory
 from support.proxy import Mode, Proxy
+from support.waiting import patience_s
 from taskguard.errors import ConfigurationError, StaleTokenError
 from taskguard.fenced import FencedValue, get_value, set_value
 from taskguard_sandbox.servers import Valkey
@@ -100,7 +101,7 @@ def test_of_many_holders_at_once_the_newest_has_the_value(redis_url: str) -> Non
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(patience_s())
     assert all(each.newer_fence > each.fence for each in refused)
     with redis.Redis.from_url(redis_url) as client:
         assert get_value(client, "stock:42") == FencedValue(b"8", 8)

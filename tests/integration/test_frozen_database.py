@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from support.guarded_shop import GuardedShop, NotingQueue, write
 from support.needs import need
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard.errors import LeaseLostError, LedgerUnavailableError
 from taskguard.guard import Guard
 from taskguard_sandbox.servers import MariaDB, Postgres
@@ -50,10 +50,10 @@ def test_a_lease_is_lost_by_the_local_clock(server: Any, make_shop: Any, own: bo
 
     @shop.tg.guarded(key="order:1", ttl_s=TTL_S)
     def outlast(guard: Guard) -> None:
-        wait_until(lambda: "renewed" in shop.happened, timeout_s=60.0)
+        wait_until(lambda: "renewed" in shop.happened)
         server.pause()
         frozen_at_s = time.monotonic()
-        assert guard.lost.wait(120.0)
+        assert guard.lost.wait(patience_s())
         lost_after_s.append(time.monotonic() - frozen_at_s)
         with pytest.raises(LeaseLostError):
             guard.check()
@@ -82,7 +82,7 @@ def test_a_claim_is_told_within_seconds(server: Any, make_shop: Any) -> None:
         # One answer, one connection, and a slow machine; without a limit none would ever come.
         assert time.monotonic() - asked_at_s < 60.0
     server.resume()
-    wait_until(lambda: tried(lambda: ship(4)), timeout_s=60.0)
+    wait_until(lambda: tried(lambda: ship(4)))
     assert shop.effects == ["1", "4"]
 
 

@@ -16,6 +16,7 @@ import redis
 
 from support.guarded_shop import GuardedShop, NotingQueue
 from support.proxy import Mode, Proxy
+from support.waiting import patience_s
 from taskguard.locks.base import CALLED
 from taskguard.locks.redis import RedisLocks
 from taskguard.model.claims import Claim
@@ -220,7 +221,7 @@ def test_who_hands_the_lock_to_one_who_has_ended(
 
     def leave_hint_late(key: str) -> bool:
         refused.set()
-        assert released.wait(60)
+        assert released.wait(patience_s())
         return leave_hint(key)
 
     def body(guard: Any) -> None:
@@ -229,7 +230,7 @@ def test_who_hands_the_lock_to_one_who_has_ended(
         office.flush()
         monkeypatch.setattr(office.locks, "leave_hint", leave_hint_late)
         parks.append(pool.submit(office.deliver, 3))
-        assert refused.wait(60)
+        assert refused.wait(patience_s())
 
     parks: list[Future[Outcome]] = []
     with ThreadPoolExecutor(1) as pool:

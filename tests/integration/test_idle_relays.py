@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 import taskguard
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard import Relay
 from taskguard.ledger.sql import SqlLedger
 
@@ -43,7 +43,7 @@ def transactions(engine: sa.Engine) -> int:
 def is_cheap(leader: Counted, engine: sa.Engine) -> bool:
     """Whether the whole fleet took two transactions for each of the leader's next few looks."""
     looks, before = leader.looks, transactions(engine)
-    wait_until(lambda: leader.looks >= looks + LOOKS, timeout_s=60, message="it looks")
+    wait_until(lambda: leader.looks >= looks + LOOKS, message="it looks")
     took = transactions(engine) - before
     return took <= 2 * (leader.looks - looks) + 4  # four: this test's own, and rounding
 
@@ -60,7 +60,7 @@ def running(relays: list[Counted]) -> Iterator[None]:
         for each in relays:
             each.stop()
         for thread in threads:
-            thread.join(30)
+            thread.join(patience_s())
             assert not thread.is_alive()
 
 

@@ -18,7 +18,7 @@ import redis
 
 import taskguard
 from support.families import Family
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard import Leadership, TaskGuard
 from taskguard.errors import ConfigurationError, LeaseLostError
 from taskguard.ledger.sql import SqlLedger
@@ -79,7 +79,6 @@ class Race:
         """Who leads, and the other one."""
         leading = wait_until(
             lambda: [each for each in self.candidates if each.leads()],
-            timeout_s=30,
             message=lambda: "".join(each.said.read_text() for each in self.candidates),
         )
         other = next(each for each in self.candidates if each is not leading[0])
@@ -89,7 +88,6 @@ class Race:
         """Until it says that it leads no more."""
         wait_until(
             lambda: "leads no more" in leader.said.read_text(),
-            timeout_s=60,
             message=lambda: "\n".join(each.said.read_text() for each in self.candidates),
         )
 
@@ -101,7 +99,7 @@ class Race:
     def gap_s(self, before: Candidate, after: Candidate, since_s: float) -> float:
         """After what time the other one worked, once this has happened to the leader."""
         known = len(after.lines())
-        wait_until(lambda: len(after.lines()) > known, timeout_s=30, message="another leads")
+        wait_until(lambda: len(after.lines()) > known, message="another leads")
         first = after.lines()[known]
         assert first[0] > max(fence for fence, _ in before.lines())
         return first[1] - since_s
@@ -167,8 +165,8 @@ def test_a_frozen_leader_does_nothing_more_once_it_wakes(
         assert worked_on <= 1
         wait_until(lambda: race.goes_on(other), message="the other one still leads")
         other.signal(signal.SIGTERM)
-        assert other.family.process.wait(60) == 0
-        wait_until(first.leads, timeout_s=60, message="the first leads again")
+        assert other.family.process.wait(patience_s()) == 0
+        wait_until(first.leads, message="the first leads again")
         return gap_s
 
     soonest(gap_s, tmp_path, servers)
@@ -183,8 +181,8 @@ def test_work_that_never_looks_is_interrupted(tmp_path: Path, servers: tuple[str
         first.signal(signal.SIGCONT)
         race.wait_for_end_of(first)
         other.signal(signal.SIGTERM)
-        assert other.family.process.wait(60) == 0
-        wait_until(first.leads, timeout_s=60, message="the first leads again")
+        assert other.family.process.wait(patience_s()) == 0
+        wait_until(first.leads, message="the first leads again")
 
 
 def soonest(gap_s: Callable[[Race], float], folder: Path, servers: tuple[str, str]) -> None:
@@ -227,7 +225,7 @@ def in_thread(function: Callable[[], Any]) -> Iterator[list[Any]]:
     thread = threading.Thread(target=run)
     thread.start()
     yield ended
-    thread.join(30)
+    thread.join(patience_s())
     assert not thread.is_alive()
 
 
@@ -284,7 +282,7 @@ def test_stepping_down_ends_the_work_first_and_then_the_lease(tg: TaskGuard, on_
         return "followed"
 
     with in_thread(lambda: leader.run(work)) as ended:
-        assert began.wait(20)
+        assert began.wait(patience_s())
         assert leader.leadership is not None
         with in_thread(lambda: other.run(follow)) as followed:
             leader.step_down()
@@ -406,15 +404,15 @@ def test_servers_that_are_away_end_no_candidate(caplog: pytest.LogCaptureFixture
                 client.flushall()
             valkey.kill()
             until_s = time.monotonic() + 5.0  # longer than the lease
-            wait_until(lambda: time.monotonic() > until_s or ended, timeout_s=60)
+            wait_until(lambda: time.monotonic() > until_s or ended)
             assert len(terms) == 1
             postgres.halt()
-            wait_until(lambda: leader.leadership is None, timeout_s=60, message="lost")
+            wait_until(lambda: leader.leadership is None, message="lost")
             said = "nobody can be asked who leads"
-            wait_until(lambda: said in caplog.text, timeout_s=60, message="said")
+            wait_until(lambda: said in caplog.text, message="said")
             assert len(terms) == 1
             postgres.start()
-            wait_until(lambda: len(terms) == 2, timeout_s=60, message="leads again")
+            wait_until(lambda: len(terms) == 2, message="leads again")
             assert not ended
             done.set()
     assert ended == ["done"]

@@ -381,7 +381,7 @@ def test_a_holder_that_freezes_in_its_transaction_blocks_nobody_for_long(
             answers.append(other.claim(request(1)))
             return isinstance(answers[-1], Claimed)
 
-        wait_until(taken_over, timeout_s=60)
+        wait_until(taken_over)
         assert len(answers) > 1
         tx.db.execute(sa.text("select 1"))
     for each in (frozen, other):
@@ -404,7 +404,7 @@ def test_after_a_restart_the_next_claim_goes_through(postgres: Postgres, pg_url:
         with pytest.raises(LedgerUnavailableError):
             ledger.renew([claimed.claim])
         server.start()
-        wait_until(lambda: isinstance(_try(ledger), Claimed), timeout_s=30)
+        wait_until(lambda: isinstance(_try(ledger), Claimed))
         ledger.close()
 
 

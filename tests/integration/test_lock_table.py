@@ -24,7 +24,7 @@ import taskguard
 from support.guarded_shop import GuardedShop, write
 from support.needs import need
 from support.pgbouncer import PgBouncer
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard import Guard
 from taskguard.cli import main
 from taskguard.errors import (
@@ -129,7 +129,7 @@ class TestMaking:
         """Several that create it make it once."""
         command = [sys.executable, "-m", "taskguard", "locks", "create", "--url", url]
         processes = [subprocess.Popen(command) for _ in range(3)]
-        assert [process.wait(60) for process in processes] == [0, 0, 0]
+        assert [process.wait(patience_s()) for process in processes] == [0, 0, 0]
 
     def test_alembic_leaves_it_alone(self) -> None:
         """Autogenerate would drop it."""
@@ -287,7 +287,7 @@ class TestPooled:
             waiter = threading.Thread(target=wait)
             waiter.start()
             locks.release(KEY, holder)
-            waiter.join(30.0)
+            waiter.join(patience_s())
         assert min(waited_s) < 0.6
 
 
@@ -324,7 +324,7 @@ class TestWaiting:
             locks.wait(KEY[0], new_owner(), timeout_s=0.5)
             return execute(pg_url, listening)
 
-        wait_until(listens, timeout_s=30.0)
+        wait_until(listens)
         [[pid]] = execute(pg_url, listening)
         execute(pg_url, f"select pg_terminate_backend(pid) {hearing}")
 
@@ -332,7 +332,7 @@ class TestWaiting:
             locks.wait(KEY[0], new_owner(), timeout_s=0.2)
             return bool([row for row in execute(pg_url, listening) if row[0] != pid])
 
-        wait_until(heard_again, timeout_s=30.0)
+        wait_until(heard_again)
 
     def test_a_fork(self, pg_url: str, make_locks: Any) -> None:
         """A child of a process that waits has a connection of its own, and leaves its parent's."""
@@ -361,7 +361,12 @@ class TestWaiting:
 
         def stood_still_s() -> float:
             done = subprocess.run(
-                command, env=environment, capture_output=True, text=True, timeout=120, check=False
+                command,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=patience_s(),
+                check=False,
             )
             assert done.returncode == 0, done.stderr
             found = json.loads(done.stdout)

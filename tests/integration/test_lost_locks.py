@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 import taskguard
 from support.clock import FakeClock
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard import TaskGuard
 from taskguard.errors import LeaseLostError
 from taskguard.events import Event
@@ -102,6 +102,6 @@ def test_a_lost_lease_is_told_once(rig: LockRig) -> None:
     """By the watchdog, long before the end."""
     with suppress(LeaseLostError), rig.tg.lock("a", ttl_s=0.3) as lease:
         rig.take_away()
-        assert lease.lost.wait(60)
+        assert lease.lost.wait(patience_s())
     wait_until(rig.lost, message="it is told, by one of the two")
     assert len(rig.lost()) == 1

@@ -19,7 +19,7 @@ from support.claims import request
 from support.guarded_shop import GuardedShop, write
 from support.needs import need
 from support.proxy import Mode, Proxy
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard.errors import (
     CallTooLargeError,
     ConfigurationError,
@@ -495,7 +495,7 @@ def test_a_deadlock_runs_the_body_again(shop: GuardedShop, nested: bool) -> None
             write(db, str(n))
             db.execute(update, {"id": n})
             if attempts.count(n) == 1:
-                barrier.wait(30)
+                barrier.wait(patience_s())
             if nested:
                 with db.begin_nested():
                     db.execute(update, {"id": 3 - n})
@@ -610,7 +610,7 @@ def test_a_frozen_holders_transaction_ends(mariadb_url: str) -> None:
     holder = claim(frozen, ttl_s=0.3)
     with pytest.raises(TransactionRetryError), frozen.transaction(holder.claim) as tx:
         tx.complete(holder.claim, None)  # key and work are locked now, and the process freezes
-        wait_until(lambda: isinstance(other.claim(request()), Claimed), timeout_s=60)
+        wait_until(lambda: isinstance(other.claim(request()), Claimed))
         tx.db.execute(sa.text("select 1"))
     for each in (frozen, other):
         each.close()

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from support.guarded_shop import NotingQueue
+from support.waiting import patience_s
 from taskguard import Claim, Completed, Delivery, Dropped, Guard, MessageRef
 from taskguard.errors import SupersededError
 from taskguard.ledger.sql import SqlLedger
@@ -148,19 +149,19 @@ def test_who_waits_behind_one_that_is_superseded(index: Index) -> None:
 
     def newer(guard: Guard) -> None:
         began.set()
-        assert goes_on.wait(30)
+        assert goes_on.wait(patience_s())
 
     thread = threading.Thread(target=index.deliver, args=(2, newer))
 
     def older(guard: Guard) -> None:
         assert index.deliver(3, task="other", busy="park") == Parked()
         thread.start()
-        assert began.wait(30)
+        assert began.wait(patience_s())
 
     assert index.deliver(1, older) == Dropped("outdated")
     assert index.sent == []
     goes_on.set()
-    thread.join(30)
+    thread.join(patience_s())
     assert index.sent == ["m3"]
 
 

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from support.databases import DATABASES
 from support.own_rows import ORDERS, Shop, Step, own_row
 from support.proxy import Mode, Proxy
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard import Completed, Deferred, GuardedRow
 from taskguard.errors import (
     LedgerSchemaError,
@@ -446,8 +446,8 @@ def test_a_row_that_moves_while_it_is_claimed_is_not_claimed(pg_url: str, to: st
         db.execute(sa.text(f"update orders set {to} where id = 7"))
         thread = threading.Thread(target=lambda: told.append(_outcome(shop.step())))
         thread.start()
-        wait_until(lambda: _waits(shop), timeout_s=60, message="a claim that waits for the row")
-    thread.join(60)
+        wait_until(lambda: _waits(shop), message="a claim that waits for the row")
+    thread.join(patience_s())
     if "status" in to:
         assert isinstance(told[0], RowIneligibleError)
         with shop.engine.connect() as db:

@@ -19,6 +19,7 @@ from sqlalchemy import orm
 from support.databases import DATABASES
 from support.leaving import exiting_at_sigterm
 from support.own_rows import EFFECTS, ORDERS, Shop
+from support.waiting import patience_s
 from taskguard import Answered, Completed, Deferred, Dropped
 from taskguard.errors import (
     ConfigurationError,
@@ -398,7 +399,7 @@ def test_a_paused_holder_takes_nothing_from_the_one_that_took_over(shop: Shop) -
         raise ZeroDivisionError
 
     def wait(event: threading.Event) -> None:
-        assert event.wait(30)
+        assert event.wait(patience_s())
 
     told: list[Any] = []
     other = threading.Thread(
@@ -408,7 +409,7 @@ def test_a_paused_holder_takes_nothing_from_the_one_that_took_over(shop: Shop) -
         ship(paused)
     assert shop.status == "SHIPPING"
     holder.gone.set()
-    other.join(30)
+    other.join(patience_s())
     assert told == [Completed("ship")]
     assert fences[0] == fences[1]
     assert shop.effects == ["ship order:7"]
@@ -422,7 +423,7 @@ def test_of_many_at_once_one_does_it(shop: Shop) -> None:
     told: list[Any] = []
 
     def deliver(runner: Runner, number: int) -> None:
-        gate.wait(30)
+        gate.wait(patience_s())
         told.append(ship(by=runner, message=f"m{number}"))
 
     threads = [
@@ -431,7 +432,7 @@ def test_of_many_at_once_one_does_it(shop: Shop) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(patience_s())
     assert len(told) == len(runners)
     assert told.count(Completed("ship")) == 1
     assert all(isinstance(each, Completed | Answered | Deferred) for each in told)

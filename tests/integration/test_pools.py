@@ -16,7 +16,7 @@ import pytest
 import sqlalchemy as sa
 
 from support.guarded_shop import GuardedShop, NotingQueue, write
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard.errors import LedgerUnavailableError
 from taskguard.guard import Guard
 from taskguard.ledger.connections import pools
@@ -60,7 +60,7 @@ class Crowd:
             self.inside += 1
             if self.inside >= self._expected:
                 self._full.set()
-        assert self._full.wait(30.0), self.inside
+        assert self._full.wait(patience_s()), self.inside
 
 
 @pytest.fixture
@@ -366,7 +366,7 @@ def test_eighty_greenlets(pg: GuardedShop, pg_url: str) -> None:
     """48 of 150 failed."""
     pytest.importorskip("gevent")
     script = [sys.executable, "-c", textwrap.dedent(GREENLETS), pg_url]
-    done = subprocess.run(script, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(script, capture_output=True, text=True, timeout=patience_s(), check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert (pg.effects.count("outer"), pg.effects.count("inner")) == (MANY, MANY)
     assert set(pg.states) == {"DONE"}

@@ -20,7 +20,7 @@ from redis.exceptions import ClusterDownError
 from support.certificates import Certificates
 from support.needs import need
 from support.proxy import Mode, Proxy
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard.doctor import GuardedTask
 from taskguard.doctor.locks import check_locks
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
@@ -350,7 +350,7 @@ class TestSilentNode:
         port = cluster.master_of("taskguard:{order:42}").port
         with behind_proxies(cluster) as proxies:
             locks = connect(cluster.url, socket_timeout_s=0.3)
-            wait_until(lambda: is_answered(locks), timeout_s=60.0)
+            wait_until(lambda: is_answered(locks))
             before, began_s = asked(cluster), time.monotonic()
             proxies[port].mode = Mode.BLACK_HOLE
             failed: list[None] = []
@@ -364,7 +364,7 @@ class TestSilentNode:
             for thread in threads:
                 thread.start()
             for thread in threads:
-                thread.join(60.0)
+                thread.join(patience_s())
             assert len(failed) == 200
             # What was said a tenth of a second ago is said again: the longer they take to come.
             took_s = time.monotonic() - began_s

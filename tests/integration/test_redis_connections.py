@@ -14,7 +14,7 @@ import redis.asyncio
 from redis.sentinel import Sentinel
 
 from support.needs import need
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard.errors import (
     ConfigurationError,
     LockServerUnavailableError,
@@ -45,7 +45,7 @@ def run(script: str, *arguments: str) -> str:
         [sys.executable, "-W", "ignore", "-c", script, *arguments],
         capture_output=True,
         text=True,
-        timeout=60.0,
+        timeout=patience_s(),
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -203,7 +203,7 @@ class TestSentinel:
                 return None
             return answer if isinstance(answer, Granted) else None
 
-        assert wait_until(taken, timeout_s=30.0).fence > before.fence
+        assert wait_until(taken).fence > before.fence
         assert locks.release(KEY, owner) is True
 
 

@@ -13,7 +13,7 @@ import pytest
 import redis
 
 import taskguard.locks.redis
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard.errors import LockServerUnavailableError
 from taskguard.locks.base import Granted, Held, Hold, Renewal
 from taskguard.locks.redis import RedisLocks
@@ -112,13 +112,13 @@ class TestKeys:
             locks.release(KEY, owner)
             assert client.llen(beside("wake", waiter)) == 1  # it goes by itself in a second
             owner = wait_until(lambda: taken(locks))
-        wait_until(lambda: client.exists(beside("wake", waiter)) == 0, timeout_s=30.0)
+        wait_until(lambda: client.exists(beside("wake", waiter)) == 0)
 
     def test_who_waits_no_longer_is_forgotten(self, client: Any, locks: RedisLocks) -> None:
         """Nothing stays of a waiter that was never heard of again."""
         owner = take(locks, with_fence=False)
         take(locks, wait_s=30.0)
-        wait_until(lambda: client.keys() == [LOCK], timeout_s=20.0)
+        wait_until(lambda: client.keys() == [LOCK])
         assert locks.release(KEY, owner) is True
         assert client.keys() == []
 
@@ -158,7 +158,7 @@ class TestKeys:
             for waiter in waiters:
                 client.lpush(beside("wake", waiter), "")
             for thread in threads:
-                thread.join(60.0)
+                thread.join(patience_s())
         assert waiters[0] in woken
         assert len(woken) == 1 + lookers
 

@@ -24,7 +24,7 @@ from support.independent import Independent, independent
 from support.lock_servers import redlock_url
 from support.needs import missing, need
 from support.proxy import Mode, Proxy
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.ledger.sql import SqlLedger
 from taskguard.locks.base import Granted, Held, Hold, Renewal
@@ -88,7 +88,7 @@ def take_everywhere(
         assert isinstance(take(locks, key, owner, ttl_s=ttl_s), Granted)
         return everywhere(servers, key, owner)
 
-    wait_until(stands_everywhere, timeout_s=60.0)
+    wait_until(stands_everywhere)
 
 
 def wait_until_freed(servers: Independent, key: str) -> None:
@@ -152,7 +152,7 @@ class TestGiveBack:
         """Refused by a majority, what the others granted is free again, and the holder is named."""
         self.is_refused(five)
 
-    def is_refused(self, five: Independent, *, timeout_s: float = 15.0) -> None:
+    def is_refused(self, five: Independent) -> None:
         def found(key: str) -> set[int]:
             return {number for number, who in enumerate(five.owners(key)) if who is not None}
 
@@ -162,7 +162,7 @@ class TestGiveBack:
             answer = take(five.connect(), key)
             assert isinstance(answer, Held)
             assert (answer.key, answer.owner) == (key, Owner("holder", "m"))
-            wait_until(lambda: found(key) == set(holders), timeout_s=timeout_s)  # noqa: B023
+            wait_until(lambda: found(key) == set(holders))  # noqa: B023
 
     def test_after_too_few_votes(self, own: Independent) -> None:
         """Without a majority, what a minority granted is free again at once."""
@@ -202,11 +202,11 @@ class TestGiveBack:
         asking = threading.Thread(target=ask)
         monkeypatch.setattr(Election, "_vote", noted)
         asking.start()
-        assert asked.wait(60.0)
+        assert asked.wait(patience_s())
         time.sleep(0.5)  # longer than the lease
         for server in own.servers[2:]:
             server.resume()
-        asking.join(60.0)
+        asking.join(patience_s())
         assert [type(error) for error in caught] == [LockServerUnavailableError]
         assert "too late" in str(caught[0])
         wait_until_freed(own, "k")
@@ -352,7 +352,7 @@ class TestMinorityInTrouble:
                 assert locks.release((key,), owner) is True
         finally:
             ended.set()
-            disturbing.join(30.0)
+            disturbing.join(patience_s())
             for server in own.servers:
                 server.resume()
 
@@ -492,8 +492,9 @@ class TestMutants:
         self, five: Independent, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(Election, "_give_back", lambda self: None)
+        monkeypatch.setattr("support.waiting._BASE_S", 1.0)
         with pytest.raises(AssertionError):
-            TestGiveBack().is_refused(five, timeout_s=1.0)
+            TestGiveBack().is_refused(five)
 
     def test_whoever_was_just_started_votes(
         self, clock: ServerClock, monkeypatch: pytest.MonkeyPatch
@@ -614,7 +615,7 @@ assert locks.release(("k",), owner) is True
 """
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", script, five.url],
-            capture_output=True, text=True, check=False, timeout=60,
+            capture_output=True, text=True, check=False, timeout=patience_s(),
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
 
@@ -633,7 +634,7 @@ assert locks.release(("k",), owner)
         own.servers[0].pause()
         done = subprocess.run(
             [sys.executable, "-c", script, own.url],
-            capture_output=True, text=True, check=False, timeout=60,
+            capture_output=True, text=True, check=False, timeout=patience_s(),
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
 
@@ -659,7 +660,7 @@ print(len(done))
 """
         done = subprocess.run(
             [sys.executable, "-W", "ignore", "-c", script, five.url],
-            capture_output=True, text=True, check=False, timeout=60,
+            capture_output=True, text=True, check=False, timeout=patience_s(),
         )  # fmt: skip
         assert done.stdout.strip() == "160", done.stderr
 

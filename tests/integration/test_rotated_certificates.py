@@ -127,10 +127,10 @@ def test_a_server_that_comes_back_with_new_certificates(
         locks = make_locks(url)
         assert locks is not None
         with closing(locks):
-            wait_until(lambda: works(locks), timeout_s=60.0)
+            wait_until(lambda: works(locks))
             renew(files)
             server.restart()
-            wait_until(lambda: works(locks), timeout_s=60.0)
+            wait_until(lambda: works(locks))
 
 
 def test_files_that_do_not_fit_each_other_yet(

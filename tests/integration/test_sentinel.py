@@ -186,7 +186,7 @@ class TestDiscovery:
                 cycle(locks)
                 return proxy.requests > 0
 
-            wait_until(was_queried, timeout_s=60.0)
+            wait_until(was_queried)
             until = time.monotonic() + 6.0  # longer than a silent Sentinel is left out
             while time.monotonic() < until:
                 cycle(locks)
@@ -344,7 +344,6 @@ class TestFindings:
                 stack.enter_context(settings(server, appendonly="yes", min_replicas_to_write=1))
             wait_until(
                 lambda: names(patient(group)) == [],
-                timeout_s=60.0,
                 message=lambda: f"{names(patient(group))}",
             )
             yield group

@@ -18,6 +18,7 @@ from sqlalchemy import orm
 
 import taskguard
 from support.databases import DATABASES
+from support.waiting import patience_s
 from taskguard import Delivery, Guard, MessageRef, Sweeper, Swept, enqueue_in
 from taskguard.errors import ConfigurationError, KeyBusyError, StoredCallError
 from taskguard.ledger.sql import SqlLedger
@@ -452,11 +453,11 @@ def test_one_sweeps_at_a_time(rig: SweepRig) -> None:
     def hold() -> None:
         with rig.runtime.lock("taskguard:sweep"):
             holds.set()
-            release_lock.wait(60)
+            release_lock.wait(patience_s())
 
     thread = threading.Thread(target=hold)
     thread.start()
-    assert holds.wait(60)
+    assert holds.wait(patience_s())
     with pytest.raises(KeyBusyError):
         rig.sweep()
     release_lock.set()

@@ -152,7 +152,7 @@ class TestSession:
             with locks_on(f"{zookeeper.url}?session_s={asked_s}") as locks:
                 keys, owner = (f"order:{asked_s}",), new_owner("m")
                 # One of a second may end before it has answered.
-                answer = wait_until(lambda: grant(locks, keys, owner), timeout_s=60.0)  # noqa: B023
+                answer = wait_until(lambda: grant(locks, keys, owner))  # noqa: B023
                 assert (answer.ttl_s, locks.traits.min_ttl_s) == (kept_s, kept_s)
 
     def test_two_owners_in_one_process(self, locks: ZooKeeperLocks) -> None:
@@ -192,8 +192,8 @@ class TestSession:
             url = f"zookeeper://127.0.0.1:{proxy.port}"
             with locks_on(url, socket_timeout_s=1.0) as locks:
                 kept, freed = new_owner("kept"), new_owner("freed")
-                wait_until(lambda: granted(locks, ("kept",), kept), timeout_s=60.0)
-                wait_until(lambda: granted(locks, ("freed",), freed), timeout_s=60.0)
+                wait_until(lambda: granted(locks, ("kept",), kept))
+                wait_until(lambda: granted(locks, ("freed",), freed))
                 stays = [f"{kept.nonce},kept", "kept"]
                 proxy.mode = Mode.SWALLOW
                 lost = new_owner("lost")
@@ -204,7 +204,7 @@ class TestSession:
                 with pytest.raises(LockServerUnavailableError):
                     locks.release(("freed",), freed)
                 proxy.mode = Mode.PASS
-                wait_until(lambda: standing(client) == stays, timeout_s=60.0)
+                wait_until(lambda: standing(client) == stays)
 
     def test_asked_again(self, zookeeper: ZooKeeper, client: KazooClient) -> None:
         """Who asks again after a reply was lost is granted, and what undoes the first does not undo
@@ -214,11 +214,11 @@ class TestSession:
             with locks_on(url, socket_timeout_s=1.0) as locks:
                 for number in range(5):
                     owner, keys = new_owner("m"), (f"order:{number}",)
-                    wait_until(lambda: answered(locks), timeout_s=60.0)
+                    wait_until(lambda: answered(locks))
                     proxy.lose_reply_to(owner.nonce.encode(), then=Mode.CUT)
                     with pytest.raises(LockServerUnavailableError):
                         take(locks, keys, owner)
-                    wait_until(lambda: granted(locks, keys, owner), timeout_s=60.0)  # noqa: B023
+                    wait_until(lambda: granted(locks, keys, owner))  # noqa: B023
                     assert heard(locks, owner, keys) == Renewal.RENEWED
 
     def test_handed_over_to_another_process(
@@ -263,7 +263,7 @@ class TestSession:
                 wait_until(lambda: granted(locks, KEY, owner))
                 server.pause()
             server.resume()
-        wait_until(lambda: not set(threading.enumerate()) - before, timeout_s=30.0)
+        wait_until(lambda: not set(threading.enumerate()) - before)
 
     @pytest.mark.parametrize("asked_s", [10, 60])
     def test_a_connection_that_is_never_answered(
@@ -282,7 +282,7 @@ class TestSession:
                 proxy.cut()
                 wait_until(lambda: proxy.requests > asked)
                 proxy.mode = Mode.PASS
-                wait_until(lambda: renewed(locks, owner) == Renewal.RENEWED, timeout_s=30.0)
+                wait_until(lambda: renewed(locks, owner) == Renewal.RENEWED)
                 assert locks._session() is session
 
     def test_servers_that_are_cut_off(
@@ -295,11 +295,11 @@ class TestSession:
             url = f"zookeeper://127.0.0.1:{one},127.0.0.1:{two},127.0.0.1:{proxy.port}"
             with locks_on(url, connect_timeout_s=0.3) as locks:
                 owner = new_owner("m")
-                wait_until(lambda: granted(locks, KEY, owner), timeout_s=30.0)
+                wait_until(lambda: granted(locks, KEY, owner))
                 session = locks._session()
                 proxy.cut()
                 wait_until(lambda: renewed(locks, owner) == "no answer")
-                wait_until(lambda: renewed(locks, owner) == Renewal.RENEWED, timeout_s=30.0)
+                wait_until(lambda: renewed(locks, owner) == Renewal.RENEWED)
                 assert locks._session() is session
 
     def test_a_server_that_is_not_there(self) -> None:
@@ -319,10 +319,9 @@ class TestSession:
             for _ in range(8):
                 wait_until(refused)
             with ZooKeeper(port=port):
-                wait_until(lambda: answered(locks), timeout_s=60.0)
+                wait_until(lambda: answered(locks))
         wait_until(
             lambda: not set(threading.enumerate()) - before,
-            timeout_s=60.0,
             message=lambda: f"the end of {set(threading.enumerate()) - before}",
         )
 
@@ -343,7 +342,7 @@ def heard(locks: LockProvider, owner: Owner, keys: tuple[str, ...]) -> str:
         said.append(renewed(locks, owner, keys))
         return said[-1] != "no answer"
 
-    wait_until(is_heard, timeout_s=60.0)
+    wait_until(is_heard)
     return said[-1]
 
 
@@ -395,9 +394,7 @@ class TestEnsemble:
         ):
             servers = [first, second, third]
             hosts = ",".join(f"127.0.0.1:{server.port}" for server in servers)
-            wait_until(
-                lambda: all("Mode: " in each.say("srvr") for each in servers), timeout_s=60.0
-            )
+            wait_until(lambda: all("Mode: " in each.say("srvr") for each in servers))
             with locks_on(f"zookeeper://{hosts}?session_s=30") as locks:
                 assert locks.check() == []
                 before = token(locks)
@@ -406,15 +403,12 @@ class TestEnsemble:
                 session = locks._session()
                 (leader,) = wait_until(
                     lambda: [each for each in servers if "Mode: leader" in each.say("srvr")],
-                    timeout_s=60.0,
                 )
                 leader.kill()
                 # An election takes seconds, on a machine that is busy a quarter of a minute.
-                wait_until(
-                    lambda: renewed(locks, held, ("held",)) == Renewal.RENEWED, timeout_s=60.0
-                )
+                wait_until(lambda: renewed(locks, held, ("held",)) == Renewal.RENEWED)
                 assert locks._session() is session
-                assert wait_until(lambda: answered(locks), timeout_s=60.0) > before
+                assert wait_until(lambda: answered(locks)) > before
                 assert isinstance(take(locks, ("held",)), Held)
                 (finding,) = locks.check()
                 assert finding.name == "zookeeper_server"
@@ -490,12 +484,12 @@ class TestTokens:
             server.kill()
             server.forget()
             server.start()
-            assert wait_until(lambda: answered(locks), timeout_s=60.0) > before
+            assert wait_until(lambda: answered(locks)) > before
 
 
 def term_of(server: ZooKeeper) -> int:
     """How often a leader was elected: the upper half of the number of its last transaction."""
-    said = wait_until(lambda: server.say("srvr").partition("Zxid: ")[2], timeout_s=60.0)
+    said = wait_until(lambda: server.say("srvr").partition("Zxid: ")[2])
     return int(said.split()[0], 16) >> 32
 
 
@@ -592,7 +586,7 @@ class TestTls:
 
             cause()
             if known == "client":
-                wait_until(lambda: "certificate verify failed" in cause(), timeout_s=60.0)
+                wait_until(lambda: "certificate verify failed" in cause())
 
 
 class TestRights:
@@ -654,7 +648,7 @@ class TestFindings:
                     return locks.check()
                 return []
 
-            (finding,) = wait_until(found, timeout_s=60.0)
+            (finding,) = wait_until(found)
         assert (finding.name, finding.level) == ("zookeeper_session", Level.WARNING)
         assert f"{limit}SessionTimeout={asked_s * 1000:.0f}" in finding.fix
 
@@ -719,7 +713,7 @@ def test_a_worker_that_is_frozen_or_killed(zookeeper: ZooKeeper, client: KazooCl
             assert isinstance(take(locks), Held)
             os.kill(child, number)
             heir = new_owner("heir")
-            wait_until(lambda: granted(locks, KEY, heir), timeout_s=60.0)  # noqa: B023
+            wait_until(lambda: granted(locks, KEY, heir))  # noqa: B023
             if number == signal.SIGSTOP:
                 os.kill(child, signal.SIGCONT)
                 assert os.waitpid(child, 0)[1] == 0

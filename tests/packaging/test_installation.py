@@ -164,7 +164,7 @@ def test_the_first_example_of_the_readme_ships_once(
     with CeleryWorker("shop", python_path=outside, python=commands / "python") as worker:
         said([commands / "python", "-c", calls], PYTHONPATH=".")
         try:
-            wait_until(lambda: worker.log.count("succeeded in") == 2, timeout_s=60)
+            wait_until(lambda: worker.log.count("succeeded in") == 2)
         finally:
             print(worker.log)
         assert worker.log.count("answered as a duplicate") == 1
@@ -289,7 +289,7 @@ def test_a_task_of_celery_needs_no_database(
         calls = "from shop import ship; ship.delay(42); ship.delay(42)"
         said([commands / "python", "-c", calls], PYTHONPATH=".")
         try:
-            wait_until(lambda: worker.log.count("succeeded in") == 2, timeout_s=60)
+            wait_until(lambda: worker.log.count("succeeded in") == 2)
         finally:
             print(worker.log)
         assert len(set(re.findall(r"'fence (\d+)'", worker.log))) == 2

@@ -18,7 +18,7 @@ import taskguard
 from pytest_taskguard import EffectsError, Memory
 from support import plugin_tasks as tasks
 from support.needs import need_redis_in_memory
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard import Guard
 from taskguard.errors import ConfigurationError, TransactionUsageError
 from taskguard.ledger.sql import SqlLedger
@@ -222,7 +222,7 @@ def test_no_thread_is_left_for_each_line(rows: Any, explore_crashes: Any) -> Non
 
     before = threads()
     explore_crashes(tasks.celery_task, ("a",), effects=rows)
-    wait_until(lambda: threads() <= before + 1, timeout_s=60, message=lambda: f"{threads()}")
+    wait_until(lambda: threads() <= before + 1, message=lambda: f"{threads()}")
 
 
 def test_a_ledger_in_use_is_refused(taskguard_ledger: Any) -> None:
@@ -342,6 +342,10 @@ def test_pytest_loads_nothing_before_a_fixture_is_used() -> None:
         "if n in sys.modules])"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=patience_s(),
     )
     assert done.stdout.strip() == "[]"

@@ -18,7 +18,7 @@ from rq import cron_scheduler_registry
 from support import clock_shim
 from support.families import Family
 from support.office import HERE, Office
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard_rq.cron import LeaderCronScheduler
 from taskguard_sandbox.servers import free_port
 
@@ -71,7 +71,6 @@ class Cron:
         before = self.enqueued()
         wait_until(
             lambda: self.enqueued() > before + 1,
-            timeout_s=60,
             message=lambda: self.text()[-3000:],
         )
 
@@ -80,7 +79,7 @@ class Cron:
 
     def terminate(self) -> int:
         self.signal(signal.SIGTERM)
-        return self.family.process.wait(60)
+        return self.family.process.wait(patience_s())
 
 
 def led_pair(office: Office, number: int = 0) -> tuple[Cron, Cron]:
@@ -88,19 +87,17 @@ def led_pair(office: Office, number: int = 0) -> tuple[Cron, Cron]:
     crons = [Cron(office, number + each, "taskguard_rq") for each in range(2)]
     wait_until(
         lambda: all(each.has_begun() for each in crons),
-        timeout_s=60,
         message=lambda: "\n".join(each.text() for each in crons),
     )
     leader = wait_until(
         lambda: next((each for each in crons if each.enqueued()), None),
-        timeout_s=60,
         message=lambda: "\n".join(each.text() for each in crons),
     )
     return leader, next(each for each in crons if each is not leader)
 
 
 def follows_s(cron: Cron, since_s: float) -> float:
-    wait_until(cron.enqueued, timeout_s=60, interval_s=0.005, message=lambda: cron.text()[-3000:])
+    wait_until(cron.enqueued, interval_s=0.005, message=lambda: cron.text()[-3000:])
     return time.monotonic() - since_s
 
 
@@ -183,7 +180,7 @@ def test_a_cron_that_is_stopped_before_it_has_begun(office: Any) -> None:
     nothing in RQ's registry."""
     paused = {"config": "support.cron_paused", "PAUSED_BROKER": office.broker}
     cron = Cron(office, 0, "taskguard_rq", **paused)
-    wait_until(lambda: "registering birth" in cron.text(), timeout_s=60, message=cron.text)
+    wait_until(lambda: "registering birth" in cron.text(), message=cron.text)
     assert cron.terminate() == 0, cron.text()
     assert not cron.has_begun()
     assert "Traceback" not in cron.text()

@@ -43,9 +43,7 @@ def wait_for_line(office: Any, *jobs: Job) -> None:
 
 def wait_for_end(office: Any, job: Job, status: str) -> None:
     # An emptied Redis has no record of it for a while.
-    office.wait_for(
-        lambda: office.connection.hget(job.key, "status") == status.encode(), status, timeout_s=60
-    )
+    office.wait_for(lambda: office.connection.hget(job.key, "status") == status.encode(), status)
 
 
 def began(office: Any) -> list[str]:
@@ -67,7 +65,7 @@ def is_announced(office: Any, job: Job) -> bool:
 def nothing_is_left(office: Any) -> bool:
     assert office.ledger.waiting() == []
     assert office.queue.deferred_job_registry.count == 0
-    wait_until(lambda: office.queue.started_job_registry.count == 0, timeout_s=60)
+    wait_until(lambda: office.queue.started_job_registry.count == 0)
     return office.queue.count == office.connection.scard("taskguard:parked") == 0
 
 
@@ -109,7 +107,7 @@ def test_on_its_way(office: Any) -> None:
         sent_s = time.time()
     wait_for_end(office, late, "queued")
     assert office.connection.ttl(late.key) == -1
-    wait_until(lambda: time.time() > sent_s + TTL_S, timeout_s=60)
+    wait_until(lambda: time.time() > sent_s + TTL_S)
     office.let_go()
     assert is_announced(office, late)
     for job in (busy, later):
@@ -126,7 +124,7 @@ def test_its_time_ends_with_its_line(office: Any) -> None:
         wait_for_line(office, job)
         parked_s = time.time()
     office.wait_for(lambda: began(office), "the body")
-    wait_until(lambda: time.time() > parked_s + TTL_S, timeout_s=60)
+    wait_until(lambda: time.time() > parked_s + TTL_S)
     [(_, horse)] = office.steps("began")
     os.kill(horse, signal.SIGKILL)
     wait_for_end(office, job, "finished")
@@ -146,12 +144,12 @@ def test_what_becomes_of_its_record_does_not_matter(office: Any) -> None:
         sent_s = time.time()
     wait_for_end(office, jobs[0], "queued")
     office.connection.delete(*(job.key for job in jobs), "taskguard:parked")
-    wait_until(lambda: time.time() > sent_s + TTL_S, timeout_s=60)
+    wait_until(lambda: time.time() > sent_s + TTL_S)
     office.let_go()
     wait_for_end(office, busy, "finished")
     # Each may stand there several times by now: it was sent again.
     started = office.queue.started_job_registry
-    wait_until(lambda: office.queue.count == started.count == 0, timeout_s=60)
+    wait_until(lambda: office.queue.count == started.count == 0)
     assert all(is_announced(office, job) for job in jobs)
     assert began(office) == ["b 0"]
 
@@ -170,7 +168,7 @@ def test_put_off_by_a_stock_worker(office: Any) -> None:
         worker = office.worker("rq.Worker", "--with-scheduler")
         wait_for_end(office, job, "scheduled")
         worker.kill()
-        wait_until(lambda: time.time() > parked_s + TTL_S, timeout_s=60)
+        wait_until(lambda: time.time() > parked_s + TTL_S)
     # RQ's record may be gone by now, as that of any job with a ttl that is put off.
     office.worker()
     assert is_announced(office, job)
@@ -213,7 +211,7 @@ def test_a_horse_that_dies_before_rq_hears_of_it(office: Any) -> None:
         job = put(office, 1, ttl=TTL_S)
         wait_for_line(office, job)
         worker.kill()
-        wait_until(office.ledger.expired, timeout_s=60)
+        wait_until(office.ledger.expired)
         [late] = office.ledger.overdue(parked=True)
         send_stored(late, {"rq": RQSender(office.connection).hand_off})
         assert office.ledger.expire(late.work, message=late.message, retries=0, due=True)

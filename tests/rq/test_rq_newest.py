@@ -35,7 +35,7 @@ def put_older(office: Any, function: Any, number: int, than: Job) -> Job:
 
 
 def began(office: Any, number: int) -> None:
-    wait_until(lambda: f"a {number}" in dict(office.steps("began")), timeout_s=60)
+    wait_until(lambda: f"a {number}" in dict(office.steps("began")))
 
 
 def states_of(office: Any) -> dict[str, tuple[str, bool]]:
@@ -48,7 +48,7 @@ def states_of(office: Any) -> dict[str, tuple[str, bool]]:
 
 
 def waits(office: Any, job: Job) -> None:
-    wait_until(lambda: job.get_status(refresh=True) == "deferred", timeout_s=60)
+    wait_until(lambda: job.get_status(refresh=True) == "deferred")
 
 
 def superseded(office: Any, job: Job) -> bool:
@@ -89,7 +89,7 @@ def test_the_newest_waits(office: Any) -> None:
     assert first.get_status() == "started"
     assert second.id not in office.queue.deferred_job_registry
     office.let_go()
-    wait_until(lambda: third.get_status(refresh=True) == "finished", timeout_s=60)
+    wait_until(lambda: third.get_status(refresh=True) == "finished")
     assert after.get_status() == "deferred"  # what depends on it does not run, as after a cancel()
     after.delete()
     expect(office, first, third)
@@ -253,7 +253,7 @@ def test_what_is_taken_back_at_work_stays_so(office: Any, how: str) -> None:
     began(office, 1)
     getattr(first, how)()
     second = put(office, supersede, 2)
-    wait_until(lambda: dict(office.steps("told")), timeout_s=60)
+    wait_until(lambda: dict(office.steps("told")))
     expect(office, second)
     wait_until(lambda: len(office.queue.started_job_registry) == 0)
     assert office.connection.hget(first.key, "meta") in (None, b"", first.serializer.dumps({}))

@@ -23,7 +23,7 @@ from rq.registry import clean_registries
 
 from support.invoices import by_priority, index_in_line, queue_up
 from support.office import FAIRLY_SHORT_LEASES
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard.ledger.tables import WORK
 from taskguard_rq import enqueue
 from taskguard_rq.marks import marks_of
@@ -135,7 +135,7 @@ def test_an_emptied_lock_server_changes_nothing(office: Any) -> None:
     with contextlib.closing(locks):
         locks.flushdb()
         office.let_go()
-        wait_until(lambda: len(numbers_of(office, "a")) > 3, timeout_s=60)
+        wait_until(lambda: len(numbers_of(office, "a")) > 3)
         locks.flushdb()
     wait_for_all(office, [first, *later])
     assert numbers_of(office, "a") == list(range(7))
@@ -206,7 +206,7 @@ def test_a_relay_ends_with_its_worker(office: Any, how: str) -> None:
     wait_until(lambda: relays(worker))
     [relay] = relays(worker)
     worker.process.send_signal(signal.SIGKILL if how == "killed" else signal.SIGTERM)
-    worker.process.wait(60)
+    worker.process.wait(patience_s())
     wait_until(lambda: not relay.is_running() or relay.status() == psutil.STATUS_ZOMBIE)
 
 
@@ -230,7 +230,7 @@ def test_a_stock_worker_puts_off(office: Any) -> None:
     first = office.queue.enqueue(queue_up, "a", 0, True)
     office.wait_for(lambda: office.steps("began"), "the first")
     [second] = put(office, "a", [1])
-    wait_until(lambda: second.get_status(refresh=True) == "scheduled", timeout_s=60)
+    wait_until(lambda: second.get_status(refresh=True) == "scheduled")
     assert records(office) == []
     office.let_go()
     wait_for_all(office, [first, second])
@@ -308,7 +308,7 @@ def test_the_command_relays_lines(office: Any) -> None:
     with subprocess.Popen(command, env={**os.environ, **office.environment}) as relay:
         wait_for_all(office, jobs)
         relay.terminate()
-        assert relay.wait(60) == 0
+        assert relay.wait(patience_s()) == 0
     assert numbers_of(office, "a") == [0, 1]
 
 

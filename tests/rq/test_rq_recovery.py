@@ -30,7 +30,6 @@ pytestmark = pytest.mark.usefixtures("producer")
 def wait_for_effects(office: Any, count: int) -> None:
     wait_until(
         lambda: sum(office.effects().values()) >= count,
-        timeout_s=60,
         message=lambda: f"{count} effects, there are {dict(office.effects())}",
     )
 
@@ -44,7 +43,7 @@ def test_a_killed_workers_job_is_enqueued_again_when_redis_lost_it(office: Any, 
     """By its record where there is one, else by what is stored with the work."""
     job = office.queue.enqueue(invoices.recover, 1, 600)
     worker = office.worker(**SHORT_LEASES)
-    wait_until(lambda: office.steps("began"), timeout_s=60, message="a body")
+    wait_until(lambda: office.steps("began"), message="a body")
     worker.kill()
     if left == "nothing":
         office.connection.flushdb()
@@ -52,12 +51,11 @@ def test_a_killed_workers_job_is_enqueued_again_when_redis_lost_it(office: Any, 
         for key in office.connection.keys("rq:*"):
             if key != f"rq:job:{job.id}".encode():
                 office.connection.delete(key)
-    wait_until(lambda: swept(office), timeout_s=60, message="an overdue work")
+    wait_until(lambda: swept(office), message="an overdue work")
     office.worker()
     wait_for_effects(office, 1)
     wait_until(
         lambda: Job.fetch(job.id, connection=office.connection).is_finished,
-        timeout_s=60,
         message="finished",
     )
     assert office.effects() == Counter({"1": 1})
@@ -68,12 +66,12 @@ def test_a_job_that_rq_gave_up_is_enqueued_again(office: Any) -> None:
     """FAILED for RQ, since its horse was killed; PROCESSING in the ledger, beyond its lease."""
     job = office.queue.enqueue(invoices.recover, 1, 600)
     office.worker(**SHORT_LEASES)
-    wait_until(lambda: office.steps("began"), timeout_s=60, message="a body")
+    wait_until(lambda: office.steps("began"), message="a body")
     os.kill(office.steps("began")[0][1], signal.SIGKILL)
-    wait_until(lambda: job.get_status() == "failed", timeout_s=60, message="failed")
-    wait_until(lambda: swept(office), timeout_s=60, message="an overdue work")
+    wait_until(lambda: job.get_status() == "failed", message="failed")
+    wait_until(lambda: swept(office), message="an overdue work")
     wait_for_effects(office, 1)
-    wait_until(lambda: job.get_status() == "finished", timeout_s=60, message="finished")
+    wait_until(lambda: job.get_status() == "finished", message="finished")
     assert not office.queue.failed_job_registry.get_job_ids()
 
 
@@ -91,7 +89,6 @@ def test_enqueued_in_a_transaction_it_runs_if_that_commits(office: Any) -> None:
     wait_for_effects(office, 1)
     wait_until(
         lambda: office.ledger.view("support.invoices.recover invoice:2").state is State.DONE,
-        timeout_s=60,
         message="DONE",
     )
     assert office.effects() == Counter({"2": 1})
@@ -123,7 +120,7 @@ def test_what_its_process_did_not_send_the_sweep_does(
     assert left.outcome == "sent"
     office.worker()
     wait_for_effects(office, 1)
-    wait_until(lambda: office.queue.count == 0, timeout_s=60, message="an empty queue")
+    wait_until(lambda: office.queue.count == 0, message="an empty queue")
     assert office.effects() == Counter({"1": 1})
 
 

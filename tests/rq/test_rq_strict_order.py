@@ -150,7 +150,7 @@ def test_a_job_that_fails_before_its_guard_leaves_its_line(office: Any, producer
     refused = enqueue(office.queue, task, ("a", 0, "refused"), retry=Retry(max=1)).job
     following = enqueue(office.queue, task, ("a", 1)).job
     office.worker()
-    office.wait_for(lambda: office.effects()["a 1"], "the next one", timeout_s=60)
+    office.wait_for(lambda: office.effects()["a 1"], "the next one")
     office.wait_for(lambda: following.get_status(refresh=True) == "finished", "its end")
     assert refused.get_status(refresh=True) == "failed"
     assert len(office.steps("refused")) == 2

@@ -132,7 +132,7 @@ def test_work_horses_load_nothing_anew_where_the_jobs_module_configures(
     unset = dict.fromkeys(office.environment, "")
     office.worker(kind, *options, **unset, OFFICE_LOCKS=locks, OFFICE_LEDGER=ledger)
     jobs = [office.queue.enqueue("support.self_configured.send", number) for number in range(3)]
-    office.wait_for(lambda: jobs[-1].get_status(refresh=True) == "finished", "sent", timeout_s=15)
+    office.wait_for(lambda: jobs[-1].get_status(refresh=True) == "finished", "sent")
     for job in jobs[1:]:
         loaded = job.return_value()
         drivers = ("taskguard", "sqlalchemy", "psycopg", "redis")

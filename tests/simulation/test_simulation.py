@@ -15,6 +15,7 @@ from simulation.explore import run_one, shrink, trace
 from simulation.mutants import MUTANTS, Mutant
 from simulation.world import World
 from support.exploration import Exploration
+from support.waiting import patience_s
 
 
 def test_no_schedule_breaks_anything(
@@ -89,7 +90,7 @@ def test_a_watchdog_that_another_test_left(monkeypatch: pytest.MonkeyPatch) -> N
         def and_look() -> None:
             fill()
             threading.Thread(target=look).start()
-            assert leftover.wait(10.0)
+            assert leftover.wait(patience_s())
 
         monkeypatch.setattr(world, "_fill", and_look)
 

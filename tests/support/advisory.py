@@ -49,7 +49,7 @@ def kill(url: str, session: int) -> None:
         with contextlib.suppress(sa.exc.OperationalError):  # it is gone already
             execute(url, f"kill {session}")
         left = f"select id from information_schema.processlist where id = {session}"
-    wait_until(lambda: not execute(url, left), timeout_s=30.0)
+    wait_until(lambda: not execute(url, left))
 
 
 def session_of(locks: LockProvider) -> int:

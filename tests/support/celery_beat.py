@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from support.families import Family
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 
 HERE = Path(__file__).resolve().parent.parent
 
@@ -53,7 +53,7 @@ class CeleryBeat:
             self._command, environment=self._environment, log=self.log, cwd=HERE.parent
         )
         try:
-            wait_until(self._ready, timeout_s=60, message=f"beat ready, see {self.log}")
+            wait_until(self._ready, message=f"beat ready, see {self.log}")
         except BaseException:
             self.kill()
             raise
@@ -108,13 +108,13 @@ class CeleryBeat:
             self.resume()
             return False
 
-        wait_until(sleeps, timeout_s=30, message="a moment between two ticks")
+        wait_until(sleeps, message="a moment between two ticks")
 
-    def terminate(self, timeout_s: float = 20) -> int:
+    def terminate(self) -> int:
         """SIGTERM; the exit status. One that hangs says in its log where."""
         os.kill(self.process.pid, signal.SIGTERM)
         try:
-            return self.process.wait(timeout_s)
+            return self.process.wait(patience_s())
         except subprocess.TimeoutExpired:
             assert self._family is not None
             self._family.abort()

@@ -26,7 +26,7 @@ import sqlalchemy as sa
 
 import taskguard_celery.runtime
 from support.celery_worker import CeleryWorker
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard.ledger.sql import SqlLedger
 
 
@@ -106,7 +106,7 @@ class Shop:
         thread = threading.Thread(target=leader.run, args=(lead,))
         thread.start()
         try:
-            assert leads.wait(60)
+            assert leads.wait(patience_s())
             yield
         finally:
             over.set()
@@ -175,20 +175,17 @@ class Shop:
 
     # -- waiting
 
-    def wait_for_effects(self, count: int, *, timeout_s: float = 180) -> None:
+    def wait_for_effects(self, count: int) -> None:
         wait_until(
             lambda: sum(self.effects().values()) >= count,
-            timeout_s=timeout_s,
             message=lambda: f"{count} effects, there are {dict(self.effects())}",
         )
 
-    def wait_for_steps(self, name: str, count: int = 1, *, timeout_s: float = 180) -> list[Step]:
-        wait_until(
-            lambda: len(self.steps(name)) >= count, timeout_s=timeout_s, message=f"{count} {name}"
-        )
+    def wait_for_steps(self, name: str, count: int = 1) -> list[Step]:
+        wait_until(lambda: len(self.steps(name)) >= count, message=f"{count} {name}")
         return self.steps(name)
 
-    def wait_until_acknowledged(self, *, timeout_s: float = 60) -> None:
+    def wait_until_acknowledged(self) -> None:
         """Until its one worker has no message in hand: an answer is stored before that."""
         inspect = self.tasks.app.control.inspect(limit=1, timeout=10)
 
@@ -196,14 +193,13 @@ class Shop:
             asked = [inspect.active(), inspect.reserved(), inspect.scheduled()]
             return all(asked) and not any(held for each in asked for held in each.values())
 
-        wait_until(has_none, timeout_s=timeout_s, message="all acknowledged")
+        wait_until(has_none, message="all acknowledged")
 
-    def wait_for_quiet(self, *, timeout_s: float = 180) -> None:
+    def wait_for_quiet(self) -> None:
         """Until the Redis broker has no message left."""
         with self.broker() as broker:
             wait_until(
                 lambda: not self.messages(broker),
-                timeout_s=timeout_s,
                 message=lambda: f"no message, there are {self.messages(broker)}",
             )
 

@@ -14,7 +14,7 @@ from typing import Self
 import psutil
 
 from support.families import Family
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 
 HERE = Path(__file__).resolve().parent.parent
 
@@ -57,7 +57,7 @@ class CeleryWorker:
     def __enter__(self) -> Self:
         self._launch()
         try:
-            wait_until(self._ready, timeout_s=180, message=f"worker ready, see {self.log}")
+            wait_until(self._ready, message=f"worker ready, see {self.log}")
         except BaseException:
             self.kill()
             raise
@@ -117,10 +117,10 @@ class CeleryWorker:
         """Send a signal to the parent."""
         os.kill(self.pid, number)
 
-    def wait(self, timeout_s: float = 60) -> int:
+    def wait(self) -> int:
         """The exit status, once it ended by itself. One that hangs says in its log where."""
         try:
-            return self.process.wait(timeout_s)
+            return self.process.wait(patience_s())
         except subprocess.TimeoutExpired:
             assert self._family is not None
             self._family.abort()

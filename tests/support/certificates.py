@@ -11,6 +11,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from support.waiting import patience_s
 from taskguard_sandbox.process import nobody
 
 __all__ = ["Certificates", "unavailable"]
@@ -93,4 +94,4 @@ def _certificate(path: Path, more: str, *signed: str | Path, authority: bool = F
     request.write_text(said, encoding="utf-8")
     command = ["openssl", "req", "-x509", "-config", request, "-newkey", "rsa:2048", "-nodes"]
     command += ["-days", "1", "-keyout", key, "-out", path, *signed]
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    subprocess.run(command, check=True, capture_output=True, timeout=patience_s())

@@ -71,7 +71,7 @@ class Cgroup:
             with contextlib.suppress(ProcessLookupError):
                 (self._parent / "cgroup.procs").write_text(str(pid))
         # Ended processes stay in it until they are collected.
-        wait_until(self._is_gone, timeout_s=60, message=f"{self._folder} is removed")
+        wait_until(self._is_gone, message=f"{self._folder} is removed")
 
     def add(self, *pids: int) -> None:
         """Put processes into the group."""
@@ -81,7 +81,7 @@ class Cgroup:
     def freeze(self) -> None:
         """Stop all of the group at once; none of them can notice."""
         self._file.write_text("FROZEN" if self._first else "1")
-        wait_until(self._is_frozen, timeout_s=60, message="frozen")
+        wait_until(self._is_frozen, message="frozen")
 
     def thaw(self) -> None:
         self._file.write_text("THAWED" if self._first else "0")

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import redis
 
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard_sandbox import servers
 
 __all__ = ["DebianRedis", "Postgres", "ServerClock", "Valkey", "server_clock", "unavailable"]
@@ -51,7 +51,7 @@ class ServerClock:
         self._file.write_bytes(struct.pack("=q", 0))
         self.offset_s = 0.0
         build = ["cc", "-O2", "-shared", "-fPIC", "-o", str(self._library), str(SOURCE), "-ldl"]
-        subprocess.run(build, check=True, capture_output=True, timeout=60)
+        subprocess.run(build, check=True, capture_output=True, timeout=patience_s())
 
     def jump(self, seconds: float) -> None:
         """The clock goes forward by so much, or back."""

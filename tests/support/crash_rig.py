@@ -34,6 +34,8 @@ _ANSWERS: dict[JobStatus, str] = {
     JobStatus.CANCELED: "REVOKED",
     JobStatus.FAILED: "FAILURE",
 }
+# On an idle machine, for all crash points of a test: each takes a lease and a redelivery.
+_CRASHES_S = 120.0
 
 
 class CrashRig:
@@ -103,14 +105,14 @@ class CrashRig:
             return [each for each in states if each[1] is not State.DONE]
 
         wait_until(
-            lambda: not left(), timeout_s=300, interval_s=0.3, message=lambda: f"{left()[:9]}"
+            lambda: not left(), takes_s=_CRASHES_S, interval_s=0.3, message=lambda: f"{left()[:9]}"
         )
 
     def wait_until_answered(self, items: list[str]) -> dict[str, str]:
         """What the callers of these messages are told."""
         wait_until(
             lambda: not self.unanswered(items),
-            timeout_s=300,
+            takes_s=_CRASHES_S,
             interval_s=0.5,
             message=lambda: f"{self.unanswered(items)[:9]}",
         )
@@ -147,7 +149,7 @@ class CrashRig:
             quiet.append(self._in_queues() == 0)
             return quiet[-20:] == [True] * 20
 
-        wait_until(is_quiet, timeout_s=300, interval_s=0.1)
+        wait_until(is_quiet, takes_s=_CRASHES_S, interval_s=0.1)
 
     def _in_queues(self) -> int:
         if self.queue == "rq":

@@ -16,6 +16,7 @@ from django.conf import settings
 from django.core.management import call_command
 
 import taskguard_celery
+from support.waiting import patience_s
 from taskguard.ledger.sql import SqlLedger
 from taskguard_celery import guarded_task
 
@@ -59,7 +60,7 @@ with app.connection_for_write() as connection:
 
 def tell() -> None:
     try:
-        print(result.get(timeout=20), result.state, flush=True)
+        print(result.get(timeout=patience_s()), result.state, flush=True)
     finally:
         os.kill(os.getpid(), signal.SIGTERM)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from support.waiting import patience_s
+
 __all__ = ["ALL", "run_without"]
 
 ALL = frozenset(
@@ -18,6 +20,8 @@ def run_without(hidden: frozenset[str] | set[str], code: str) -> str:
     """Return what `code` prints where importing a hidden package fails; the code must succeed."""
     hiding = f"import sys; sys.modules.update(dict.fromkeys({sorted(hidden)!r}))\n"
     command = [sys.executable, "-c", hiding + code]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=patience_s()
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Any, Self
 
+from support.waiting import patience_s
+
 
 class Ear:
     """Hears the events of an app's workers, as Flower does."""
@@ -18,7 +20,7 @@ class Ear:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        assert self._listens.wait(60)
+        assert self._listens.wait(patience_s())
         return self
 
     def __exit__(self, *_: object) -> None:

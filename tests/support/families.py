@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 
 __all__ = ["Family"]
 
@@ -43,7 +43,7 @@ class Family:
         found = set(self._members())
         _signal(found, signal.SIGABRT)
         with contextlib.suppress(AssertionError):
-            wait_until(lambda: all(map(_ended, found)), timeout_s=10, message="ended")
+            wait_until(lambda: all(map(_ended, found)), message="ended")
 
     def kill(self) -> None:
         """SIGKILL to all that live; returns when they have ended.
@@ -55,9 +55,9 @@ class Family:
             _signal(more, signal.SIGSTOP)
             found |= more
         _signal(found, signal.SIGKILL)
-        self.process.wait(30)
+        self.process.wait(patience_s())
         # Not waited for as processes: they are init's, which may take a second to collect them.
-        wait_until(lambda: all(map(_ended, found)), timeout_s=30, message=f"{found} have ended")
+        wait_until(lambda: all(map(_ended, found)), message=f"{found} have ended")
 
     def _members(self) -> Iterator[psutil.Process]:
         # Not process_iter(): it remembers processes by their ids, which come again in a long run,

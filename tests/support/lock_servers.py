@@ -29,4 +29,4 @@ def connect_by_a_lock(locks: LockProvider, key: str = "none") -> None:
             return locks.release((key,), owner)
         return False
 
-    wait_until(is_connected, timeout_s=60.0, message="a provider that is connected")
+    wait_until(is_connected, message="a provider that is connected")

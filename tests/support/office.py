@@ -74,7 +74,6 @@ class Office:
         self._workers.append(worker)
         wait_until(
             lambda: "Listening on invoices" in log.read_text(errors="replace"),
-            timeout_s=120,
             message=f"worker ready, see {log}",
         )
         return worker
@@ -95,11 +94,9 @@ class Office:
             )
             return [(row.item, row.pid) for row in rows]
 
-    def wait_for(
-        self, condition: Callable[[], Any], message: str, *, timeout_s: float = 180
-    ) -> None:
+    def wait_for(self, condition: Callable[[], Any], message: str) -> None:
         try:
-            wait_until(condition, timeout_s=timeout_s, message=message)
+            wait_until(condition, message=message)
         except BaseException:
             print(self.logs()[-8000:])
             raise

@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from support.waiting import patience_s
+
 if TYPE_CHECKING:
     from typing import Self
 
@@ -142,7 +144,7 @@ class Proxy:
         self._arrive.set()
         self.cut()
         for thread in self._threads:
-            thread.join(10.0)
+            thread.join(patience_s())
 
     def __enter__(self) -> Self:
         self._start(self._accept)

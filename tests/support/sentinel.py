@@ -46,7 +46,6 @@ class Group:
         """One that answers late is asked again."""
         return wait_until(
             lambda: [each for each in self.servers if role(each) == wanted],
-            timeout_s=60,
             message=f"a {wanted}",
         )[0]
 
@@ -65,11 +64,10 @@ class Group:
 
     def wait_for_promotion(self, of: DebianRedis) -> None:
         """Until this server is master, and each Sentinel that answers says so."""
-        wait_until(lambda: role(of) == "master", timeout_s=60, message="the replica is promoted")
+        wait_until(lambda: role(of) == "master", message="the replica is promoted")
         running = [each for each in self.sentinels if each.running]
         wait_until(
             lambda: {self.named(each) for each in running} == {of.port},
-            timeout_s=60,
             message="the Sentinels name the new master",
         )
 
@@ -122,7 +120,6 @@ def wait_until_complete(group: Group) -> None:
     """Until each Sentinel knows of the others and of all servers, and replicas follow."""
     wait_until(
         lambda: all(_is_complete(group, each) for each in group.sentinels),
-        timeout_s=60,
         message="a group",
         interval_s=0.1,
     )

@@ -27,6 +27,7 @@ from kombu.exceptions import OperationalError
 
 from support import deploys, shop_shared
 from support.request_ids import request_id
+from support.waiting import patience_s
 from taskguard import Guard
 from taskguard.errors import LeaseLostError
 from taskguard.ledger.sql import SqlLedger
@@ -583,7 +584,7 @@ def watchful(order: int, guard: Guard) -> str:
     """The first attempt waits for the loss of its lease, and then returns as if all were well."""
     step(order, "began")
     if guard.attempt == 1:
-        guard.lost.wait(60)
+        guard.lost.wait(patience_s())
         try:
             guard.check()
         except LeaseLostError:

@@ -14,6 +14,7 @@ import time
 
 import gevent
 
+from support.waiting import patience_s
 from taskguard.locks.base import Granted
 from taskguard.model.lease import new_owner
 from taskguard.settings import make_locks
@@ -44,7 +45,7 @@ def main(url: str, count: int) -> None:
     ticking = gevent.spawn(tick)
     gevent.sleep(1.5)
     locks.release(("k",), holder)
-    gevent.joinall([*waiters, ticking], timeout=60.0)
+    gevent.joinall([*waiters, ticking], timeout=patience_s())
     locks.close()
     print(json.dumps({"got": len(set(got)), "stood_still_s": stood_still_s[0]}))
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import taskguard
+from support.waiting import patience_s
 from taskguard import Overrides, overridden
 from taskguard.locks.memory import MemoryLocks
 
@@ -30,7 +31,7 @@ def test_a_runner_that_is_made_as_overrides_begin_is_not_kept(
     by = Overrides(MemoryLocks(), None, lambda _event: None)
     with ThreadPoolExecutor(1) as other:
         made = other.submit(lambda: tg.runner)
-        assert making.wait(10)
+        assert making.wait(patience_s())
         with overridden(by):
             begun.set()
             own = made.result()

@@ -11,7 +11,7 @@ import pytest
 
 import taskguard
 from support.session_locks import SessionLocks, SessionServer
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard import MemoryLocks
 from taskguard.errors import ConfigurationError, KeyBusyError, LeaseLostError
 from taskguard.locks.base import NO_LIMIT
@@ -139,7 +139,7 @@ def test_told_when_it_is_lost() -> None:
         locks.flush()
         for _ in range(2):
             locks.acquire(("a",), new_owner(), ttl_s=30.0, with_fence=False, wait_s=0.0, limit=2)
-        assert lease.lost.wait(30.0)
+        assert lease.lost.wait(patience_s())
 
 
 def test_a_ledger_is_not_asked(sqlite_url: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from support.clock import FakeClock
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard import native
 from taskguard.errors import LeaseLostError, LedgerUnavailableError, LockServerUnavailableError
 from taskguard.events import Event, Events
@@ -302,7 +302,6 @@ def test_the_thread_renews_by_itself_and_a_forked_child_keeps_nothing() -> None:
         watchdog.track(TrackedLease(lease, claim=None, at_lock_server=True, asked_at_s=now_s))
     wait_until(
         lambda: sum(event.name == "renewed" for event in events) >= 3,
-        timeout_s=20,
         message="three rounds",
     )
     assert threading.active_count() <= threads + 1
@@ -344,9 +343,9 @@ def test_an_interrupt_reaches_the_body_and_never_what_comes_after_it() -> None:
 
     thread = threading.Thread(target=body)
     thread.start()
-    inside.wait(10)
+    inside.wait(patience_s())
     tracked.interrupt()
-    thread.join(10)
+    thread.join(patience_s())
     assert len(caught) == 1
 
     left = rig.keep("k2")
@@ -382,9 +381,9 @@ def test_an_interrupt_spares_threads_that_the_body_is_starting() -> None:
                 end.set()
 
             threading.Thread(target=body, daemon=True).start()
-            assert inside.wait(10)
+            assert inside.wait(patience_s())
             tracked.interrupt()
-            assert ended.wait(10), (number, hit)
+            assert ended.wait(patience_s()), (number, hit)
     finally:
         os.sched_setaffinity(0, affinity)
         sys.unraisablehook, threading.excepthook = hooks

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from support.claims import request
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard.errors import LineFullError, TransactionRetryError
 from taskguard.model.claims import Answer, Busy, Claimed, ClaimRequest, MessageRef
 from taskguard.model.records import Once
@@ -956,10 +956,10 @@ def test_nobody_is_forgotten(book: Any) -> None:  # noqa: C901  # all that a wor
     for thread in threads:
         thread.start()
     try:
-        wait_until(lambda: failures or len(done) == count, timeout_s=60.0)
+        wait_until(lambda: failures or len(done) == count)
     finally:
         ended.set()
         for thread in threads:
-            thread.join(30.0)
+            thread.join(patience_s())
     assert failures == []
     assert sorted(done) == list(range(count))

@@ -16,7 +16,7 @@ import pytest
 import sqlalchemy as sa
 
 from support.claims import request
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard.errors import StaleTokenError, TransactionRetryError
 from taskguard.ledger.tables import KEYS
 from taskguard.locks.base import Renewal
@@ -483,11 +483,11 @@ def test_nobody_is_forgotten(book: Any, mode: str) -> None:  # noqa: C901  # all
     for thread in threads:
         thread.start()
     try:
-        wait_until(lambda: failures or len(told | set(done)) == count, timeout_s=60.0)
+        wait_until(lambda: failures or len(told | set(done)) == count)
     finally:
         ended.set()
         for thread in threads:
-            thread.join(30.0)
+            thread.join(patience_s())
     assert failures == []
     assert dict(book.effects()) == {str(number): 1 for number in done}
     assert count - 1 in done

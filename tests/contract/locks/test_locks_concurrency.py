@@ -13,6 +13,7 @@ import pytest
 import support
 from pytest_taskguard.lock_contract.contention import Turn, check_turns
 from support.lock_servers import LockServer
+from support.waiting import patience_s
 from taskguard.locks.base import LockProvider
 
 pytestmark = pytest.mark.once
@@ -31,7 +32,7 @@ def test_processes(server: LockServer, locks: LockProvider, tmp_path: Path) -> N
     workers = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) for _ in range(3)]
     turns: list[Turn] = []
     for worker in workers:
-        output, _ = worker.communicate(timeout=120.0)
+        output, _ = worker.communicate(timeout=patience_s())
         assert worker.returncode == 0
         turns += [Turn(**turn) for turn in json.loads(output)]
     check_turns(turns, counter, 240, tokens=locks.traits.tokens)
