@@ -21,7 +21,6 @@ from urllib3 import BaseHTTPResponse
 from taskguard import Finding
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.locks import Granted, Held, Hold, Holder, Owner, Renewal, Traits, parse_url
-from taskguard_consul import findings
 from taskguard_consul.link import (
     MOST_OPERATIONS,
     ConsulLink,
@@ -238,8 +237,10 @@ class ConsulLocks:
         return [Holder(key, holder, _token(entry), lasts_s)]
 
     def check(self) -> list[Finding]:
-        """What is wrong with the agents of the URL, and the rights of the token."""
-        return findings.check(self._link, self._epoch_name)
+        """Return what is wrong with the agents of the URL and the rights of the token."""
+        from taskguard_consul import health  # not for deliveries
+
+        return health.check(self._link, self._epoch_name)
 
     def close(self) -> None:
         """End the sessions, and with them what they hold."""

@@ -27,7 +27,7 @@ If etcd has users, these are the least rights of taskguard's user:
     etcdctl role grant-permission locks readwrite --prefix=true taskguard/
 
 Read next: `provider.py`, the steps; `messages.py`, requests as values; `link.py`, connections and
-errors; `findings.py`, what `check()` looks at.
+errors; `health.py`, what `check()` finds.
 """
 
 from __future__ import annotations

@@ -145,7 +145,7 @@ class EtcdLink:
             ) from error
 
     def status_of(self, endpoint: Endpoint) -> BaseHTTPResponse:
-        """Return what one member says of itself; it is asked once."""
+        """Return a member's status, by one request. It may be a refusal."""
         return self._answer(endpoint, "/v3/maintenance/status", b"{}", self._token)
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ one answer, and needs nothing else.
 If the URL has a user, only that user can change what taskguard creates.
 
 Read next: `provider.py`, the steps; `session.py`, the connection, and requests without an answer;
-`wire.py`, requests; `tokens.py`; `address.py`, URLs; `findings.py`, what `check()` looks at.
+`wire.py`, requests; `tokens.py`; `address.py`, URLs; `health.py`, what `check()` finds.
 """
 
 from __future__ import annotations

@@ -25,7 +25,6 @@ from taskguard.locks import (
     check_number,
     greenlets,
 )
-from taskguard_zookeeper import findings
 from taskguard_zookeeper.address import parse_address
 from taskguard_zookeeper.session import Node, Session
 from taskguard_zookeeper.tokens import NO_EPOCH, Epoch
@@ -203,11 +202,13 @@ class ZooKeeperLocks:
         return [Holder(key, lock.owner, lock.token, lock.lasts_s)]
 
     def check(self) -> list[Finding]:
-        """What is wrong with the servers of the URL, and with the rights of its user.
+        """Return what is wrong with the servers of the URL and the rights of its user.
 
-        In a session of its own, of which nothing stays: a worker's parent asks, and then forks.
+        Opens a session and ends it, because a worker's parent process calls this before it forks.
         """
-        return findings.check(self._address, self._open, timeout_s=self._connect_timeout_s)
+        from taskguard_zookeeper import health  # not for deliveries
+
+        return health.check(self._address, self._open, timeout_s=self._connect_timeout_s)
 
     def close(self) -> None:
         """End the session, and with it what it holds."""

@@ -31,6 +31,7 @@ from taskguard.model.lease import Owner
 
 if TYPE_CHECKING:
     from taskguard.locks.endpoints import Endpoint, Endpoints, ServerUrl, parse_url
+    from taskguard.locks.findings import LOCK_SERVER_MEMBER, LOCK_SERVER_QUORUM
     from taskguard.locks.per_process import PerProcess
     from taskguard.locks.tls import Tls
     from taskguard.model.policy import check_number
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 __all__ = [
     "CALLED",
     "KEPT_S",
+    "LOCK_SERVER_MEMBER",
+    "LOCK_SERVER_QUORUM",
     "NOBODY",
     "NO_LIMIT",
     "Endpoint",
@@ -64,6 +67,8 @@ __all__ = [
 
 # Loaded when first used: most lock servers need none of them.
 _LAZY = {
+    "LOCK_SERVER_MEMBER": "taskguard.locks.findings",
+    "LOCK_SERVER_QUORUM": "taskguard.locks.findings",
     "Endpoint": "taskguard.locks.endpoints",
     "Endpoints": "taskguard.locks.endpoints",
     "PerProcess": "taskguard.locks.per_process",

@@ -20,3 +20,11 @@ LOCK_SERVER_MEMBER = FindingTemplate(
     fix="Start it, correct its address, or remove it from the URL.",
     link="reference/lock-servers.md",
 )
+LOCK_SERVER_QUORUM = FindingTemplate(
+    "lock_server_quorum",
+    Level.ERROR,
+    what="No majority of its servers is available: {error}",
+    why="Without a majority no lock can be taken.",
+    fix="Start the missing servers. `{command}` lists the servers and their state.",
+    link="explanation/crashes.md#when-the-lock-server-dies",
+)

@@ -275,7 +275,7 @@ class TestRights:
         with pytest.raises(LockServerUnavailableError, match="forbids what locks need") as caught:
             take(locks)
         (finding,) = locks.check()
-        assert (finding.name, finding.level) == ("consul_token", Level.ERROR)
+        assert (finding.name, finding.level) == ("lock_server_rights", Level.ERROR)
         for text in (str(caught.value), str(finding), repr(locks)):
             assert "c0ffee" not in text
 
@@ -313,7 +313,7 @@ class TestFindings:
         with pytest.raises(LockServerUnavailableError):
             ConsulLocks(f"consul://127.0.0.1:{port}").check()
         (finding,) = ConsulLocks(f"consul://127.0.0.1:{port},127.0.0.1:{consul.port}").check()
-        assert (finding.name, finding.level) == ("consul_agent", Level.WARNING)
+        assert (finding.name, finding.level) == ("lock_server_member", Level.WARNING)
 
     def test_no_leader(self) -> None:
         """One that waits for others that never come."""
@@ -322,4 +322,4 @@ class TestFindings:
             with pytest.raises(LockServerUnavailableError):
                 take(ConsulLocks(server.url, socket_timeout_s=0.5))
             (finding,) = ConsulLocks(server.url, socket_timeout_s=10.0).check()
-            assert (finding.name, finding.level) == ("consul_leader", Level.ERROR)
+            assert (finding.name, finding.level) == ("lock_server_quorum", Level.ERROR)

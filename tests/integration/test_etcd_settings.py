@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
@@ -97,7 +96,7 @@ class TestUsers:
         with pytest.raises(LockServerUnavailableError, match=said) as caught:
             cycle(locks)
         (finding,) = locks.check()
-        assert (finding.name, finding.level) == ("etcd_user", Level.ERROR)
+        assert (finding.name, finding.level) == ("lock_server_rights", Level.ERROR)
         for text in (str(caught.value), str(finding), repr(locks)):
             assert "secret" not in text
             assert PASSWORD not in text
@@ -158,12 +157,12 @@ class TestFindings:
         assert EtcdLocks(etcd.url).check() == []
 
     def test_no_gateway(self) -> None:
-        """The error of a lock and the finding name the option."""
+        """The errors of a lock and of `check()` name the option."""
         with Etcd(enable_grpc_gateway="false") as server:
             locks = EtcdLocks(server.url)
-            with pytest.raises(LockServerUnavailableError, match="--enable-grpc-gateway"):
-                cycle(locks)
-            assert found(locks).name == "etcd_gateway"
+            for call in (lambda: cycle(locks), locks.check):
+                with pytest.raises(LockServerUnavailableError, match="--enable-grpc-gateway"):
+                    call()
 
     def test_full(self) -> None:
         """No lock is granted any more, which the alarm tells."""
@@ -180,12 +179,6 @@ class TestFindings:
             assert (finding.name, finding.level) == ("etcd_alarm", Level.ERROR)
             assert "NOSPACE" in finding.what
 
-    def test_clocks_apart(self, etcd: Etcd, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A clock that is a minute off, on either side."""
-        now_s = time.time
-        monkeypatch.setattr("taskguard_etcd.findings.time.time", lambda: now_s() + 60)
-        assert found(EtcdLocks(etcd.url)).name == "etcd_clock"
-
     def test_away(self, etcd: Etcd) -> None:
         """Where nobody answers there is nothing to find."""
         with Etcd() as server:
@@ -193,4 +186,4 @@ class TestFindings:
         with pytest.raises(LockServerUnavailableError):
             EtcdLocks(url).check()
         (finding,) = EtcdLocks(f"{url},127.0.0.1:{etcd.port}").check()
-        assert (finding.name, finding.level) == ("etcd_member", Level.WARNING)
+        assert (finding.name, finding.level) == ("lock_server_member", Level.WARNING)

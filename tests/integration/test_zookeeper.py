@@ -411,7 +411,7 @@ class TestEnsemble:
                 assert wait_until(lambda: answered(locks)) > before
                 assert isinstance(take(locks, ("held",)), Held)
                 (finding,) = locks.check()
-                assert finding.name == "zookeeper_server"
+                assert finding.name == "lock_server_member"
 
 
 class TestTokens:
@@ -610,7 +610,7 @@ class TestRights:
                     with pytest.raises(LockServerUnavailableError, match="needs all rights") as no:
                         take(locks)
                     (finding,) = locks.check()
-                    assert (finding.name, finding.level) == ("zookeeper_rights", Level.ERROR)
+                    assert (finding.name, finding.level) == ("lock_server_rights", Level.ERROR)
                     for text in (str(no.value), str(finding), repr(locks), caplog.text):
                         assert "c0ffee" not in text
             his.delete("/taskguard", recursive=True)
@@ -634,7 +634,7 @@ class TestFindings:
                 locks.check()
         with locks_on(f"zookeeper://127.0.0.1:{port},127.0.0.1:{zookeeper.port}") as locks:
             (finding,) = locks.check()
-        assert (finding.name, finding.level) == ("zookeeper_server", Level.WARNING)
+        assert (finding.name, finding.level) == ("lock_server_member", Level.WARNING)
 
     @pytest.mark.parametrize(("asked_s", "limit"), [(60.0, "max"), (0.9, "min")])
     def test_session(
@@ -661,13 +661,13 @@ class TestFindings:
                     take(locks)
             with locks_on(server.url) as locks:
                 (finding,) = locks.check()
-            assert (finding.name, finding.level) == ("zookeeper_quorum", Level.ERROR)
+            assert (finding.name, finding.level) == ("lock_server_quorum", Level.ERROR)
 
     @pytest.mark.parametrize(
         ("said", "name"),
         [
             ("Zookeeper version: 3.5.9-83df, built on\nMode: standalone", "zookeeper_version"),
-            ("Zookeeper version: 3.8.0-1, built on\nMode: read-only", "zookeeper_quorum"),
+            ("Zookeeper version: 3.8.0-1, built on\nMode: read-only", "lock_server_quorum"),
         ],
     )
     def test_what_it_says_of_itself(self, said: str, name: str) -> None:
