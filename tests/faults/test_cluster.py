@@ -338,6 +338,8 @@ class TestFailover:
     def test_others_are_served_meanwhile(self, two: Cluster) -> None:
         """A master is away, and nobody takes its place: the leases of the others are renewed, those
         of its own unanswered."""
+        for node in two.nodes:
+            two.ask(node, "FLUSHALL")  # locks that an earlier test left
         locks, owner = locks_of(two), new_owner("m")
         keys = [f"order:{number}" for number in range(30)]
         masters = {key: two.master_of(f"taskguard:{{{key}}}") for key in keys}

@@ -84,11 +84,14 @@ class TestOrder:
             take(locks, key, holder)
             for owner in (first, second):
                 assert isinstance(take(locks, key, owner, wait_s=30.0), Held)
+            strangers = [server.connect(), server.connect()]
+            for stranger in strangers:
+                stranger.holders(key[0])  # connects, which may take longer than a key is kept
             locks.release(key, holder)
             others = [
                 take(locks, key, second, wait_s=30.0),
-                take(server.connect(), key, new_owner("hasty")),
-                take(server.connect(), key, new_owner("waits"), wait_s=30.0),
+                take(strangers[0], key, new_owner("hasty")),
+                take(strangers[1], key, new_owner("waits"), wait_s=30.0),
             ]
             kept = [isinstance(each, Held) and each.owner == first for each in others]
             return all(kept) and isinstance(take(locks, key, first, wait_s=30.0), Granted)

@@ -42,7 +42,7 @@ from taskguard.locks.redis.address import (
 )
 from taskguard.locks.redis.protocol import Script, pack
 
-__all__ = ["Connections", "RedisLink", "Refusal", "Sent", "driver"]
+__all__ = ["Connections", "RedisLink", "Refusal", "Sent", "driver", "quiet_options"]
 
 _MOST_IDLE = 64
 # Says to a node of a cluster that a slot is on its way to it: for the next command only.
@@ -74,8 +74,6 @@ class RedisLink:
         cluster: what the cluster is called whose node it is.
     """
 
-    what = "lock server"
-
     def __init__(
         self,
         target: Any,
@@ -90,8 +88,7 @@ class RedisLink:
     ) -> None:
         self._redis = driver()
         self._target = target  # a Sentinel's connections know their pool by a weak reference
-        self._errors = errors = self._redis.exceptions
-        self._lost = (errors.ConnectionError, errors.TimeoutError, errors.InvalidResponse, OSError)
+        self._errors = self._redis.exceptions
         self._retries = retries
         bounds = {
             "socket_timeout": socket_timeout_s,
@@ -109,10 +106,10 @@ class RedisLink:
             options |= {"host": at[0], "port": at[1]}
             address = f"{at[0]}:{at[1]} of {cluster}"
         self._cluster = cluster
-        self.host = str(options.get("host", ""))
+        self.at = at or ("", 0)
         self.address = address or address_of(options)
         refuse_unknown_certificates(options, self.address)
-        options |= self._quiet_options()
+        options |= quiet_options(self._redis)
         # A blocking command answers late by design, so it has connections of its own.
         patient = options | {"socket_timeout": options["socket_timeout"] + longest_block_s}
         self._prompt = self._connections(kind, options)
@@ -127,23 +124,21 @@ class RedisLink:
         *,
         asking: bool = False,
         on_retry: Callable[[], None] = lambda: None,
-        behind: bytes | None = None,
     ) -> Any:
-        """Run a script; one round trip, two where the server does not know the script.
+        """Run a script: one round trip, or two if the server does not know the script.
 
-        `on_retry` is called before it is asked again, for want of an answer. `behind` is as in
-        `ask`.
+        `on_retry` is called before the script is sent again because no answer came.
         """
         rest = (b"%d" % len(keys), *keys, *arguments)
         try:
             command = pack(b"EVALSHA", script.sha, *rest)
-            return self.ask(command, asking=asking, on_retry=on_retry, behind=behind)
+            return self.ask(command, asking=asking, on_retry=on_retry)
         except LockServerUnavailableError as error:
             if not isinstance(error.__cause__, self._errors.NoScriptError):
                 raise
         # EVAL makes the server remember the script, and cannot miss it in between.
         command = pack(b"EVAL", script.source, *rest)
-        return self.ask(command, asking=asking, on_retry=on_retry, behind=behind)
+        return self.ask(command, asking=asking, on_retry=on_retry)
 
     def ask(
         self,
@@ -152,20 +147,16 @@ class RedisLink:
         blocks: bool = False,
         asking: bool = False,
         on_retry: Callable[[], None] = lambda: None,
-        behind: bytes | None = None,
     ) -> Any:
         """One command, one reply.
 
         `blocks`: the server may take up to `longest_block_s`. `asking`: of a node of a cluster
         that is being given the key's slot.
-
-        With `behind`, a second command that goes along, the answer is a pair: the reply, and what
-        the second one came to, which may be an exception and is never asked again.
         """
         connections = self._patient if blocks else self._prompt
         for left in range(self._retries, -1, -1):
             try:
-                return self._ask_once(connections, command, asking=asking, behind=behind)
+                return self._ask_once(connections, command, asking=asking)
             except (self._errors.RedisError, OSError) as error:
                 if left and self.may_pass(error):
                     # The idle ones are as old as the one that failed: the next one is fresh.
@@ -272,18 +263,10 @@ class RedisLink:
         command: bytes,
         *,
         asking: bool = False,
-        behind: bytes | None = None,
     ) -> Any:
         connection = connections.take()
         known = False
         try:
-            if behind is not None:
-                first, second = self._both(connection, command + behind)
-                known = not isinstance(second, self._lost)  # two errors may be two replies
-                if isinstance(first, Exception):
-                    known = known and not isinstance(first, self._errors.ReadOnlyError)
-                    raise first
-                return first, second
             connection.send_packed_command(
                 [_ASKING + command if asking else command], check_health=False
             )
@@ -302,20 +285,6 @@ class RedisLink:
                 connections.put(connection)
             else:
                 connections.drop(connection)
-
-    def _both(self, connection: Any, commands: bytes) -> list[Any]:
-        """Two replies, either of which may be an exception."""
-        connection.send_packed_command([commands], check_health=False)
-        replies: list[Any] = []
-        while len(replies) < 2:
-            try:
-                # By redis-py's parser, which may read the second one along with the first.
-                replies.append(connection.read_response(disable_decoding=True))
-            except self._errors.ResponseError as error:
-                replies.append(error)
-            except self._lost as error:
-                replies += [error] * (2 - len(replies))
-        return replies
 
     def _connections(self, kind: Callable[..., Any], options: dict[str, Any]) -> Connections:
         return Connections(lambda: kind(**options))
@@ -354,23 +323,7 @@ class RedisLink:
             rest = f"refused: {said}."
         else:
             rest = f"gave no answer: {said}."
-        return LockServerUnavailableError(f"The {self.what} {self.address} {rest}")
-
-    def _quiet_options(self) -> dict[str, Any]:
-        """Options that take redis-py's own retries and side conversations away."""
-        options: dict[str, Any] = {
-            "retry": None,
-            "retry_on_error": [],
-            "retry_on_timeout": False,
-            "health_check_interval": 0,
-            "decode_responses": False,
-            # RESP2 needs no HELLO and has no pushed messages to tell from replies.
-            "protocol": 2,
-        }
-        # CLIENT SETINFO costs a round trip each and is a refusal in the log of a restricted user.
-        if hasattr(self._redis, "DriverInfo"):
-            return options | {"driver_info": None}
-        return options | {"lib_name": None, "lib_version": None}
+        return LockServerUnavailableError(f"The lock server {self.address} {rest}")
 
     def _check(self, kind: Callable[..., Any], options: dict[str, Any]) -> None:
         """Find options that do not exist now rather than at the first task."""
@@ -496,3 +449,20 @@ def driver() -> Any:
     with extras_named("A lock on Redis or Valkey"):
         import redis
     return redis
+
+
+def quiet_options(redis: Any) -> dict[str, Any]:
+    """Return the options that switch off redis-py's own retries and side conversations."""
+    options: dict[str, Any] = {
+        "retry": None,
+        "retry_on_error": [],
+        "retry_on_timeout": False,
+        "health_check_interval": 0,
+        "decode_responses": False,
+        # RESP2 needs no HELLO and has no pushed messages to tell from replies.
+        "protocol": 2,
+    }
+    # CLIENT SETINFO costs a round trip each and is a refusal in the log of a restricted user.
+    if hasattr(redis, "DriverInfo"):
+        return options | {"driver_info": None}
+    return options | {"lib_name": None, "lib_version": None}

@@ -27,21 +27,23 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from redis import ConnectionPool, Redis
-from redis.exceptions import (
-    AuthenticationError,
-    NoPermissionError,
-    ReadOnlyError,
-    RedisError,
-    ResponseError,
-)
-from redis.sentinel import Sentinel
-
 from taskguard.clock import SYSTEM_CLOCK
+from taskguard.drivers import extras_named
 from taskguard.errors import LockServerUnavailableError
 from taskguard.findings import Finding
-from taskguard.locks.redis.link import Connections, RedisLink, driver
+from taskguard.locks.redis.link import Connections, RedisLink, driver, quiet_options
 from taskguard.locks.redis.sentinel_url import SentinelUrl
+
+with extras_named("A lock behind Sentinel"):
+    from redis import ConnectionPool, Redis
+    from redis.exceptions import (
+        AuthenticationError,
+        NoPermissionError,
+        ReadOnlyError,
+        RedisError,
+        ResponseError,
+    )
+    from redis.sentinel import Sentinel
 
 __all__ = ["SentinelLink", "Sentinels"]
 
@@ -180,7 +182,7 @@ class SentinelLink(RedisLink):
             timeouts = dict.fromkeys(
                 ("socket_timeout", "socket_connect_timeout"), self._url.timeout_s
             )
-            options = self._url.sentinel_options | timeouts | self._quiet_options()
+            options = self._url.sentinel_options | timeouts | quiet_options(driver())
             # Those of a parent process are dropped here.
             self._groups = {
                 each: group for each, group in self._groups.items() if each[0] == lane[0]

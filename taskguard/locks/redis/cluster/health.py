@@ -13,7 +13,7 @@ from typing import Any
 
 from taskguard.errors import LockServerUnavailableError
 from taskguard.findings import Finding, Level
-from taskguard.locks.redis.cluster.nodes import SLOTS, ClusterLink, Place
+from taskguard.locks.redis.cluster.nodes import ClusterLink
 from taskguard.locks.redis.health import facts_of, judge
 from taskguard.locks.redis.link import RedisLink
 from taskguard.locks.redis.protocol import pack
@@ -21,6 +21,7 @@ from taskguard.values import value
 
 __all__ = ["findings_of"]
 
+_SLOTS = 16_384
 _LONGEST_NODE_TIMEOUT_S = 10.0
 # What a failover takes once the master counts as gone: 2 s where it was measured.
 _ELECTION_S = 3.0
@@ -31,6 +32,7 @@ _FAILED = {"fail", "fail?", "noaddr", "handshake"}
 class _Node:
     """A line of CLUSTER NODES."""
 
+    id: str
     flags: frozenset[str]
     master: str
     has_slots: bool
@@ -46,19 +48,21 @@ def findings_of(cluster: ClusterLink) -> list[Finding]:
     The cluster's link then knows how long a failover takes.
     """
     where = f"the lock server {cluster.address}"
-    places = cluster.places()
+    masters, replicas = cluster.nodes()
     nodes = _nodes(_said(cluster, pack(b"CLUSTER", b"NODES")))
     found = [*_state(where, _values(_said(cluster, pack(b"CLUSTER", b"INFO"))))]
     timeouts_s = []
-    for place in places:
-        node = nodes.get(place.id)
+    for link in (*masters, *replicas):
+        node = nodes.get(link.at)
         if node is not None and not node.is_up:
             continue
         try:
-            found += _of_node(place, nodes)
-            timeouts_s.append(_node_timeout_s(place.link))
+            found += _of_node(link)
+            if link in masters and node is not None and node.has_slots:
+                found += _without_replica(link, node, list(nodes.values()))
+            timeouts_s.append(_node_timeout_s(link))
         except LockServerUnavailableError as error:
-            found.append(_unreachable(place, error))
+            found.append(_unreachable(link, error))
     longest_s = max(timeouts_s, default=0.0)
     cluster.failover_s = longest_s and longest_s + _ELECTION_S
     if longest_s >= _LONGEST_NODE_TIMEOUT_S:
@@ -77,7 +81,7 @@ def findings_of(cluster: ClusterLink) -> list[Finding]:
 
 def _state(where: str, info: dict[str, str]) -> Iterator[Finding]:
     """By CLUSTER INFO."""
-    served = int(info.get("cluster_slots_ok", SLOTS))
+    served = int(info.get("cluster_slots_ok", _SLOTS))
     if info.get("cluster_state", "ok") != "ok":
         yield Finding(
             "cluster_down",
@@ -87,48 +91,47 @@ def _state(where: str, info: dict[str, str]) -> Iterator[Finding]:
             why="Its nodes refuse every lock.",
             fix="CLUSTER NODES tells which masters are away; redis-cli --cluster fix host:port.",
         )
-    if served < SLOTS:
+    if served < _SLOTS:
         yield Finding(
             "cluster_slots",
             Level.ERROR,
             where=where,
-            what=f"{SLOTS - served} of its {SLOTS} slots are served by no node that is up.",
+            what=f"{_SLOTS - served} of its {_SLOTS} slots are served by no node that is up.",
             why="Nobody gets a lock whose key is in one of them.",
             fix="redis-cli --cluster fix host:port, or CLUSTER ADDSLOTS at a node.",
         )
 
 
-def _of_node(place: Place, nodes: dict[str, _Node]) -> Iterator[Finding]:
-    """Of a node that answers."""
-    info = _ask(place.link, pack(b"INFO"))
+def _of_node(link: RedisLink) -> Iterator[Finding]:
+    """Yield what is wrong with one node. The page of a cluster says the rest."""
+    info = _ask(link, pack(b"INFO"))
     facts = replace(facts_of((info or b"").decode("utf-8", "replace")), cluster=False)
-    for finding in judge(
-        replace(facts, replica_of=None), where=f"the lock server {place.link.address}"
-    ):
-        if finding.name == "eviction":  # the page says of a cluster what the others do
+    where = f"the lock server {link.address}"
+    for finding in judge(replace(facts, replica_of=None), where=where):
+        if finding.name == "eviction":
             yield finding
-    node = nodes.get(place.id)
-    if node is None or place.is_replica or not node.has_slots:
-        return
-    if any(each.master == place.id and each.is_up for each in nodes.values()):
+
+
+def _without_replica(link: RedisLink, node: _Node, nodes: list[_Node]) -> Iterator[Finding]:
+    if any(each.master == node.id and each.is_up for each in nodes):
         return
     # The others may not have heard of a replica yet; the master has.
-    if _values(_ask(place.link, pack(b"INFO", b"replication"))).get("connected_slaves") == "0":
+    if _values(_ask(link, pack(b"INFO", b"replication"))).get("connected_slaves") == "0":
         yield Finding(
             "no_replica",
             Level.WARNING,
-            where=f"the lock server {place.link.address}",
+            where=f"the lock server {link.address}",
             what="This master has no replica.",
             why="When it dies, nobody gets a lock of its slots until it is back.",
-            fix=f"CLUSTER REPLICATE {place.id} at a node without slots.",
+            fix=f"CLUSTER REPLICATE {node.id} at a node without slots.",
         )
 
 
-def _unreachable(place: Place, error: LockServerUnavailableError) -> Finding:
+def _unreachable(link: RedisLink, error: LockServerUnavailableError) -> Finding:
     return Finding(
         "announced_address",
         Level.ERROR,
-        where=f"the lock server {place.link.address}",
+        where=f"the lock server {link.address}",
         what=f"The cluster announces this address, and it cannot be used from here: {error}",
         why="Locks of its slots cannot be taken, now or after a failover.",
         fix="cluster-announce-ip, -port and -hostname in the node's file, or a way through.",
@@ -164,11 +167,20 @@ def _values(said: bytes | None) -> dict[str, str]:
     return dict(line.split(":", 1) for line in lines if ":" in line)
 
 
-def _nodes(said: bytes | None) -> dict[str, _Node]:
-    """By id. A line: id, address, flags, master, pings, epoch, state of its link, its slots."""
-    lines = (line.split() for line in (said or b"").decode("utf-8", "replace").splitlines())
-    return {
-        words[0]: _Node(frozenset(words[2].split(",")), words[3], len(words) > 8)
-        for words in lines
-        if len(words) >= 8
-    }
+def _nodes(said: bytes | None) -> dict[tuple[str, int], _Node]:
+    """Return the nodes by their addresses and by their host names.
+
+    A line has the id, `ip:port@bus,host name`, flags, master, pings, epoch, the state of its link,
+    and its slots.
+    """
+    found: dict[tuple[str, int], _Node] = {}
+    for line in (said or b"").decode("utf-8", "replace").splitlines():
+        words = line.split()
+        if len(words) < 8:
+            continue
+        node = _Node(words[0], frozenset(words[2].split(",")), words[3], len(words) > 8)
+        address, _, name = words[1].partition(",")
+        host, _, port = address.partition("@")[0].rpartition(":")
+        for each in filter(None, (host, name.partition(",")[0])):
+            found[each, int(port)] = node
+    return found

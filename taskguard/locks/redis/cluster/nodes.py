@@ -1,63 +1,51 @@
-"""The way to the nodes of a Redis Cluster: which has a key's slot, and what to do when it has not.
+"""Calls to the nodes of a Redis Cluster: to the node that serves a key's slot, and its successor.
 
 Guarantees
-* A call is sent to the node that has the slot, as far as is known; what the nodes themselves say of
-  slots that moved is followed, at most `_MOST_REDIRECTIONS` times.
-* The slots are asked for when they are first needed, when a slot has moved, and when a node does
-  not answer: of any other node that does, by one thread at a time, for all who run into it at about
-  the same time. Nobody asks from time to time.
-* A node that gives no answer costs a call `1 + retries` times the bounds of `link.py`, and what is
-  asked of the others nothing but the wait for it.
-* "Try again", "the cluster is down" and the like are tried for a fraction of a second and are then
-  LockServerUnavailableError, as everything else is; it names the node and the cluster.
+* A call goes to the node that serves the slot, as far as is known. MOVED and ASK are followed, at
+  most `_MOST_REDIRECTIONS` times.
+* The slots are read when they are first needed, when a slot has moved, and when a node gives no
+  answer: from any other node that answers. One thread reads them for all that need them at about
+  the same time. Nothing polls.
+* A node that gives no answer costs a call `1 + retries` times the bounds of `link.py`, and the
+  search for its successor `_search_s`, however many nodes are down.
+* Many calls are sent to all nodes before the first reply is read, so a silent node delays no other.
+* TRYAGAIN is retried for a fraction of a second. Then it is a LockServerUnavailableError, as
+  everything else is; it names the node and the cluster.
 
-Does not guarantee that a node which thinks that it has a slot still has it: for a moment after a
-failover two do, and what the old one grants is lost.
+Does not guarantee that a node which considers a slot its own still has it. For a moment after a
+failover two nodes do, and what the old one grants is lost.
 """
 
 from __future__ import annotations
 
-import binascii
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import repeat
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from taskguard.errors import LockServerUnavailableError
-from taskguard.locks.redis.address import cluster_from_url
-from taskguard.locks.redis.link import RedisLink, Sent, driver
+from taskguard.locks.redis.address import cluster_from_url, from_url
+from taskguard.locks.redis.link import RedisLink, Sent, driver, quiet_options
 from taskguard.locks.redis.protocol import Script, pack
 from taskguard.native import allocate_lock
 from taskguard.values import value
 
-__all__ = ["SLOTS", "Call", "ClusterLink", "Place", "slot_of"]
+if TYPE_CHECKING:
+    from taskguard.locks.redis.cluster.topology import Topology
 
-SLOTS = 16_384
-_MOST_REDIRECTIONS = 5
-# "Try again" is true for as long as the entries of a key are on their way.
+__all__ = ["Call", "ClusterLink"]
+
+# Pauses between tries while the entries of a key move to another node.
 _PAUSES_S = (0.01, 0.04, 0.1)
-# What has moved is looked up once a second at most while a reshard goes on: each refusal names the
-# node all the same.
-_BETWEEN_MOVES_S = 1.0
-# A node is silent, what it had has moved, and the new one does not know the script.
-_ROUNDS = 4
-# What was said so long ago is said again: threads that run into one dead node do not come together.
+_MOST_REDIRECTIONS = 5
+# The slots are not read again this soon, for example by threads that run into the same dead node.
 _FRESH_S = 0.1
-# So many commands in one write: what they answer fits into the buffers of any connection.
-_MOST_AT_ONCE = 1_000
+# redis-py before 6 has no classes for these on connections to single servers.
+_CODES = ("MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN", "NOSCRIPT")
 
-_CLUSTER_SLOTS = pack(b"CLUSTER", b"SLOTS")
-
-
-def slot_of(name: bytes) -> int:
-    """The slot of an entry: by its hash tag, the first `{…}` that is not empty."""
-    start = name.find(b"{") + 1
-    if start:
-        end = name.find(b"}", start)
-        if end > start:
-            name = name[start:end]
-    return binascii.crc_hqx(name, 0) % SLOTS
+_Address = tuple[str, int]
 
 
 @value
@@ -68,23 +56,14 @@ class Call:
     keys: list[bytes]
     arguments: list[bytes]
 
-    def packed(self, *, by_source: bool = False) -> bytes:
-        """As it goes over the wire; by its source the server remembers the script."""
-        start = (b"EVAL", self.script.source) if by_source else (b"EVALSHA", self.script.sha)
-        return pack(*start, b"%d" % len(self.keys), *self.keys, *self.arguments)
-
-
-@value
-class Place:
-    """A node as the cluster announces it."""
-
-    id: str
-    link: RedisLink
-    is_replica: bool
+    def packed(self) -> bytes:
+        """Return the command."""
+        keys = (b"%d" % len(self.keys), *self.keys)
+        return pack(b"EVALSHA", self.script.sha, *keys, *self.arguments)
 
 
 class ClusterLink:
-    """Calls to a cluster; has the methods of a `RedisLink` for what is of one slot."""
+    """Calls to a cluster. It has a `RedisLink`'s methods for the calls of one slot."""
 
     failover_s: float = 0.0  # as `Traits` has it
 
@@ -97,48 +76,40 @@ class ClusterLink:
         retries: int,
         longest_block_s: float,
     ) -> None:
-        plain, addresses = cluster_from_url(url)
-        shown = ",".join(f"{host}:{port}" for host, port in addresses)
-        self.address = f"the cluster {shown}"
-        self._errors = errors = driver().exceptions
-        # Before redis-py 6 connections to single servers know none of these by class.
-        self._codes = {
-            errors.MovedError: "MOVED",
-            errors.AskError: "ASK",
-            errors.TryAgainError: "TRYAGAIN",
-            errors.ClusterDownError: "CLUSTERDOWN",
-            errors.NoScriptError: "NOSCRIPT",
-        }
-        self._timeouts = (errors.TimeoutError, TimeoutError)
+        plain, self._startup = cluster_from_url(url)
+        self.address = "the cluster " + ",".join(f"{host}:{port}" for host, port in self._startup)
         self._retries = retries
-        # So long a search for a node that answers may take, whatever the number of those that
-        # do not.
+        # Maximum time of a search for a node that answers, however many nodes do not.
         self._search_s = 2 * (socket_timeout_s + connect_timeout_s)
         self._patience_s = 2 * socket_timeout_s
-
-        def make(at: tuple[str, int]) -> RedisLink:
-            return RedisLink(
-                plain,
-                at=at,
-                cluster=self.address,
-                socket_timeout_s=socket_timeout_s,
-                connect_timeout_s=connect_timeout_s,
-                retries=0,  # asked again here, where another node may be the one to ask
-                longest_block_s=longest_block_s,
-            )
-
-        self._make = make
-        self._links = {at: make(at) for at in addresses}
-        self._startup = list(self._links.values())
-        self._silent_at_s: dict[RedisLink, float] = {}
-        self._slots: list[RedisLink | None] = [None] * SLOTS
-        self._places: list[Place] = []
+        redis = driver()
+        self._errors = errors = redis.exceptions
+        self._timeouts = (errors.TimeoutError, TimeoutError)
+        kinds = (errors.MovedError, errors.AskError, errors.TryAgainError, errors.ClusterDownError)
+        self._code_of = dict(zip((*kinds, errors.NoScriptError), _CODES, strict=True))
+        kind, options = from_url(plain, redis)
+        timeouts = {"socket_timeout": socket_timeout_s, "socket_connect_timeout": connect_timeout_s}
+        self._connection = kind
+        self._options = timeouts | options | quiet_options(redis)
+        self._make = partial(
+            RedisLink,
+            (kind, options),
+            cluster=self.address,
+            socket_timeout_s=socket_timeout_s,
+            connect_timeout_s=connect_timeout_s,
+            retries=0,  # retried here, since another node may serve the slot by then
+            longest_block_s=longest_block_s,
+        )
+        self._links: dict[_Address, RedisLink] = {}
+        self._a_link = self._link_at(self._startup[0])
+        self._topology: Topology | None = None
         self._why: LockServerUnavailableError | None = None
-        self._ended_at_s = float("-inf")
+        self._silent_at_s: dict[_Address, float] = {}
+        self._read_at_s = float("-inf")
         self._turn = allocate_lock()
         self._pid = os.getpid()
 
-    # -- of one slot
+    # -- calls to one slot
 
     def call(
         self,
@@ -148,186 +119,124 @@ class ClusterLink:
         *,
         on_retry: Callable[[], None] = lambda: None,
     ) -> Any:
-        """Run a script where its keys are; `on_retry`: as a `RedisLink` does."""
-        slot = slot_of(keys[0])
-        link = self._slots[slot] or self._found(slot)
-        try:
-            return link.call(script, keys, arguments)
-        except LockServerUnavailableError as error:
-            return self._follow(
-                slot,
-                link,
-                error,
-                lambda link, asking: link.call(script, keys, arguments, asking=asking),
-                on_retry,
-            )
-
-    def is_moving(self, answer: Any) -> bool:
-        """Whether entries of a slot are in two places just now."""
-        return self._code(_cause(answer)) == "TRYAGAIN"
+        """Run a script at the node of its keys. `on_retry`: as of a `RedisLink`."""
+        return self._follow(
+            keys[0],
+            lambda link, asking: link.call(script, keys, arguments, asking=asking),
+            on_retry,
+        )
 
     def block(self, names: Sequence[bytes], timeout_s: float) -> list[bytes] | None:
-        """BLPOP of entries of one slot where they are. It may move meanwhile: that ends it, or it
-        goes on."""
+        """Run BLPOP on entries of one slot. If the slot moves meanwhile, return None early."""
         until_s = time.monotonic() + timeout_s
 
-        def wait(link: RedisLink, asking: bool) -> Any:
-            left_s = b"%.3f" % max(0.01, until_s - time.monotonic())
-            try:
-                return link.ask(pack(b"BLPOP", *names, left_s), blocks=True, asking=asking)
-            except LockServerUnavailableError as error:
-                if not self.is_moving(error):
-                    raise
-            # Of a slot in two places a command may name one entry.
-            return link.ask(pack(b"BLPOP", names[0], left_s), blocks=True, asking=asking)
+        def wait(link: RedisLink, asking: bool) -> list[bytes] | None:
+            left_s = max(0.01, until_s - time.monotonic())
+            if asking:
+                # Entries of the slot are at two nodes, and no command may name two of them.
+                time.sleep(min(left_s, _PAUSES_S[-1]))
+                return None
+            return link.block(names, left_s)
 
-        slot = slot_of(names[0])
-        link = self._slots[slot] or self._found(slot)
         found: list[bytes] | None = None
         try:
-            found = wait(link, False)
+            found = self._follow(names[0], wait)
         except LockServerUnavailableError as error:
-            if "UNBLOCKED" not in str(error):  # a master that is one no more
-                found = self._follow(slot, link, error, wait, lambda: None)
+            # UNBLOCKED: from a master that is one no more.
+            if not self.is_moving(error) and "UNBLOCKED" not in str(error):
+                raise
         return found
 
-    # -- of many
+    def is_moving(self, answer: Any) -> bool:
+        """Return whether entries of a slot are at two nodes just now."""
+        return self._code(answer) == "TRYAGAIN"
+
+    # -- calls to many slots
 
     def call_all(
         self, calls: Sequence[Call], *, on_retry: Callable[[], None] = lambda: None
     ) -> list[Any]:
-        """A reply for each script, or the LockServerUnavailableError that came of it.
+        """Return a reply for each script, or the LockServerUnavailableError that came of it.
 
-        In one round trip where nothing has moved: one write to each node, all at once.
+        One message goes to each node. A call is made again alone if its slot has moved, if the
+        node does not know the script, or if the connection broke.
         """
         until_s = time.monotonic() + self._patience_s
         found: list[Any] = [None] * len(calls)
-        slots = [slot_of(call.keys[0]) for call in calls]
-        left: Sequence[int] = range(len(calls))
-        strangers: set[RedisLink] = set()  # nodes that do not know the scripts
-        for _ in range(_ROUNDS):
-            asked = self._by_link(slots, left, found)
-            self._ask_at_once(calls, asked, strangers, found)
-            strangers, left = set(), []
-            for link, numbers in asked.items():
-                left += self._again(link, slots, numbers, found, strangers, on_retry)
-            if not left:
-                break
-        for number, answer in enumerate(found):
-            # Those that are on their way to another node just now.
-            if self._code(_cause(answer)) and time.monotonic() < until_s:
-                found[number] = self._call_once_more(calls[number], on_retry)
+        asked: dict[RedisLink, list[int]] = {}
+        for number, call in enumerate(calls):
+            try:
+                asked.setdefault(self._link_of(call.keys[0]), []).append(number)
+            except LockServerUnavailableError as error:
+                found[number] = error
+        self._exchange(calls, asked, found)
+        for link, numbers in asked.items():
+            if any(self._is_lost(found[number]) for number in numbers):
+                on_retry()
+                self._search(besides=link)
+            for number in numbers:
+                if self._may_work_now(link, calls[number], found[number]):
+                    if time.monotonic() > until_s:
+                        break
+                    found[number] = self._answer_of(calls[number], on_retry)
         return found
 
-    def _by_link(
-        self, slots: list[int], numbers: Sequence[int], found: list[Any]
-    ) -> dict[RedisLink, list[int]]:
-        asked: dict[RedisLink, list[int]] = {}
-        nobody: LockServerUnavailableError | None = None
-        for number in numbers:
-            link = self._slots[slots[number]]
-            if link is None and nobody is None:
-                try:
-                    link = self._found(slots[number])
-                except LockServerUnavailableError as error:
-                    nobody = error  # not asked for again for each of them
-            if link is None:
-                found[number] = nobody
-            else:
-                asked.setdefault(link, []).append(number)
-        return asked
-
-    def _ask_at_once(
-        self,
-        calls: Sequence[Call],
-        asked: dict[RedisLink, list[int]],
-        strangers: set[RedisLink],
-        found: list[Any],
+    def _exchange(
+        self, calls: Sequence[Call], asked: dict[RedisLink, list[int]], found: list[Any]
     ) -> None:
-        """A write to each node, then what each has answered; as often as there is something."""
-        left = {link: list(numbers) for link, numbers in asked.items()}
-        while left:
-            under_way: list[tuple[RedisLink, Sent]] = []
-            try:
-                for link, numbers in list(left.items()):
-                    part = [calls[number] for number in numbers[:_MOST_AT_ONCE]]
-                    try:
-                        under_way.append((link, link.send(_packed(part, link in strangers))))
-                    except LockServerUnavailableError as error:
-                        _fill(found, left.pop(link), repeat(error))
-                for link, sent in under_way:
-                    try:
-                        _fill(found, left[link], sent.replies())
-                    except LockServerUnavailableError as error:
-                        _fill(found, left.pop(link), repeat(error))
-            finally:
-                for _, sent in under_way:
-                    sent.end()
-            left = {k: v[_MOST_AT_ONCE:] for k, v in left.items() if v[_MOST_AT_ONCE:]}
+        """Write to each node, then fill in what each has answered."""
+        under_way: dict[RedisLink, Sent] = {}
+        try:
+            for link, numbers in asked.items():
+                try:
+                    under_way[link] = link.send([calls[number].packed() for number in numbers])
+                except LockServerUnavailableError as error:
+                    _fill(found, numbers, repeat(error))
+            for link, sent in under_way.items():
+                try:
+                    _fill(found, asked[link], sent.replies())
+                except LockServerUnavailableError as error:
+                    _fill(found, asked[link], repeat(error))
+        finally:
+            for sent in under_way.values():
+                sent.end()
 
-    def _again(
-        self,
-        link: RedisLink,
-        slots: list[int],
-        numbers: list[int],
-        found: list[Any],
-        strangers: set[RedisLink],
-        on_retry: Callable[[], None],
-    ) -> list[int]:
-        """Those of a node's calls that another round may help, after asking what has moved."""
-        again: list[int] = []
-        silent: BaseException | None = None
-        for number in numbers:
-            cause = _cause(found[number])
-            if cause is None:
-                continue
-            code = self._code(cause)
-            if code == "NOSCRIPT":
-                strangers.add(link)
-                again.append(number)
-            elif code == "MOVED":
-                self._moved(slots[number], self._named(cause, link))
-                again.append(number)
-            elif link.may_pass(cause):
-                if silent is None:
-                    silent = cause
-                    self._after_silence(slots[number], link)
-                # A connection that broke may have been an old one. One that is silent stays so.
-                broken = not isinstance(cause, self._timeouts)
-                if broken or self._slots[slots[number]] is not link:
-                    again.append(number)
-        if silent is not None and again:
-            on_retry()
-        return again
+    def _may_work_now(self, link: RedisLink, call: Call, answer: Any) -> bool:
+        """Return whether to make a call alone. A silent node stays silent."""
+        if isinstance(getattr(answer, "__cause__", None), self._timeouts):
+            return self._successor(call.keys[0], link) is not link
+        return bool(self._code(answer)) or self._is_lost(answer)
 
-    def _call_once_more(self, call: Call, on_retry: Callable[[], None]) -> Any:
+    def _answer_of(self, call: Call, on_retry: Callable[[], None]) -> Any:
         try:
             return self.call(call.script, call.keys, call.arguments, on_retry=on_retry)
         except LockServerUnavailableError as error:
             return error
 
-    # -- of any node
+    # -- calls to any node
 
-    def places(self) -> list[Place]:
-        """Masters and replicas, as they are announced just now."""
-        self._look_up()
-        if self._why is not None:
-            raise self._why
-        return self._places
+    def nodes(self) -> tuple[list[RedisLink], list[RedisLink]]:
+        """Return the masters and replicas that the cluster announces just now."""
+        self._read_slots()
+        if self._topology is None or self._why is not None:
+            raise self._unknown()
+        masters, replicas = self._topology.masters(), self._topology.replicas()
+        return [*map(self._link_at, masters)], [*map(self._link_at, replicas)]
 
     def ask_any(self, command: bytes) -> Any:
-        """What the first node says that answers."""
-        links = list(dict.fromkeys(link for link in self._slots if link)) or self._startup
-        for link in links:
+        """Return the reply of the first node that answers."""
+        error = self._unknown()
+        for address in self._known():
             try:
-                return link.ask(command)
-            except LockServerUnavailableError as error:
-                if link is links[-1] or link.was_refused(error):
-                    raise
-        raise AssertionError("unreachable: a cluster has an address")
+                return self._link_at(address).ask(command)
+            except LockServerUnavailableError as this:
+                error = this
+                if self.was_refused(this):
+                    break
+        raise error
 
     def was_refused(self, error: LockServerUnavailableError) -> bool:
-        """Whether a node answered, and what it said was no."""
+        """Return whether a node answered with a refusal."""
         return isinstance(error.__cause__, self._errors.ResponseError)
 
     def close(self) -> None:
@@ -339,209 +248,168 @@ class ClusterLink:
 
     def _follow(
         self,
-        slot: int,
-        link: RedisLink,
-        error: LockServerUnavailableError,
+        name: bytes,
         attempt: Callable[[RedisLink, bool], Any],
-        on_retry: Callable[[], None],
+        on_retry: Callable[[], None] = lambda: None,
     ) -> Any:
-        """The call at another node, or at the same again: as its error says."""
+        """Return what the attempt returns at the node of this entry, or where its errors lead."""
         redirections, retries, pauses = _MOST_REDIRECTIONS, self._retries, iter(_PAUSES_S)
+        link, asking = self._link_of(name), False
         while True:
-            cause = _cause(error)
-            code = self._code(cause)
-            asking = code == "ASK"
-            if code in ("MOVED", "ASK"):
-                redirections -= 1
-                link = self._named(cause, link)
-                if not asking:
-                    self._moved(slot, link)
-            elif code in ("TRYAGAIN", "CLUSTERDOWN"):
-                pause_s = next(pauses, None)
-                if pause_s is None:
-                    raise error
-                link = self._after_pause(slot, link, code, pause_s)
-            elif link.may_pass(cause):
-                owner = self._after_silence(slot, link)
-                if owner is link:
-                    retries -= 1
-                else:
-                    redirections -= 1
-                link = owner
-                if retries >= 0:
-                    on_retry()
-            else:
-                raise error
-            if retries < 0 or redirections < 0:
-                raise error
             try:
                 return attempt(link, asking)
-            except LockServerUnavailableError as next_error:
-                error = next_error
+            except LockServerUnavailableError as error:
+                code, last = self._code(error), link
+                asking = code == "ASK"
+                if code in ("MOVED", "ASK"):
+                    link = self._named(error, last)
+                    if code == "MOVED":
+                        # The node that got the slot knows what has moved with it.
+                        self._read_slots(first=link)
+                elif code == "TRYAGAIN":
+                    pause_s = next(pauses, None)
+                    if pause_s is None:
+                        raise
+                    time.sleep(pause_s)
+                    link = self._successor(name, last)
+                    continue
+                elif code == "CLUSTERDOWN" or self._is_lost(error):
+                    # "Down" is also said by a node on the lesser side of a network.
+                    self._search(besides=last)
+                    link = self._successor(name, last)
+                else:
+                    raise
+                redirections -= link is not last
+                retries -= link is last
+                if redirections < 0 or retries < 0:
+                    raise
+                if not code:
+                    on_retry()
 
-    def _code(self, cause: BaseException | None) -> str:
-        """What a node says of a slot, or of a script; "" for anything else."""
+    def _code(self, answer: Any) -> str:
+        """Return what a node says about a slot or a script; "" for anything else."""
+        cause = getattr(answer, "__cause__", None)
         if not isinstance(cause, self._errors.ResponseError):
             return ""
-        for kind, code in self._codes.items():
-            if isinstance(cause, kind):
-                return code
         word = str(cause).partition(" ")[0]
-        return word if word in self._codes.values() else ""
+        return self._code_of.get(type(cause)) or (word if word in _CODES else "")
 
-    def _named(self, refusal: BaseException | None, by: RedisLink) -> RedisLink:
-        """The node that a MOVED or an ASK names; without a host it is at the host that said so."""
-        host, _, port = str(refusal).split()[-1].rpartition(":")
-        return self._link_at((_host(host) or by.host, int(port)))
+    def _is_lost(self, answer: Any) -> bool:
+        """Return whether this is no answer, so that a fresh connection may help."""
+        cause = getattr(answer, "__cause__", None)
+        return cause is not None and self._a_link.may_pass(cause)
 
-    def _moved(self, slot: int, to: RedisLink) -> None:
-        """A slot has moved, and others probably with it: its new node knows best."""
-        if self._slots[slot] is to:
-            return
-        if time.monotonic() - self._ended_at_s > _BETWEEN_MOVES_S:
-            self._look_up(first=to, waits=False)
-        self._slots[slot] = to
+    def _named(self, error: LockServerUnavailableError, by: RedisLink) -> RedisLink:
+        """Return the node that a MOVED or ASK names. Without a host, it is at the same host."""
+        host, _, port = str(error.__cause__).split()[-1].rpartition(":")
+        return self._link_at((by.at[0] if host in ("", "?") else host, int(port)))
 
-    def _after_pause(self, slot: int, link: RedisLink, code: str, pause_s: float) -> RedisLink:
-        time.sleep(pause_s)
-        if code == "CLUSTERDOWN":
-            # It may be on the lesser side of the network, and its slots another's on the other.
-            self._look_up(besides=link)
-        return self._slots[slot] or link
+    # -- the slots
 
-    def _after_silence(self, slot: int, link: RedisLink) -> RedisLink:
-        """Whom to ask after a node gave no answer: what the others say, or the same again."""
-        link.close()  # the idle ones are as old as the one that failed
-        self._silent_at_s[link] = time.monotonic()
-        self._look_up(besides=link)
-        return self._slots[slot] or link
-
-    # -- who has which slots
-
-    def _found(self, slot: int) -> RedisLink:
-        """The node of a slot that nobody is known to have, once it was asked for."""
-        self._look_up()
-        link = self._slots[slot]
-        if link is not None:
-            return link
-        if self._why is not None:
-            raise LockServerUnavailableError(str(self._why)) from self._why.__cause__
+    def _link_of(self, name: bytes) -> RedisLink:
+        """Return the node of an entry's slot. Raises LockServerUnavailableError."""
+        address = self._topology.node_of(name) if self._topology else None
+        if address is None:
+            self._read_slots()
+            address = self._topology.node_of(name) if self._topology else None
+        if address is not None:
+            return self._link_at(address)
+        if self._topology is None:
+            raise self._unknown()
         raise LockServerUnavailableError(
-            f"The lock server {self.address} has a slot, {slot}, that none of its nodes serves: "
-            "CLUSTER NODES tells which it has, CLUSTER ADDSLOTS gives it to one."
+            f"The lock server {self.address} has a slot that none of its nodes serves: that of "
+            f"{name.decode('utf-8', 'replace')}. Find it by CLUSTER NODES. Give it to a node by "
+            "CLUSTER ADDSLOTS."
         )
 
-    def _look_up(
-        self,
-        *,
-        besides: RedisLink | None = None,
-        first: RedisLink | None = None,
-        waits: bool = True,
+    def _successor(self, name: bytes, link: RedisLink) -> RedisLink:
+        """Return the node that serves the entry's slot by now, or the same if none is known."""
+        address = self._topology.node_of(name) if self._topology else None
+        return self._link_at(address) if address else link
+
+    def _search(self, *, besides: RedisLink) -> None:
+        """Read the slots after a node gave no answer."""
+        besides.close()  # the idle connections are as old as the one that failed
+        self._silent_at_s[besides.at] = time.monotonic()
+        self._read_slots(besides=besides)
+
+    def _read_slots(
+        self, *, besides: RedisLink | None = None, first: RedisLink | None = None
     ) -> None:
-        """Ask who has which slots; what another thread was told meanwhile will do."""
-        asked_at_s, pause_s = time.monotonic(), 0.002
-        turn = self._turn_of_this_process()
+        """Read which node serves which slots, unless another thread does so meanwhile."""
+        came_at_s, pause_s = time.monotonic(), 0.002
+        if self._pid != os.getpid():
+            # A thread of the parent may have had it at the fork.
+            self._turn, self._pid = allocate_lock(), os.getpid()
+        turn = self._turn
         # By looking rather than waiting: greenlets and threads of the system may come for it.
         while not turn.acquire(False):
-            if not waits or time.monotonic() - asked_at_s > self._search_s:
+            if time.monotonic() - came_at_s > self._search_s:
                 return
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.05)
         try:
-            if self._ended_at_s + _FRESH_S < asked_at_s:
-                self._ask_for_slots(besides, first)
-                self._ended_at_s = time.monotonic()
+            if self._read_at_s + _FRESH_S < came_at_s:
+                self._query_slots(besides, first)
+                self._read_at_s = time.monotonic()
         finally:
             turn.release()
 
-    def _ask_for_slots(self, besides: RedisLink | None, first: RedisLink | None) -> None:
+    def _query_slots(self, besides: RedisLink | None, first: RedisLink | None) -> None:
+        """Query one node after the other until one answers, or the time is over."""
+        from taskguard.locks.redis.cluster.topology import Topology, cause_of  # brings redis-py
+
+        errors = self._errors
+        kinds = (errors.RedisError, errors.RedisClusterException, OSError, IndexError)
+        addresses = dict.fromkeys([*([first.at] if first else ()), *self._known(), *self._startup])
+        if besides is not None:
+            addresses.pop(besides.at, None)
         until_s = time.monotonic() + self._search_s
-        most, best, places = 0, None, self._places
-        for link in self._to_ask(besides, first):
+        # Those that were silent last are queried last.
+        for address in sorted(addresses, key=lambda each: self._silent_at_s.get(each, 0.0)):
             try:
-                rows = link.ask(_CLUSTER_SLOTS)
-            except LockServerUnavailableError as error:
-                self._why = _explained(error)
-                if not link.was_refused(error):
-                    self._silent_at_s[link] = time.monotonic()
+                found = Topology(address, self._connection, self._options)
+            except kinds as error:
+                self._why = self._explained(address, cause_of(error))
+                if not self.was_refused(self._why):
+                    self._silent_at_s[address] = time.monotonic()
                 if time.monotonic() > until_s:
-                    break
-                continue
-            self._silent_at_s.pop(link, None)
-            slots, announced = self._read(rows, link.host)
-            covered = SLOTS - slots.count(None)
-            if covered > most:
-                most, best, places = covered, slots, announced
-            if covered == SLOTS:
-                break
-        if best is not None:
-            self._slots, self._places, self._why = best, places, None
-            self._forget_the_others()
+                    return
+            else:
+                self._silent_at_s.pop(address, None)
+                self._topology, self._why = found, None
+                used = {*found.masters(), *found.replicas(), *self._startup}
+                for other in self._links.keys() - used:
+                    self._silent_at_s.pop(other, None)
+                    self._links.pop(other).close()
+                return
 
-    def _to_ask(self, besides: RedisLink | None, first: RedisLink | None) -> list[RedisLink]:
-        """Those that were silent last come last."""
-        known = [link for link in self._slots if link]
-        links = dict.fromkeys([*([first] if first else []), *known, *self._startup])
-        links.pop(besides, None)  # type: ignore[arg-type]
-        return sorted(links, key=lambda link: self._silent_at_s.get(link, 0.0))
+    def _known(self) -> list[_Address]:
+        return self._topology.masters() if self._topology else self._startup
 
-    def _read(self, rows: Any, host: str) -> tuple[list[RedisLink | None], list[Place]]:
-        slots: list[RedisLink | None] = [None] * SLOTS
-        places: dict[RedisLink, Place] = {}
-        for first, last, *nodes in rows:
-            links = [self._link_at((_host(node[0]) or host, int(node[1]))) for node in nodes]
-            slots[first : last + 1] = [links[0]] * (last + 1 - first)
-            for link, node in zip(links, nodes, strict=True):
-                places[link] = Place(node[2].decode(), link, link is not links[0])
-        return slots, list(places.values())
+    def _link_at(self, address: _Address) -> RedisLink:
+        link = self._links.get(address)
+        return link if link is not None else self._links.setdefault(address, self._make(at=address))
 
-    def _link_at(self, at: tuple[str, int]) -> RedisLink:
-        link = self._links.get(at)
-        return link if link is not None else self._links.setdefault(at, self._make(at))
+    def _explained(self, address: _Address, cause: Exception) -> LockServerUnavailableError:
+        if isinstance(cause, IndexError):
+            cause = self._errors.ResponseError("it knows of no slots")
+        error = self._link_at(address).unavailable(cause)
+        if "cluster support disabled" in str(error):
+            error = LockServerUnavailableError(f"{error} It is one server: write redis:// for it.")
+        error.__cause__ = cause
+        return error
 
-    def _forget_the_others(self) -> None:
-        used = {*self._slots, *self._startup, *(place.link for place in self._places)}
-        for at, link in list(self._links.items()):
-            if link not in used:
-                self._links.pop(at, None)
-                self._silent_at_s.pop(link, None)
-                link.close()
-
-    def _turn_of_this_process(self) -> Any:
-        if self._pid != os.getpid():
-            # A thread of the parent may have had it at the fork.
-            self._turn, self._pid = allocate_lock(), os.getpid()
-        return self._turn
-
-
-def _cause(answer: Any) -> BaseException | None:
-    return answer.__cause__ if isinstance(answer, LockServerUnavailableError) else None
-
-
-def _host(said: bytes | str | None) -> str:
-    """A host as a node announces it; "" for one that does not know its own."""
-    text = said.decode() if isinstance(said, bytes) else said or ""
-    return "" if text == "?" else text
-
-
-def _packed(calls: Sequence[Call], by_source: bool) -> list[bytes]:
-    """What goes to one node; where it does not know a script, the first call brings it."""
-    known: set[str] = set()
-    commands = []
-    for call in calls:
-        commands.append(call.packed(by_source=by_source and call.script.name not in known))
-        known.add(call.script.name)
-    return commands
+    def _unknown(self) -> LockServerUnavailableError:
+        """Return the error of a call while no node is known."""
+        why = self._why
+        error = LockServerUnavailableError(
+            str(why) if why else f"The lock server {self.address} has not answered yet."
+        )
+        error.__cause__ = why and why.__cause__
+        return error
 
 
 def _fill(found: list[Any], numbers: list[int], answers: Iterable[Any]) -> None:
     for number, answer in zip(numbers, answers, strict=False):
         found[number] = answer
-
-
-def _explained(error: LockServerUnavailableError) -> LockServerUnavailableError:
-    if "cluster support disabled" not in str(error):
-        return error
-    told = LockServerUnavailableError(f"{error} It is one server: write redis:// for it.")
-    told.__cause__ = error.__cause__
-    return told
