@@ -142,6 +142,30 @@ class TestSlotMoves:
         move.end()
         assert isinstance(wait_until(lambda: take(locks)), Granted)
 
+    def test_to_a_node_without_slots(self) -> None:
+        """A new node gets its first slot. A holder follows, before CLUSTER SLOTS names the node."""
+        need(Valkey)
+        with Cluster(masters=2, node_timeout_ms=60_000) as cluster, ClusterNode() as new:
+            first = cluster.nodes[0]
+            cluster.ask(first, "CLUSTER", "MEET", "127.0.0.1", new.port, new.bus_port)
+            name = cluster.id_of(new)
+            wait_until(
+                lambda: (
+                    cluster.is_ok(new)
+                    and all(name in str(cluster.ask(n, "CLUSTER", "NODES")) for n in cluster.nodes)
+                )
+            )
+            locks, owner = locks_of(cluster), new_owner("m")
+            take(locks, owner)
+            source = cluster.master_of(LOCK)
+            move = Move(cluster, source, new, cluster.ask(source, "CLUSTER", "KEYSLOT", LOCK))
+            move.begin()
+            assert move.move_keys()
+            assert locks.renew([Hold(KEY, owner, 60.0)]) == [Renewal.RENEWED]
+            move.end()
+            assert locks.renew([Hold(KEY, owner, 60.0)]) == [Renewal.RENEWED]
+            assert locks.release(KEY, owner) is True
+
     def test_several_keys_in_the_middle(self, two: Cluster, move: Move) -> None:
         """One of them is on its way: none is taken."""
         locks = locks_of(two)

@@ -357,13 +357,16 @@ class Sent:
         self._errors = errors
         self._unavailable = unavailable
 
-    def replies(self) -> list[Any]:
-        """A reply for each, a refusal as the error that it would be raised as.
+    def replies(self, *, within_s: float) -> list[Any]:
+        """Return a reply for each command. A refusal is the error that it would be raised as.
 
-        Raises LockServerUnavailableError where one did not come.
+        Raises LockServerUnavailableError if a reply did not come. The first reply has to come
+        `within_s`, and each later one within the connection's own timeout.
         """
         found: list[Any] = []
         try:
+            if not self._connection.can_read(timeout=within_s):
+                raise self._errors.TimeoutError("Timeout reading from socket")
             while self._left:
                 try:
                     found.append(self._connection.read_response(disable_decoding=True))

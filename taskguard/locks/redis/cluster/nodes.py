@@ -8,7 +8,8 @@ Guarantees
   the same time. Nothing polls.
 * A node that gives no answer costs a call `1 + retries` times the bounds of `link.py`, and the
   search for its successor `_search_s`, however many nodes are down.
-* Many calls are sent to all nodes before the first reply is read, so a silent node delays no other.
+* Many calls are sent to all nodes before the first reply is read. Several silent nodes cost them
+  one timeout, not one each.
 * TRYAGAIN is retried for a fraction of a second. Then it is a LockServerUnavailableError, as
   everything else is; it names the node and the cluster.
 
@@ -79,9 +80,6 @@ class ClusterLink:
         plain, self._startup = cluster_from_url(url)
         self.address = "the cluster " + ",".join(f"{host}:{port}" for host, port in self._startup)
         self._retries = retries
-        # Maximum time of a search for a node that answers, however many nodes do not.
-        self._search_s = 2 * (socket_timeout_s + connect_timeout_s)
-        self._patience_s = 2 * socket_timeout_s
         redis = driver()
         self._errors = errors = redis.exceptions
         self._timeouts = (errors.TimeoutError, TimeoutError)
@@ -91,6 +89,9 @@ class ClusterLink:
         timeouts = {"socket_timeout": socket_timeout_s, "socket_connect_timeout": connect_timeout_s}
         self._connection = kind
         self._options = timeouts | options | quiet_options(redis)
+        self._answer_s = float(self._options["socket_timeout"])
+        # Maximum time of a search for a node that answers, however many nodes do not.
+        self._search_s = 2 * (self._answer_s + float(self._options["socket_connect_timeout"]))
         self._make = partial(
             RedisLink,
             (kind, options),
@@ -161,7 +162,7 @@ class ClusterLink:
         One message goes to each node. A call is made again alone if its slot has moved, if the
         node does not know the script, or if the connection broke.
         """
-        until_s = time.monotonic() + self._patience_s
+        until_s = time.monotonic() + 2 * self._answer_s
         found: list[Any] = [None] * len(calls)
         asked: dict[RedisLink, list[int]] = {}
         for number, call in enumerate(calls):
@@ -170,10 +171,13 @@ class ClusterLink:
             except LockServerUnavailableError as error:
                 found[number] = error
         self._exchange(calls, asked, found)
+        lost = [each for each in asked if any(self._is_lost(found[n]) for n in asked[each])]
+        for link in lost:
+            self._silent_at_s[link.at] = time.monotonic()  # no search begins with one of them
+        for link in lost:
+            on_retry()
+            self._search(besides=link)
         for link, numbers in asked.items():
-            if any(self._is_lost(found[number]) for number in numbers):
-                on_retry()
-                self._search(besides=link)
             for number in numbers:
                 if self._may_work_now(link, calls[number], found[number]):
                     if time.monotonic() > until_s:
@@ -187,14 +191,18 @@ class ClusterLink:
         """Write to each node, then fill in what each has answered."""
         under_way: dict[RedisLink, Sent] = {}
         try:
-            for link, numbers in asked.items():
+            # A connection to a node that was silent last may take time: the others come first.
+            for link in sorted(asked, key=lambda each: self._silent_at_s.get(each.at, 0.0)):
+                numbers = asked[link]
                 try:
                     under_way[link] = link.send([calls[number].packed() for number in numbers])
                 except LockServerUnavailableError as error:
                     _fill(found, numbers, repeat(error))
+            until_s = time.monotonic() + self._answer_s
             for link, sent in under_way.items():
+                within_s = max(0.0, until_s - time.monotonic())
                 try:
-                    _fill(found, asked[link], sent.replies())
+                    _fill(found, asked[link], sent.replies(within_s=within_s))
                 except LockServerUnavailableError as error:
                     _fill(found, asked[link], repeat(error))
         finally:
