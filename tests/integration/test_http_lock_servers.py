@@ -1,0 +1,201 @@
+"""Connections of etcd's and Consul's locks: forks, greenlets, and connections that fell silent."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from support.consul import consul_kind
+from support.etcd import forget
+from support.needs import need
+from support.proxy import Mode, Proxy
+from taskguard.errors import LockServerUnavailableError
+from taskguard.locks.base import Granted, LockProvider
+from taskguard.model.lease import new_owner
+from taskguard_consul import ConsulLocks
+from taskguard_etcd import EtcdLocks
+from taskguard_sandbox.servers import Consul, Etcd, free_port
+
+pytestmark = pytest.mark.debian
+PROVIDERS = {"etcd": EtcdLocks, "consul": ConsulLocks}
+
+
+@pytest.fixture(params=PROVIDERS)
+def server(request: pytest.FixtureRequest) -> Etcd | Consul:
+    """An empty server."""
+    need(Etcd if request.param == "etcd" else Consul)
+    server: Etcd | Consul = request.getfixturevalue(request.param)
+    if isinstance(server, Etcd):
+        forget(server.url)
+    else:
+        consul_kind(server)
+    return server
+
+
+@pytest.fixture
+def proxy(server: Etcd | Consul) -> Iterator[Proxy]:
+    with Proxy(server.port) as proxy:
+        yield proxy
+
+
+def locks_on(server: Etcd | Consul, *ports: int, timeout_s: float) -> LockProvider:
+    scheme = server.url.partition("://")[0]
+    hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
+    return PROVIDERS[scheme](
+        f"{scheme}://{hosts}", socket_timeout_s=timeout_s, connect_timeout_s=timeout_s
+    )
+
+
+def take(locks: LockProvider, key: str) -> None:
+    owner = new_owner("m")
+    answer = locks.acquire((key,), owner, ttl_s=30.0, with_fence=True, wait_s=0.0)
+    assert isinstance(answer, Granted)
+    assert locks.release((key,), owner)
+
+
+def take_at_once(locks: LockProvider, count: int) -> None:
+    """Take a key in each of several threads, on a connection each."""
+    errors: list[BaseException] = []
+
+    def run(number: int) -> None:
+        try:
+            take(locks, f"order:{number}")
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+
+
+def test_idle_connections_that_fell_silent(server: Etcd | Consul, proxy: Proxy) -> None:
+    """As behind a router that has forgotten them: the second try is on a new connection."""
+    with closing(locks_on(server, proxy.port, timeout_s=2.0)) as locks:
+        take_at_once(locks, 6)
+        for pair in proxy._pairs:
+            pair.loses = True
+        take_at_once(locks, 6)
+
+
+def test_connections_are_kept(server: Etcd | Consul, proxy: Proxy) -> None:
+    """One thread needs one connection, however many locks it takes."""
+    with closing(locks_on(server, proxy.port, timeout_s=10.0)) as locks:
+        for number in range(20):
+            take(locks, f"order:{number}")
+        assert proxy.connections == 1
+
+
+def test_a_silent_endpoint_is_passed_over(server: Etcd | Consul, proxy: Proxy) -> None:
+    """It costs one time-out; then the endpoint that answered is asked first."""
+    proxy.mode = Mode.BLACK_HOLE
+    with closing(locks_on(server, proxy.port, server.port, timeout_s=1.0)) as locks:
+        take(locks, "order:1")
+        tried = proxy.connections
+        take(locks, "order:2")
+        assert proxy.connections == tried == 1
+
+
+def test_a_call_without_an_answer_ends(server: Etcd | Consul, proxy: Proxy) -> None:
+    """Two tries of one endpoint, each within its time-out; the error names each endpoint."""
+    proxy.mode = Mode.BLACK_HOLE
+    dead = free_port()
+    with closing(locks_on(server, proxy.port, dead, timeout_s=0.5)) as locks:
+        began_s = time.monotonic()
+        with pytest.raises(LockServerUnavailableError, match=f"{proxy.port},127.0.0.1:{dead} gave"):
+            locks.holders("order:1")
+        assert time.monotonic() - began_s < 5.0
+
+
+FORKS = """
+import os, sys, threading
+from taskguard.locks import Granted, Hold, Held
+from taskguard.model.lease import new_owner
+from taskguard.settings import make_locks
+
+locks, mine, renewals, stop = make_locks(sys.argv[1]), new_owner("m"), [], []
+locks.acquire(("watched",), mine, ttl_s=30, with_fence=True, wait_s=0)
+
+def renew():
+    while not stop:
+        renewals.append(locks.renew([Hold(("watched",), mine, 30.0)])[0])
+
+threads = [threading.Thread(target=renew) for _ in range(3)]
+for thread in threads:
+    thread.start()
+for _ in range(20):
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            held = locks.acquire(("watched",), new_owner(), ttl_s=30, with_fence=True, wait_s=0)
+            code = 0 if isinstance(held, Held) else 2
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+stop.append("now")
+for thread in threads:
+    thread.join()
+assert set(renewals) == {"renewed"}, set(renewals)
+print("ok")
+"""
+GREENLETS = """
+from gevent import monkey; monkey.patch_all()
+import sys, gevent
+from taskguard import native
+from taskguard.locks import Granted, Hold
+from taskguard.model.lease import new_owner
+from taskguard.settings import make_locks
+
+locks = make_locks(sys.argv[1])
+inside, count, turns, renewals, stop = [0], 10, [], [], []
+mine = new_owner("watched")
+locks.acquire(("watched",), mine, ttl_s=30, with_fence=False, wait_s=0)
+
+def watchdog():  # on a native thread, as the real one
+    while not stop:
+        renewals.append(locks.renew([Hold(("watched",), mine, 30.0)])[0])
+    stop.append("ended")
+
+def work():
+    owner = new_owner("m")
+    while True:
+        answer = locks.acquire(("k",), owner, ttl_s=30, with_fence=True, wait_s=10)
+        if isinstance(answer, Granted):
+            break
+        locks.wait(answer.key, owner, timeout_s=10)
+    inside[0] += 1
+    gevent.sleep(0.002)
+    assert inside[0] == 1
+    inside[0] -= 1
+    assert locks.release(("k",), owner)
+    turns.append(answer.fence)
+
+native.start_thread(watchdog)
+gevent.joinall([gevent.spawn(work) for _ in range(count)], raise_error=True)
+stop.append("now")
+while stop[-1] != "ended":
+    gevent.sleep(0.01)
+assert len(set(turns)) == count, turns
+assert len(renewals) > 5 and set(renewals) == {"renewed"}, renewals[:10]
+print("ok")
+"""
+
+
+@pytest.mark.parametrize("script", [FORKS, GREENLETS], ids=["forks", "greenlets"])
+def test_processes_and_native_threads_share_no_connection(
+    server: Etcd | Consul, script: str
+) -> None:
+    """A forked child, and a native thread beside greenlets, have connections of their own."""
+    url = f"{server.url}"
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", script, url]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.stdout == "ok\n", done.stderr
