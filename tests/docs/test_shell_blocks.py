@@ -31,6 +31,7 @@ from taskguard.model.policy import Policy
 pytestmark = pytest.mark.once
 
 LANGUAGES = {"python", "sh", "text", "{warning}", "{toctree}", "{eval-rst}"}
+LANGUAGES |= {"toml"}  # `tests/packaging` builds a package of it
 COMMANDS = sorted({command for page in PAGES for _, command in commands_of(page)})
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 IN_THE_TUTORIAL = {"celery", "sqlite3", "rq"}  # `test_tutorial.py` runs them
@@ -53,7 +54,7 @@ def of_program(*names: str) -> list[str]:
 
 
 def test_no_block_is_in_a_language_that_nobody_tries() -> None:
-    """Python, shell, pictures, and what Sphinx reads."""
+    """Python, shell, pictures, project files, and what Sphinx reads."""
     from support.pages import blocks_of
 
     found = {block.language for page in PAGES for block in blocks_of(page)}

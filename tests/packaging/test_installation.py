@@ -10,17 +10,21 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 import sysconfig
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import sqlalchemy as sa
+import urllib3
 
 from support.needs import need
+from support.pages import blocks_of
 from support.waiting import wait_until
-from taskguard_sandbox.servers import Postgres, Valkey
+from taskguard_sandbox.servers import Etcd, Postgres, Valkey
 from taskguard_sandbox.workers import CeleryWorker
 
 pytestmark = pytest.mark.timeout(600)
@@ -275,6 +279,84 @@ def test_a_lock_needs_no_database(
     assert busy == "KeyBusyError"
     assert "pip install 'celery-taskguard[postgresql]'" in missing
     assert "0 errors" in said([commands / "taskguard", "doctor", "--locks", redis_url])
+
+
+@pytest.mark.debian
+@pytest.mark.parametrize("extra", ["etcd", "consul", "zookeeper"])
+def test_a_lock_server_of_an_integration(
+    request: pytest.FixtureRequest, installed: Callable[[str], Path], extra: str, outside: Path
+) -> None:
+    """Its extra brings the driver, and its entry point the URL; another extra's error names it."""
+    url = request.getfixturevalue(extra).url
+    script = outside / "script.py"
+    script.write_text(ONLY_LOCKS.format(url=url))
+    commands = installed(f"celery-taskguard[{extra}]")
+    fence, busy, _ = said([commands / "python", script]).splitlines()
+    assert int(fence) > 0
+    assert busy == "KeyBusyError"
+    assert "0 errors" in said([commands / "taskguard", "doctor", "--locks", url])
+    told = subprocess.run(
+        [installed(LOCKS) / "taskguard", "doctor", "--locks", url],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert told.returncode == 1
+    assert f"pip install 'celery-taskguard[{extra}]'" in " ".join(told.stdout.split())
+
+
+WITHOUT_METADATA = """
+import taskguard
+import taskguard_etcd
+from taskguard.errors import ConfigurationError
+
+try:
+    taskguard.connect(locks={url!r}, ledger=None)
+except ConfigurationError as error:
+    print(error)
+with taskguard.connect(locks=taskguard_etcd.EtcdLocks({url!r}), ledger=None).lock("a") as lease:
+    print(lease.fence)
+"""
+
+
+@pytest.mark.debian
+def test_a_checkout_on_the_python_path_has_no_entry_points(etcd: Etcd, outside: Path) -> None:
+    """The error says what to install, or what to pass, which then works."""
+    place = outside / "env"
+    said([sys.executable, "-m", "venv", "--without-pip", place])
+    script = outside / "script.py"
+    script.write_text(WITHOUT_METADATA.format(url=etcd.url))
+    (outside / "urllib3").symlink_to(Path(urllib3.__file__).parent)
+    path = os.pathsep.join(map(str, [ROOT, ROOT / "integrations", outside]))
+    error, fence = said([place / "bin" / "python", script], PYTHONPATH=path).splitlines()
+    assert "pip install 'celery-taskguard[etcd]'" in error
+    assert "locks=taskguard_etcd.EtcdLocks(url)" in error
+    assert int(fence) > 0
+
+
+def test_the_page_about_providers_makes_a_package(
+    installed: Callable[[str], Path], outside: Path
+) -> None:
+    """What a newcomer writes after that page is built and installed, and its URL locks."""
+    page = "docs/how-to/lock-provider.md"
+    provider, factory, _ = blocks_of(page, "python")
+    (project,) = blocks_of(page, "toml")
+    source = outside / "source"
+    source.mkdir()
+    (source / "lockfile.py").write_text(provider.text + factory.text)
+    (source / "pyproject.toml").write_text(project.text)
+    build = ["-m", "build", "--wheel", "--no-isolation", "--outdir", outside]
+    said([sys.executable, *build, source])
+    (wheel,) = outside.glob("*.whl")
+    # As pip installs a wheel, but not into an environment that other tests use.
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(outside / "site")
+    script = outside / "script.py"
+    script.write_text(ONLY_LOCKS.format(url=f"lockfile://{outside}/locks.db"))
+    python = installed(LOCKS) / "python"
+    fence, busy, _ = said([python, script], PYTHONPATH=str(outside / "site")).splitlines()
+    assert int(fence) > 0
+    assert busy == "KeyBusyError"
 
 
 def test_a_task_of_celery_needs_no_database(

@@ -341,7 +341,10 @@ def lock_provider(place: Place) -> Iterator[None]:
     yield
     from taskguard.locks import LockProvider
 
-    assert isinstance(place.SqliteLocks(place.fixture("tmp_path") / "locks.db"), LockProvider)
+    path = place.fixture("tmp_path") / "locks.db"
+    assert isinstance(place.SqliteLocks(path), LockProvider)
+    yield
+    assert place.open_locks(f"lockfile://{path}", ledger=None).path == str(path)
     yield
     assert place.TestAcquire  # tests/plugin/test_lock_contract.py runs them
 
