@@ -1,4 +1,4 @@
-"""What in Celery's settings and schedules loses or repeats work."""
+"""Findings about Celery's settings and schedules that lose or repeat work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of Celery's settings lose or repeat work: read the settings once, then judge them.
+"""Check which of Celery's settings lose or repeat work: read them once, then judge them.
 
 Guarantees: opens no connection, and reads only the configuration.
 """

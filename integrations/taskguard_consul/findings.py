@@ -1,4 +1,4 @@
-"""What can be wrong with a Consul that has locks."""
+"""Findings about a Consul that has locks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with a Consul: read the facts once, then judge them.
+"""Check a Consul: read the facts once, then judge them.
 
 Guarantees: sends one request to each agent of the URL, within the link's timeouts. Knows only the
 agents in the URL.

@@ -1,4 +1,4 @@
-"""What in Django's settings keeps taskguard from running."""
+"""Findings about Django's settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be wrong with an etcd cluster that has locks."""
+"""Findings about an etcd cluster that has locks."""
 
 from __future__ import annotations
 

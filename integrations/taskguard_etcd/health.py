@@ -1,4 +1,4 @@
-"""What is wrong with an etcd cluster: read the facts once, then judge them.
+"""Check an etcd cluster: read the facts once, then judge them.
 
 Guarantees: sends one request to each member of the URL, within the link's timeouts. Skips what this
 user may not read. Knows only the members in the URL.

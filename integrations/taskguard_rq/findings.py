@@ -1,4 +1,4 @@
-"""What in RQ's queues loses or repeats work."""
+"""Findings about RQ's queues and jobs that lose or repeat work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be wrong with a ZooKeeper that has locks."""
+"""Findings about a ZooKeeper that has locks."""
 
 from __future__ import annotations
 

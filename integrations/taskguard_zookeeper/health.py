@@ -1,4 +1,4 @@
-"""What is wrong with a ZooKeeper: read the facts once, then judge them.
+"""Check a ZooKeeper: read the facts once, then judge them.
 
 Guarantees: sends one request to each server of the URL, within the timeouts. Knows only the servers
 in the URL.
@@ -159,7 +159,7 @@ def _read_session(address: Address, session: Session, timeout_s: float) -> Sessi
 
 
 def _try_a_lock(session: Session) -> None:
-    """Try each step of a lock, on a key that nobody holds."""
+    """Try each step of a lock, on a key of its own."""
     session.prepare()
     session.raise_epoch()
     name = f"check-{uuid.uuid4().hex}"

@@ -1,4 +1,4 @@
-"""What can be wrong with a session that is to hold advisory locks, and with its server."""
+"""Findings about a session that holds advisory locks, and about its server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the locks of a session exclude anybody: read the facts once, then judge them."""
+"""Check whether the locks of a session exclude others: read the facts once, then judge them."""
 
 from __future__ import annotations
 

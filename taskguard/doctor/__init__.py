@@ -3,7 +3,7 @@
     reports = examine(Configuration(lambda: taskguard.connect()))
 
 Guarantees: a part that gives no answer or is misconfigured becomes a finding, and the other parts
-are checked all the same. Closes every connection that it opens. Writes only a key of its own at the
+are still checked. Closes every connection that it opens. Writes only a key of its own at the
 lock server, which it releases, and the id that a starting worker leaves (`namespaces.py`).
 
 Does not guarantee that nothing else is wrong.

@@ -1,4 +1,4 @@
-"""What there is to examine: an application's locks and ledger, its tasks, and its queue."""
+"""An application that `examine()` checks: its locks, ledger, tasks and queue."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["Configuration", "GuardedTask", "named"]
 
 @value
 class GuardedTask:
-    """A task, as far as it says what servers have to bear.
+    """A task, with what it requires of servers.
 
     Attributes:
         name: its name.
         policy: its options.
         row: the GuardedRow that it moves.
-        limit_s: after how many seconds the queue ends its body; None: it does not.
+        limit_s: after how many seconds the queue ends its body. None: never.
     """
 
     name: str
@@ -33,19 +33,19 @@ class GuardedTask:
 
 @value
 class Configuration:
-    """One application. An integration makes it, or `taskguard doctor` of two URLs.
+    """One application. An integration makes it, or `taskguard doctor` makes it from two URLs.
 
     Attributes:
-        runtime: gives its locks and ledger; may raise ConfigurationError.
-        name: what it is called, with the queue.
+        runtime: returns its locks and ledger. May raise ConfigurationError.
+        name: its name, with the queue's.
         tasks: its guarded tasks, as far as they are known.
-        findings: what is wrong with the queue's own settings.
-        recorded: finds what is wrong because work is on record; called where the ledger answers.
-        queue_server: the URL, or a redis-py client, of the Redis that has the queues; None where
-            that is none.
-        folder: where to look for migrations; None: nowhere.
+        findings: findings about the queue's own settings.
+        recorded: returns findings that matter only with a ledger. Called if the ledger answers.
+        queue_server: the URL, or a redis-py client, of the Redis that has the queues. None: the
+            queues are not on a Redis.
+        folder: where to look for migrations. None: nowhere.
         serves: the kind of its queue, as stored calls name it: "celery", "rq".
-        starts: a worker is about to run by it, and leaves its ledger's mark at the lock server.
+        starts: whether a worker is about to start, which leaves its ledger's id at the lock server.
     """
 
     runtime: Callable[[], TaskGuard]
@@ -60,5 +60,5 @@ class Configuration:
 
 
 def named(part: object) -> str:
-    """A provider or a ledger, for people."""
+    """Return the text that names a provider or a ledger in findings."""
     return repr(part).removeprefix("<").removesuffix(">")

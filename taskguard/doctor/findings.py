@@ -1,4 +1,4 @@
-"""What `taskguard doctor` and a starting worker find outside the servers' own rooms."""
+"""Findings about settings, servers and clocks that no other room reports."""
 
 from __future__ import annotations
 

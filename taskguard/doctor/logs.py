@@ -1,4 +1,4 @@
-"""What a starting worker logs: its own number, and each finding once, in one line with its name.
+"""Log a starting worker's number, and each finding once, in one line with its name.
 
 Notes are logged at DEBUG, other findings at WARNING.
 """

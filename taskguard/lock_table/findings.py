@@ -1,4 +1,4 @@
-"""What can be wrong with a lock table and its database."""
+"""Findings about a lock table and its database."""
 
 from __future__ import annotations
 

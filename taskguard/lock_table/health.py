@@ -1,4 +1,4 @@
-"""What is wrong with a lock table, and with its database: read the facts once, then judge them.
+"""Check a lock table and its database: read the facts once, then judge them.
 
 Guarantees: reads by statements that change nothing, so that they also work on a standby and for a
 user without rights. It skips what the server does not tell this user.

@@ -1,4 +1,4 @@
-"""What can be wrong with lock servers of any kind."""
+"""Findings about lock servers of any kind."""
 
 from __future__ import annotations
 

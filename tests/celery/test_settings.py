@@ -295,7 +295,7 @@ def test_a_database_that_is_not_there_loses_nothing_and_tells_no_password(shop: 
         wait_until(lambda: "put off" in worker.text(), message="put off")
         worker.signal(signal.SIGTERM)
         worker.wait()
-        assert "the ledger is away" in worker.text()
+        assert "(finding ledger_away)" in worker.text()
         assert SECRET not in worker.text()
     assert not shop.effects()
     with shop.worker():

@@ -1,4 +1,4 @@
-"""What is wrong with the ledger's database: read its facts once, then judge them.
+"""Check the ledger's database: read its facts once, then judge them.
 
 Guarantees: `check()` leaves no transaction open, changes nothing, reads no table as a whole and
 waits for no row lock. It skips what the database or the user's rights do not tell.

@@ -1,4 +1,4 @@
-"""What can be wrong with the ledger's database."""
+"""Findings about the ledger's database."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be wrong with a Redis or Valkey server that has locks."""
+"""Findings about a Redis or Valkey server that has locks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be wrong with the servers of Redlock."""
+"""Findings about the servers of Redlock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with several servers, each by itself and together: read them once, then judge."""
+"""Check the servers of Redlock, each by itself and together: read facts once, then judge them."""
 
 from __future__ import annotations
 
