@@ -47,7 +47,7 @@ class Finding:
     what: str
     why: str
     fix: str
-    link: str = ""
+    link: str
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what} {self.why} {self.fix}"

@@ -505,13 +505,6 @@ class TestFindings:
         """Nothing is wrong, also right after its start, when nobody has written yet."""
         assert self.names(small) == []
 
-    def test_no_replica(self, cluster: Cluster) -> None:
-        """Each master without a replica is named."""
-        found = [each for each in connect(cluster.url).check() if each.name == "no_replica"]
-        alone = {f"127.0.0.1:{node.port} of" for node in cluster.nodes[1:3]}
-        assert len(found) == 2
-        assert all(any(where in finding.where for where in alone) for finding in found)
-
     def test_state_and_slots(self, small: Cluster) -> None:
         """A slot that nobody has: it is told, and the state that comes of it."""
         for node in small.nodes:
@@ -519,7 +512,7 @@ class TestFindings:
         try:
             wait_until(lambda: self.names(small) == ["cluster_down", "cluster_slots"])
             said = " ".join(map(str, connect(small.url).check()))
-            assert "2 of its 16384 slots" in said
+            assert "2 of 16384" in said
         finally:
             small.ask(small.nodes[0], "CLUSTER", "ADDSLOTS", 7, 8)
         wait_until(lambda: self.names(small) == [])
@@ -532,13 +525,6 @@ class TestFindings:
         assert {finding.where.split()[3] for finding in found} == {
             f"127.0.0.1:{node.port}" for node in small.nodes
         }
-
-    def test_node_timeout(self, small: Cluster) -> None:
-        """A cluster that takes long to replace a master: that is its default."""
-        with self.changed(small, cluster_node_timeout="15000"):
-            (finding,) = connect(small.url).check()
-        assert finding.name == "cluster_node_timeout"
-        assert "15 s" in finding.what
 
     def test_leases_that_end_before_a_failover_has(self, small: Cluster) -> None:
         """2 s until a master counts as gone, and 3 s for the vote: more than 4 s of 6 s."""

@@ -48,7 +48,6 @@ def modules() -> dict[str, list[FindingTemplate]]:
             if name != _TYPES:
                 members = vars(importlib.import_module(name)).values()
                 found[name] = [each for each in members if isinstance(each, FindingTemplate)]
-    found = {name: each for name, each in found.items() if each}
     order = list(_HEADINGS)
     return dict(sorted(found.items(), key=lambda each: order.index(each[0])))
 

@@ -11,7 +11,6 @@ from typing import Any
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.findings import Finding
 from taskguard.locks.base import Granted, Held, Hold, Renewal
-from taskguard.locks.redis.cluster.health import findings_of
 from taskguard.locks.redis.cluster.nodes import Call, ClusterLink
 from taskguard.locks.redis.protocol import Script, pack
 from taskguard.locks.redis.provider import RENEWALS, RedisLocks
@@ -111,8 +110,10 @@ class RedisClusterLocks(RedisLocks):
         return [_together([next(letters) for _ in hold.keys]) for hold in holds]
 
     def check(self) -> list[Finding]:
-        """What is wrong with the cluster, its nodes and their settings."""
-        return findings_of(self._link)
+        """Return what is wrong with the cluster and its nodes."""
+        from taskguard.locks.redis.cluster import health  # not for deliveries
+
+        return health.check(self._link)
 
     def now_us(self) -> int:
         """A node's clock, in µs since 1970."""
