@@ -206,6 +206,26 @@ def test_an_entry_of_beat_that_runs_once_is_found(
     assert told() == []
 
 
+def test_a_finding_shows_no_password_and_no_hashed_value(ledger_url: str) -> None:
+    """Neither of the broker's and the lock server's URLs, nor of a call in a schedule."""
+    away = f"redis://:s3cret-horse@127.0.0.1:{free_port()}/0"
+    app = Celery("shop", broker=away, set_as_current=False)
+    app.conf.update(
+        beat_schedule={"nightly": {**NIGHTLY, "args": ("s3cret-card",)}},
+        taskguard_locks_url=away,
+        taskguard_ledger_url=ledger_url,
+    )
+
+    @app.task(name="ship", shared=False)
+    @guarded_task(key="card:<card|hash>")
+    def ship(card: str) -> None: ...
+
+    found = [each for report in examine(configuration_of(app)) for each in report.findings]
+    names = {"periodic_once", "early_ack", "lock_server_away", "queue_server_away"}
+    assert names <= {each.name for each in found}
+    assert "s3cret" not in " ".join(map(repr, found))
+
+
 def test_an_app_without_guarded_tasks_is_left_alone() -> None:
     """Its settings are its own affair."""
     app = Celery("plain", broker="memory://", set_as_current=False)
