@@ -65,7 +65,7 @@ def strand(group: Group) -> DebianRedis:
         redis.Redis(port=group.master.port) as master,
     ):
         client.config_set("masterauth", "wrong")
-        master.client_kill_filter(_type="replica")
+        master.execute_command("CLIENT", "KILL", "TYPE", "replica")
         wait_until(lambda: master.info("replication")["connected_slaves"] == 0)
     return replica
 
