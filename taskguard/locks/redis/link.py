@@ -467,5 +467,6 @@ def quiet_options(redis: Any) -> dict[str, Any]:
     }
     # CLIENT SETINFO costs a round trip each and is a refusal in the log of a restricted user.
     if hasattr(redis, "DriverInfo"):
-        return options | {"driver_info": None}
+        # Not None, which redis-py 7 replaces by its own name and version.
+        return options | {"driver_info": redis.DriverInfo(name="", lib_version="")}
     return options | {"lib_name": None, "lib_version": None}
