@@ -129,7 +129,7 @@ build: setup debian-servers
 
 # In an environment of its own, for the libraries it compares with want other versions.
 bench:
-	@$(MAKE) --no-print-directory setup VENV=.venv-bench EXTRAS=celery,rq,redis,postgresql,mysql,zookeeper,cli GROUP=bench
+	@$(MAKE) --no-print-directory setup VENV=.venv-bench EXTRAS=celery,rq,redis,postgresql,mysql,etcd,zookeeper,cli GROUP=bench
 	@"$(CURDIR)/.venv-bench/bin/python" -m benchmarks $(BENCH_ARGS)
 
 simulate: setup
