@@ -44,12 +44,12 @@ _MOST_POOLS = 64
 
 
 class RefusedError(LockServerUnavailableError):
-    """Consul answered, and what it said was no."""
+    """Consul answered with a refusal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What stands under a key."""
+    """A key's value, and its session and indexes."""
 
     value: bytes
     session: str
@@ -59,13 +59,13 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Which operations of a transaction failed, and how: nothing of it was done."""
+    """The failed operations of a transaction, none of whose operations was done."""
 
     errors: dict[int, str]
 
 
 def encoded(text: str) -> str:
-    """A key's text as Consul takes it in paths and in JSON: no '/' in it, and no surrogates."""
+    """Return a key's text for paths and JSON, without '/' and without surrogates."""
     return quote(text.encode("utf-8", "surrogatepass"), safe="")
 
 
@@ -107,7 +107,7 @@ class ConsulLink:
         self._headers = {"X-Consul-Token": url.password} if url.password else {}
 
     def look(self, name: str) -> tuple[Entry | None, BaseHTTPResponse]:
-        """What stands under a key now."""
+        """Return a key's entry, if there is one, and the reply that has it."""
         reply = self._ask("GET", f"/v1/kv/{quote(name)}?consistent", accepted=(200, 404))
         if reply.status == 404:
             return None, reply
@@ -117,7 +117,10 @@ class ConsulLink:
     def change(
         self, operations: Sequence[dict[str, Any]], *, on_retry: Callable[[], None] = lambda: None
     ) -> dict[str, Entry] | Failed:
-        """All operations or none: how the keys stand then, without values; or which failed."""
+        """Do all operations or none.
+
+        Return the entries afterwards, without values, or the operations that failed.
+        """
         body = json.dumps([{"KV": each} for each in operations]).encode()
         reply = self._ask("PUT", "/v1/txn", body, accepted=(200, 409), on_retry=on_retry)
         said = json.loads(reply.data)
@@ -126,13 +129,13 @@ class ConsulLink:
         return {each["KV"]["Key"]: _entry(each["KV"]) for each in said["Results"] or []}
 
     def open_session(self, ttl_s: int) -> tuple[str, BaseHTTPResponse]:
-        """A new session, whose keys go with it at once."""
+        """Return a new session; when it ends, Consul deletes its keys at once."""
         body = {"Name": "taskguard", "TTL": f"{ttl_s}s", "Behavior": "delete", "LockDelay": "0s"}
         reply = self._ask("PUT", "/v1/session/create", json.dumps(body).encode())
         return str(json.loads(reply.data)["ID"]), reply
 
     def keep_session(self, session: str) -> bool:
-        """False if there is none any more."""
+        """Renew a session; return False if it has ended."""
         path = f"/v1/session/renew/{session}"
         return self._ask("PUT", path, accepted=(200, 404)).status == 200
 
@@ -140,12 +143,12 @@ class ConsulLink:
         self._ask("PUT", f"/v1/session/destroy/{session}")
 
     def wait(self, name: str, *, index: int, timeout_s: float) -> None:
-        """Until something has changed under the key since that index."""
+        """Return when the key has changed since that index, or after `timeout_s`."""
         path = f"/v1/kv/{quote(name)}?index={index}&wait={max(10, int(timeout_s * 1000))}ms"
         self._ask("GET", path, accepted=(200, 404), timeout=self._patient)
 
     def try_rights(self, name: str) -> None:
-        """Ask for what needs the rights of locks, and changes nothing. Raises RefusedError."""
+        """Try requests that need the rights of locks, and change nothing. Raises RefusedError."""
         session, _ = self.open_session(10)
         self.end_session(session)
         # An index that no key has.

@@ -42,7 +42,7 @@ _OLD_TOKENS = ("invalid auth token", "revision of auth store is old", "user name
 
 
 class RefusedError(LockServerUnavailableError):
-    """etcd answered, and what it said was no.
+    """etcd answered with a refusal.
 
     Attributes:
         code: gRPC's code; 0 where the gateway itself refused.
@@ -56,7 +56,7 @@ class RefusedError(LockServerUnavailableError):
 
     @property
     def is_of_user(self) -> bool:
-        """Whether user, password or rights are what is wrong."""
+        """Whether etcd refused the user, the password or the rights."""
         return self.code in (_PERMISSION_DENIED, _UNAUTHENTICATED) or any(
             words in self.said for words in ("user name is empty", "authentication failed")
         )
@@ -85,14 +85,17 @@ class EtcdLink:
     def call(
         self, path: str, message: Any, *, on_retry: Callable[[], None] = lambda: None
     ) -> dict[str, Any]:
-        """One message, one answer; its `clock_s` is the server's clock. Raises RefusedError."""
+        """Return the answer to one message, with the server's clock as `clock_s`.
+
+        Raises RefusedError.
+        """
         reply = self._ask(path, _packed(message), on_retry)
         answer = self._read(reply.data)
         answer["clock_s"] = clock_s(reply.headers.get("Date", ""))
         return answer
 
     def call_each(self, path: str, messages: list[Any]) -> list[dict[str, Any]]:
-        """Many messages in one request, and the answer to each, in order."""
+        """Send many messages in one request, and return their answers in order."""
         answers: list[dict[str, Any]] = []
         while len(answers) < len(messages):
             reply = self._ask(path, _joined(messages[len(answers) :]), lambda: None)
@@ -212,7 +215,7 @@ class EtcdLink:
             self._token = self._read(reply.data).get("token", "")
             return
         refused = self._refused(_error_of(reply), reply.status)
-        # Whoever gave a user means to be known; an etcd that knows none takes everybody.
+        # An etcd without users accepts every request, also one that names a user.
         if "not enabled" not in refused.said:
             raise refused
 
@@ -228,7 +231,7 @@ class EtcdLink:
         return found
 
     def _refused(self, error: Any, status: int) -> RefusedError:
-        """From the gateway's words, which are a text, or an object within a stream."""
+        """Return the error for the gateway's words: a text, or an object within a stream."""
         code = 0
         said = error
         if isinstance(error, dict):
@@ -273,10 +276,10 @@ def _packed(message: Any) -> bytes:
 
 
 def _joined(messages: list[Any]) -> bytes:
-    """Many messages as one request.
+    """Return many messages as the body of one request.
 
-    Go's HTTP server throws away what it has not read of a request when it begins to answer, unless
-    that is 256 KiB or more; and the gateway answers the first message before it has read the last.
+    The gateway answers the first message before it has read the last. When Go's HTTP server begins
+    to answer, it discards the unread rest of a request, unless that is 256 KiB or more.
     """
     body = b"\n".join(map(_packed, messages))
     return body if len(body) <= _READ_AT_ONCE else body + b"\n" * _NOT_THROWN_AWAY

@@ -27,5 +27,5 @@ ZOOKEEPER_SESSION = FindingTemplate(
     why="A process that is silent for {got_s:g} s loses its locks. The locks of a killed worker "
     "stay for as long.",
     fix="Set {limit}={limit_ms:.0f} in zoo.cfg, or ?session_s={got_s:g} in the URL.",
-    link="how-to/zookeeper.md#what-differs-from-redis",
+    link="how-to/zookeeper.md#differences-from-redis",
 )
