@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
@@ -113,6 +114,34 @@ def test_a_call_without_an_answer_ends(server: Etcd | Consul, proxy: Proxy) -> N
         with pytest.raises(LockServerUnavailableError, match=f"{proxy.port},127.0.0.1:{dead} gave"):
             locks.holders("order:1")
         assert time.monotonic() - began_s < 5.0
+
+
+def test_an_interrupted_call_leaves_no_reply_behind(server: Etcd | Consul) -> None:
+    """A time limit may end a call anywhere: the next call does not get the reply of that one."""
+    owner = new_owner("m")
+    with closing(locks_on(server, server.port, timeout_s=30.0)) as locks:
+        locks.acquire(("held",), owner, ttl_s=30.0, with_fence=True, wait_s=0.0)
+        before = signal.signal(signal.SIGALRM, _raise_time_limit)
+        server.pause()
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.5)
+            with pytest.raises(_TimeLimitError):
+                locks.holders("free")
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
+            signal.signal(signal.SIGALRM, before)
+            server.resume()
+        (holder,) = locks.holders("held")
+        assert holder.owner == owner
+        assert locks.release(("held",), owner)
+
+
+class _TimeLimitError(BaseException):
+    """As Celery's soft time limit, but nothing may take it for an error of a connection."""
+
+
+def _raise_time_limit(*_: object) -> None:
+    raise _TimeLimitError
 
 
 FORKS = """
