@@ -265,6 +265,7 @@ FAULTS = (
                 "TestSlotMoves::test_several_keys_in_the_middle",
                 "TestSlotMoves::test_the_ledger_decides",
                 "TestSlotMoves::test_fenced_values_follow_their_slot",
+                "TestSlotMoves::test_to_a_node_without_slots",
                 "TestFailover::test_locks_go_on",
                 "TestFailover::test_one_effect",
                 "TestFailover::test_others_are_served_meanwhile",
@@ -299,6 +300,9 @@ FAULTS = (
                 "TestScripts::test_flushed",
                 "TestScripts::test_flushed_all_the_time",
             ),
+            "integration/test_redlock.py": (
+                "TestEverywhere::test_released_after_the_scripts_were_forgotten",
+            ),
         },
     ),
     Fault(
@@ -316,7 +320,10 @@ FAULTS = (
                 "TestMinorityInTrouble::test_frozen_servers_are_not_waited_for",
                 "TestMinorityInTrouble::test_what_is_away_is_not_asked_all_the_time",
                 "TestMinorityInTrouble::test_late_replies_answer_nothing_else",
+                "TestEverywhere::test_asked_again_without_a_majority",
             ),
+            "celery/test_independent_locks.py": ("test_a_frozen_server_delays_no_task",),
+            "rq/test_rq_independent_locks.py": ("test_a_frozen_server_delays_no_work_horse",),
         },
     ),
     Fault(

@@ -1,4 +1,4 @@
-"""The steps of a lock that a majority grants. What they guarantee is in the package's docstring."""
+"""The steps of a lock that a majority grants; the package's docstring has their guarantees."""
 
 from __future__ import annotations
 
@@ -32,11 +32,12 @@ class RedlockLocks:
     Args:
         servers: a URL (`redlock://host1,host2,host3`, `redlocks://…` for TLS), or a list of the
             servers' URLs and `redis.Redis` clients.
-        namespace: what every key in the servers begins with.
-        socket_timeout_s: how long a majority's replies may take; one that is late delays nothing.
-        connect_timeout_s: how long connections may take.
-        longest_ttl_s: no vote has a server that runs for less than this, or than the longest ttl
-            that was asked for here: it may have forgotten such a lease of another process.
+        namespace: the first part of every key in the servers.
+        socket_timeout_s: how long to wait for a majority's replies. A server that owes a reply for
+            longer is taken to be down.
+        connect_timeout_s: how long a connection may take.
+        longest_ttl_s: the longest lease that other processes ask for, if it is longer than those
+            of this process. A server that has been running for less than that has no vote.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class RedlockLocks:
         self._servers = Servers(links, silence_s=socket_timeout_s)
         self._quorum = self._servers.quorum
         self._longest_s = longest_ttl_s
-        # The server that refused a key last: a release finds there that somebody waits.
+        # The server that refused a key last. It knows the waiter, which a release wakes there.
         self._refused_at: dict[str, int] = {}
         # The keys of each owner, by its nonce: they are kept if it asks again without success.
         self._granted: dict[str, frozenset[str]] = {}

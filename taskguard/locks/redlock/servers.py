@@ -1,4 +1,4 @@
-"""Connections to several servers: who is asked, who has answered, and who is down.
+"""Connections to several servers: questions to all of them, and the servers that are down.
 
 Guarantees
 * A call has one channel to each server for itself. Channels are made at the same time, each by a
@@ -53,7 +53,7 @@ class Server:
         link: for single calls to it.
         error: why it could not be reached the last time.
         away_until_s: no connection is tried before this moment.
-        dials: how many threads connect to it.
+        dialing: the thread that connects to it, or did so last.
     """
 
     def __init__(self, index: int, link: RedisLink) -> None:
@@ -61,7 +61,7 @@ class Server:
         self.link = link
         self.error: Exception | None = None
         self.away_until_s = 0.0
-        self.dials = 0
+        self.dialing: threading.Thread | None = None
         self._failures = 0
 
     def connect(self, errors: Any) -> Channel:
@@ -79,6 +79,11 @@ class Server:
     def is_well(self) -> bool:
         """Return True if the last attempt to connect succeeded."""
         return not self._failures
+
+    @property
+    def is_dialed(self) -> bool:
+        """Return True if a thread is connecting to it."""
+        return self.dialing is not None and self.dialing.is_alive()
 
     def note_failure(self, error: Exception) -> None:
         """Leave the server alone for a while, longer each time."""
@@ -167,7 +172,7 @@ class Servers:
         self._lanes: dict[int, _Lane] = {}
         self._changed = threading.Condition()
         for server in self.all:
-            server.dials = 0
+            server.dialing = None
 
     # -- channels -----------------------------------------------------------------------------
 
@@ -261,15 +266,12 @@ class Servers:
         """Connect to servers, unless they failed a short while ago."""
         now_s = SYSTEM_CLOCK.monotonic_s()
         there = len(channels.open())
-        with self._changed:
-            # If a majority is there, one attempt at a time is enough for all calls.
-            due = [
-                server
-                for server in missing
-                if server.away_until_s <= now_s and not (there >= self.quorum and server.dials)
-            ]
-            for server in due:
-                server.dials += 1
+        # If a majority is there, one attempt at a time is enough for all calls.
+        due = [
+            server
+            for server in missing
+            if server.away_until_s <= now_s and not (there >= self.quorum and server.is_dialed)
+        ]
         dials, lane = _Dials(len(due)), self._lane()
         others_s = SLOW_S if any(server.is_well for server in due) else 0.0
         for server in due:
@@ -292,11 +294,11 @@ class Servers:
     def _start(self, server: Server, dials: _Dials, lane: _Lane) -> None:
         what = server, dials, lane, self._changed
         # A daemon, which the interpreter does not wait for; a greenlet under gevent and eventlet.
-        dialing = threading.Thread(
+        server.dialing = threading.Thread(
             target=self._connect, args=what, name="taskguard-redlock", daemon=True
         )
         try:
-            dialing.start()
+            server.dialing.start()
         except RuntimeError:  # the interpreter is about to end, or there are too many threads
             self._connect(*what)
 
@@ -313,7 +315,6 @@ class Servers:
             server.note_failure(server.link.unavailable(error))
         finally:
             with changed:
-                server.dials -= 1
                 dials.left -= 1
                 if channel is not None and not dials.is_over:
                     dials.made.append(channel)
