@@ -38,7 +38,7 @@ class Finding:
         what: what was found.
         why: what can happen because of it.
         fix: the command or setting that fixes it.
-        link: the page and section of the documentation, relative to `docs/`.
+        link: a page of the documentation and its section, or a URL.
     """
 
     name: str

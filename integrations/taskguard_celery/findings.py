@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from taskguard import FindingTemplate, Level
 
-_CELERY = "reference/settings.md#what-celery-needs"
-_VISIBILITY = "how-to/long-tasks.md"
+_CELERY = "docs/reference/settings.md#what-celery-needs"
+_VISIBILITY = "docs/how-to/long-tasks.md"
 
 EARLY_ACK = FindingTemplate(
     "early_ack",
@@ -59,7 +59,7 @@ CONSUMER_TIMEOUT = FindingTemplate(
     "message is delivered again.",
     fix="Raise consumer_timeout (rabbitmq.conf, a policy, or x-consumer-timeout of the queue), and "
     "let a supervisor restart workers.",
-    link="how-to/rabbitmq.md",
+    link="docs/how-to/rabbitmq.md",
 )
 HARD_TIME_LIMIT = FindingTemplate(
     "hard_time_limit",
@@ -68,7 +68,7 @@ HARD_TIME_LIMIT = FindingTemplate(
     why="Work whose body it kills stays PROCESSING. Its message is acknowledged, so nothing runs "
     "the work again.",
     fix="Set a soft_time_limit below it, or recoverable=True and a sweep.",
-    link="how-to/long-tasks.md",
+    link="docs/how-to/long-tasks.md",
 )
 EAGER = FindingTemplate(
     "eager",
@@ -76,7 +76,7 @@ EAGER = FindingTemplate(
     what="task_always_eager is on.",
     why="Tasks run in the process that calls them. No message is delivered again after a crash.",
     fix="Set task_always_eager = False, except in tests.",
-    link="how-to/testing.md#eager-mode",
+    link="docs/how-to/testing.md#eager-mode",
 )
 BROKER_IN_MEMORY = FindingTemplate(
     "broker_in_memory",
@@ -93,7 +93,7 @@ UNCONFIRMED_PUBLISH = FindingTemplate(
     why="A message that is sent or deferred can be lost with the connection, without an error.",
     fix='Set broker_transport_options = {{"confirm_publish": True}}, or call '
     "taskguard_celery.safe_defaults(app).",
-    link="how-to/rabbitmq.md",
+    link="docs/how-to/rabbitmq.md",
 )
 TRANSIENT_MESSAGES = FindingTemplate(
     "transient_messages",
@@ -101,7 +101,7 @@ TRANSIENT_MESSAGES = FindingTemplate(
     what="task_default_delivery_mode is transient.",
     why="A restart of RabbitMQ loses messages.",
     fix='Set task_default_delivery_mode = "persistent".',
-    link="how-to/rabbitmq.md",
+    link="docs/how-to/rabbitmq.md",
 )
 PERIODIC_ONCE = FindingTemplate(
     "periodic_once",
@@ -110,5 +110,5 @@ PERIODIC_ONCE = FindingTemplate(
     why="The work runs once. Later messages are answered from its record, which is kept for "
     "{days:g} days or longer.",
     fix='Add once_per="tick" to the guard of the task.',
-    link="how-to/periodic.md",
+    link="docs/how-to/periodic.md",
 )

@@ -10,5 +10,5 @@ LOCK_SERVER_RIGHTS = FindingTemplate(
     what="{error}",
     why="No lock can be taken.",
     fix='Give the token `key_prefix "taskguard/"` and `session_prefix ""` with write.',
-    link="how-to/consul.md",
+    link="docs/how-to/consul.md",
 )

@@ -91,6 +91,6 @@ def _message(finding: Finding, *, stops: bool = False) -> Any:
     return checks.CheckMessage(
         checks.ERROR if stops else level,
         f"{finding.where}: {finding.what} {finding.why}",
-        hint=f"{finding.fix} (docs/{finding.link})",
+        hint=f"{finding.fix} ({finding.link})",
         id=f"taskguard.{finding.name}",
     )

@@ -13,7 +13,7 @@ TENANT_TABLES = FindingTemplate(
     "tables, and its transaction is refused.",
     fix='Move "taskguard_django" to SHARED_APPS, run `migrate_schemas --shared`, and drop the '
     "tables in the tenants' schemas.",
-    link="how-to/django.md",
+    link="docs/how-to/django.md",
 )
 NO_LOCK_SERVER = FindingTemplate(
     "no_lock_server",
@@ -22,7 +22,7 @@ NO_LOCK_SERVER = FindingTemplate(
     why="No guarded task can run.",
     fix='Set TASKGUARD = {{"LOCKS": "redis://localhost/1"}}, or TASKGUARD_LOCKS_URL in the '
     'environment. With "LOCKS": None the ledger decides alone.',
-    link="reference/settings.md",
+    link="docs/reference/settings.md",
 )
 MISCONFIGURED = FindingTemplate(
     "misconfigured",
@@ -30,7 +30,7 @@ MISCONFIGURED = FindingTemplate(
     what="{error}",
     why="No guarded task can run.",
     fix="Correct the setting.",
-    link="how-to/django.md",
+    link="docs/how-to/django.md",
 )
 TABLES_MISSING = FindingTemplate(
     "tables_missing",
@@ -39,5 +39,5 @@ TABLES_MISSING = FindingTemplate(
     why="No guarded task can run.",
     fix="Run `manage.py migrate`. If an older checkout of taskguard made the tables, first run "
     "`manage.py migrate taskguard zero`, which drops them.",
-    link="how-to/django.md",
+    link="docs/how-to/django.md",
 )

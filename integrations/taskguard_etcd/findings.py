@@ -10,7 +10,7 @@ LOCK_SERVER_RIGHTS = FindingTemplate(
     what="{error}",
     why="No lock can be taken.",
     fix="Correct the URL, or the rights that `etcdctl user get NAME` prints.",
-    link="how-to/etcd.md#users-and-tls",
+    link="docs/how-to/etcd.md#users-and-tls",
 )
 ETCD_ALARM = FindingTemplate(
     "etcd_alarm",
@@ -20,5 +20,5 @@ ETCD_ALARM = FindingTemplate(
     "member is damaged.",
     fix="NOSPACE: compact and defragment, run `etcdctl alarm disarm`, and set "
     "--auto-compaction-retention. CORRUPT: replace the member that `etcdctl alarm list` names.",
-    link="how-to/etcd.md",
+    link="docs/how-to/etcd.md",
 )

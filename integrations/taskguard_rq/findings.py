@@ -10,7 +10,7 @@ NO_SCHEDULER = FindingTemplate(
     what="No scheduler runs for this queue.",
     why="A deferred job goes straight back into the queue, over and over.",
     fix="Run `rq worker --with-scheduler`, or `--worker-class taskguard_rq.GuardedWorker`.",
-    link="how-to/production.md#before-the-first-deploy",
+    link="docs/how-to/production.md#before-the-first-deploy",
 )
 NO_RETRY = FindingTemplate(
     "no_retry",
@@ -18,7 +18,7 @@ NO_RETRY = FindingTemplate(
     what="The job was enqueued without retry=.",
     why="If its work horse is killed, the job is FAILED and nothing runs it again.",
     fix="Enqueue it with retry=Retry(max=3), or use recoverable=True and a sweep.",
-    link="tutorial.md#the-same-with-rq",
+    link="docs/tutorial.md#the-same-with-rq",
 )
 NO_TIME_LIMIT = FindingTemplate(
     "no_time_limit",
@@ -26,7 +26,7 @@ NO_TIME_LIMIT = FindingTemplate(
     what="The job has no timeout (job_timeout=-1).",
     why="A body that hangs keeps its key and its worker forever.",
     fix="Set job_timeout=, or max_hold_s= in its guard.",
-    link="how-to/long-tasks.md",
+    link="docs/how-to/long-tasks.md",
 )
 JOB_TTL = FindingTemplate(
     "job_ttl",
@@ -34,7 +34,7 @@ JOB_TTL = FindingTemplate(
     what="RQ drops the job after {kept_s:g} s in the queue (ttl), and a lease lasts {lease_s:g} s.",
     why="A job that is deferred because its key is taken can be lost.",
     fix="Leave ttl= out, or set it well above the ttl_s of the guard.",
-    link="reference/options.md",
+    link="docs/reference/options.md",
 )
 PERIODIC_ONCE = FindingTemplate(
     "periodic_once",
@@ -43,5 +43,5 @@ PERIODIC_ONCE = FindingTemplate(
     why="The work runs once. Later jobs are answered from its record, which is kept for {days:g} "
     "days or longer.",
     fix='Add once_per="tick" to its guard.',
-    link="how-to/periodic.md",
+    link="docs/how-to/periodic.md",
 )

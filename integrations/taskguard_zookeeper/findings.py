@@ -10,7 +10,7 @@ LOCK_SERVER_RIGHTS = FindingTemplate(
     what="{error}",
     why="No lock can be taken.",
     fix="Name the user in the URL, zookeeper://user:password@…, or give it the rights (setAcl).",
-    link="how-to/zookeeper.md",
+    link="docs/how-to/zookeeper.md",
 )
 ZOOKEEPER_VERSION = FindingTemplate(
     "zookeeper_version",
@@ -18,7 +18,7 @@ ZOOKEEPER_VERSION = FindingTemplate(
     what="The server is a ZooKeeper {version}.",
     why="Versions before 3.6 do not tell what a session holds, so no lock can be renewed.",
     fix="Run ZooKeeper 3.6 or later.",
-    link="how-to/zookeeper.md",
+    link="docs/how-to/zookeeper.md",
 )
 ZOOKEEPER_SESSION = FindingTemplate(
     "zookeeper_session",
@@ -27,5 +27,5 @@ ZOOKEEPER_SESSION = FindingTemplate(
     why="A process that is silent for {got_s:g} s loses its locks. The locks of a killed worker "
     "stay for as long.",
     fix="Set {limit}={limit_ms:.0f} in zoo.cfg, or ?session_s={got_s:g} in the URL.",
-    link="how-to/zookeeper.md#differences-from-redis",
+    link="docs/how-to/zookeeper.md#differences-from-redis",
 )

@@ -10,7 +10,7 @@ ADVISORY_POOLED = FindingTemplate(
     what="A pooler such as PgBouncer is in front of the database.",
     why="A lock would belong to whichever process gets the session next. taskguard takes none.",
     fix="Use a URL that bypasses the pooler, or a lock table: `taskguard locks create`.",
-    link="how-to/without-redis.md#advisory-locks",
+    link="docs/how-to/without-redis.md#advisory-locks",
 )
 ADVISORY_REPLICA = FindingTemplate(
     "advisory_replica",
@@ -18,7 +18,7 @@ ADVISORY_REPLICA = FindingTemplate(
     what="The database is a standby or read-only.",
     why="The primary does not know the locks of a replica. taskguard takes none.",
     fix="Use the URL of the primary.",
-    link="how-to/without-redis.md#advisory-locks",
+    link="docs/how-to/without-redis.md#advisory-locks",
 )
 ADVISORY_GALERA = FindingTemplate(
     "advisory_galera",
@@ -26,5 +26,5 @@ ADVISORY_GALERA = FindingTemplate(
     what="The database is a node of a Galera cluster.",
     why="GET_LOCK is local to a node: another node grants the same key at the same time.",
     fix="Let all workers use one node for locks, or a lock table: `taskguard locks create`.",
-    link="how-to/without-redis.md#advisory-locks",
+    link="docs/how-to/without-redis.md#advisory-locks",
 )

@@ -125,7 +125,7 @@ def _as_text(reports: Sequence[Report]) -> Iterator[str]:
             yield from _wrapped(f"{where}{finding.what}")
             yield from _wrapped(finding.why)
             yield from _wrapped(finding.fix, label="Fix: ")
-            yield from _wrapped(f"docs/{finding.link}", label="See: ")
+            yield from _wrapped(finding.link, label="See: ")
             count[finding.level] += 1
         yield ""
     yield ", ".join(_counted(count[level], level) for level in Level) + "."

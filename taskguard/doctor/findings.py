@@ -10,7 +10,7 @@ MISCONFIGURED = FindingTemplate(
     what="{error}",
     why="No guarded task can run.",
     fix="Correct the setting.",
-    link="reference/settings.md",
+    link="docs/reference/settings.md",
 )
 
 # -- the lock server
@@ -22,7 +22,7 @@ LOCK_SERVER_AWAY = FindingTemplate(
     why="With a ledger, the ledger decides alone and its database has more load. Without one, no "
     "guarded task runs.",
     fix="Check that the server runs, and that this machine can reach it by that address.",
-    link="explanation/crashes.md#when-the-lock-server-dies",
+    link="docs/explanation/crashes.md#when-the-lock-server-dies",
 )
 NAMESPACE_SHARED = FindingTemplate(
     "namespace_shared",
@@ -31,7 +31,7 @@ NAMESPACE_SHARED = FindingTemplate(
     why="A key of one application makes the other's messages wait, although the two are unrelated.",
     fix="Give each application its own namespace (TASKGUARD_NAMESPACE) or lock server. After a "
     "move to another ledger, this finding disappears within a day.",
-    link="how-to/changing-a-guard.md#the-applications-namespace",
+    link="docs/how-to/changing-a-guard.md#the-applications-namespace",
 )
 TTL_RAISED = FindingTemplate(
     "ttl_raised",
@@ -39,7 +39,7 @@ TTL_RAISED = FindingTemplate(
     what="ttl_s is below {least_s:g} s, the shortest lease of {server}.",
     why="After a holder's death, its key stays taken for {least_s:g} s.",
     fix="Set ttl_s={least_s:g}, so that the setting states what happens.",
-    link="reference/lock-servers.md",
+    link="docs/reference/lock-servers.md",
 )
 TTL_BELOW_FAILOVER = FindingTemplate(
     "ttl_below_failover",
@@ -48,7 +48,7 @@ TTL_BELOW_FAILOVER = FindingTemplate(
     "there is no ledger.",
     why="Each failover loses all leases that are held. Two processes can then hold one key.",
     fix="Set ttl_s={least_s:g} or more, shorten the servers' timeout, or use a ledger.",
-    link="reference/lock-servers.md",
+    link="docs/reference/lock-servers.md",
 )
 
 # -- the ledger
@@ -59,7 +59,7 @@ LEDGER_AWAY = FindingTemplate(
     what="{error}",
     why="No guarded task runs. Deliveries are deferred, and none is lost.",
     fix="Check that the database runs, and that this machine can reach it by that URL.",
-    link="explanation/crashes.md#when-the-database-dies",
+    link="docs/explanation/crashes.md#when-the-database-dies",
 )
 TTL_BELOW_CONNECT = FindingTemplate(
     "ttl_below_connect",
@@ -68,7 +68,7 @@ TTL_BELOW_CONNECT = FindingTemplate(
     "if only the last of its hosts answers.",
     why="The body loses its lease, and another delivery runs the work again.",
     fix="Set ttl_s={least_s:g} or more, or a shorter connect_timeout= for each host in the URL.",
-    link="reference/settings.md#databases",
+    link="docs/reference/settings.md#databases",
 )
 STRANDED_LINES = FindingTemplate(
     "stranded_lines",
@@ -76,7 +76,7 @@ STRANDED_LINES = FindingTemplate(
     what="Messages wait in lines for {queue} and no relay for it runs: {count:,}.",
     why="They wait forever if no other message uses their keys.",
     fix="Start a worker of {queue}, or run `taskguard relay --{queue} {target}`.",
-    link="how-to/changing-a-guard.md#lines-after-a-deploy",
+    link="docs/how-to/changing-a-guard.md#lines-after-a-deploy",
 )
 STRANDED_NAMESPACE = FindingTemplate(
     "stranded_namespace",
@@ -86,7 +86,7 @@ STRANDED_NAMESPACE = FindingTemplate(
     why="If this application used that namespace before, they wait forever.",
     fix="In that case set taskguard_formerly_namespaces = [{namespace!r}] (formerly_namespaces=, "
     "TASKGUARD_FORMERLY_NAMESPACES). If it is another application's, start its workers.",
-    link="how-to/changing-a-guard.md#the-applications-namespace",
+    link="docs/how-to/changing-a-guard.md#the-applications-namespace",
 )
 ALEMBIC_DROPS = FindingTemplate(
     "alembic_drops",
@@ -94,7 +94,7 @@ ALEMBIC_DROPS = FindingTemplate(
     what="This env.py has neither include_name nor include_object.",
     why="`alembic revision --autogenerate` drops the ledger's tables, which are in no model.",
     fix="Call context.configure(…, include_name=taskguard.include_name).",
-    link="how-to/alembic.md#leave-them-alone",
+    link="docs/how-to/alembic.md#leave-them-alone",
 )
 
 # -- clocks
@@ -106,7 +106,7 @@ CLOCKS_APART = FindingTemplate(
     why="Ages of messages (retention_s), recorded times and the queue's delays are wrong by that. "
     "Without a ledger, fencing tokens can go back if the lock server is replaced.",
     fix="Synchronise all clocks with one service (chrony, systemd-timesyncd).",
-    link="explanation/clocks.md",
+    link="docs/explanation/clocks.md",
 )
 
 # -- a Redis that has the queues
@@ -117,7 +117,7 @@ QUEUE_SERVER_AWAY = FindingTemplate(
     what="{error}",
     why="No message can be sent or delivered.",
     fix="Check that the server runs, and that this machine can reach it by that address.",
-    link="how-to/enqueue.md#when-the-broker-loses-what-it-holds",
+    link="docs/how-to/enqueue.md#when-the-broker-loses-what-it-holds",
 )
 QUEUE_REPLICA = FindingTemplate(
     "queue_replica",
@@ -125,7 +125,7 @@ QUEUE_REPLICA = FindingTemplate(
     what="The server is a replica of {primary}.",
     why="A replica accepts no messages.",
     fix="Use the address of the primary, or of Sentinel.",
-    link="how-to/enqueue.md#when-the-broker-loses-what-it-holds",
+    link="docs/how-to/enqueue.md#when-the-broker-loses-what-it-holds",
 )
 QUEUE_EVICTION = FindingTemplate(
     "queue_eviction",
@@ -133,7 +133,7 @@ QUEUE_EVICTION = FindingTemplate(
     what="maxmemory-policy is {policy}.",
     why="When its memory is full, the server deletes messages.",
     fix="CONFIG SET maxmemory-policy noeviction, and set it in redis.conf.",
-    link="how-to/enqueue.md#when-the-broker-loses-what-it-holds",
+    link="docs/how-to/enqueue.md#when-the-broker-loses-what-it-holds",
 )
 QUEUE_NO_PERSISTENCE = FindingTemplate(
     "queue_no_persistence",
@@ -142,5 +142,5 @@ QUEUE_NO_PERSISTENCE = FindingTemplate(
     why="A crash loses messages. A sweep sends only those again that are recoverable=True or were "
     "enqueued in a transaction.",
     fix="CONFIG SET appendonly yes, and set it in redis.conf.",
-    link="how-to/enqueue.md#when-the-broker-loses-what-it-holds",
+    link="docs/how-to/enqueue.md#when-the-broker-loses-what-it-holds",
 )

@@ -12,7 +12,7 @@ LOCKS_READ_ONLY = FindingTemplate(
     what="The database is a standby or read-only.",
     why=_WHY,
     fix="Use the URL of the primary.",
-    link="how-to/without-redis.md",
+    link="docs/how-to/without-redis.md",
 )
 LOCKS_TABLE_MISSING = FindingTemplate(
     "locks_table_missing",
@@ -20,7 +20,7 @@ LOCKS_TABLE_MISSING = FindingTemplate(
     what="The table taskguard_locks, or one of its functions, does not exist.",
     why=_WHY,
     fix="Run `taskguard locks create`.",
-    link="how-to/without-redis.md",
+    link="docs/how-to/without-redis.md",
 )
 LOCKS_PRIVILEGES = FindingTemplate(
     "locks_privileges",
@@ -28,7 +28,7 @@ LOCKS_PRIVILEGES = FindingTemplate(
     what="The user of the locks lacks a privilege on taskguard_locks.",
     why=_WHY,
     fix="GRANT SELECT, INSERT, UPDATE, DELETE ON taskguard_locks to that user.",
-    link="how-to/without-redis.md#whose-rights",
+    link="docs/how-to/without-redis.md#whose-rights",
 )
 LOCKS_UNLOGGED = FindingTemplate(
     "locks_unlogged",
@@ -36,5 +36,5 @@ LOCKS_UNLOGGED = FindingTemplate(
     what="The table taskguard_locks is UNLOGGED, and there is no ledger.",
     why="A crash of the server empties the table. Two processes can then hold one key.",
     fix="ALTER TABLE taskguard_locks SET LOGGED, or use a ledger.",
-    link="how-to/without-redis.md#with-a-log-or-without",
+    link="docs/how-to/without-redis.md#with-a-log-or-without",
 )

@@ -221,11 +221,11 @@ class LockProvider(Protocol):
         ...
 
     def check(self) -> list[Finding]:
-        """What is wrong with the server and its settings; what it will not say is left out.
+        """Return what is wrong with the server and its settings, as far as it tells them.
 
-        May try each step of a lock on a key of its own, of which nothing stays.
+        May try each step of a lock on a key of its own, which it releases.
 
-        Raises LockServerUnavailableError where it does not answer at all.
+        Raises LockServerUnavailableError if the server gives no answer.
         """
         ...
 

@@ -10,7 +10,7 @@ LOCKS_IN_MEMORY = FindingTemplate(
     what="Locks are in the memory of each process (memory://).",
     why="No process sees the locks of another. Without a ledger, two can work on one key.",
     fix="Use the URL of a lock server. memory:// is for tests.",
-    link="reference/lock-servers.md",
+    link="docs/reference/lock-servers.md",
 )
 LOCK_SERVER_MEMBER = FindingTemplate(
     "lock_server_member",
@@ -18,7 +18,7 @@ LOCK_SERVER_MEMBER = FindingTemplate(
     what="This server of the URL gives no answer, while others do: {error}",
     why="If more of them fail, no lock can be taken.",
     fix="Start it, correct its address, or remove it from the URL.",
-    link="reference/lock-servers.md",
+    link="docs/reference/lock-servers.md",
 )
 LOCK_SERVER_QUORUM = FindingTemplate(
     "lock_server_quorum",
@@ -26,5 +26,5 @@ LOCK_SERVER_QUORUM = FindingTemplate(
     what="No majority of its servers is available: {error}",
     why="Without a majority no lock can be taken.",
     fix="Start the missing servers. `{command}` lists the servers and their state.",
-    link="explanation/crashes.md#when-the-lock-server-dies",
+    link="docs/explanation/crashes.md#when-the-lock-server-dies",
 )

@@ -75,7 +75,7 @@ def page_as_generated() -> str:
 
 
 def _row(template: FindingTemplate) -> str:
-    page, _, anchor = template.link.partition("#")
+    page, _, anchor = template.link.removeprefix("docs/").partition("#")
     folder, _, file = page.rpartition("/")
     path = file if folder == "reference" else f"../{page}"
     link = f"[`{template.name}`]({path}{'#' if anchor else ''}{anchor})"

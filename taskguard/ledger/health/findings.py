@@ -10,7 +10,7 @@ READ_ONLY = FindingTemplate(
     what="The database is {state}.",
     why="No key can be claimed, so no guarded task runs.",
     fix="Use the address of the primary (libpq: target_session_attrs=read-write).",
-    link="reference/settings.md#databases",
+    link="docs/reference/settings.md#databases",
 )
 UNWRITABLE = FindingTemplate(
     "unwritable",
@@ -18,7 +18,7 @@ UNWRITABLE = FindingTemplate(
     what="{error}",
     why="No key can be claimed, so no guarded task runs.",
     fix="Free space on the disk, or allow writes to the database's file and its folder.",
-    link="explanation/crashes.md#when-the-database-dies",
+    link="docs/explanation/crashes.md#when-the-database-dies",
 )
 COMMITS_UNFLUSHED = FindingTemplate(
     "commits_unflushed",
@@ -27,7 +27,7 @@ COMMITS_UNFLUSHED = FindingTemplate(
     why="If the database's machine crashes, it loses effects whose messages are already "
     "acknowledged.",
     fix="Set {safe}.",
-    link="reference/settings.md#databases",
+    link="docs/reference/settings.md#databases",
 )
 TABLES_MISSING = FindingTemplate(
     "tables_missing",
@@ -35,7 +35,7 @@ TABLES_MISSING = FindingTemplate(
     what="{problem}",
     why="No guarded task can run.",
     fix="{remedy}",
-    link="how-to/production.md#before-the-first-deploy",
+    link="docs/how-to/production.md#before-the-first-deploy",
 )
 TABLES_VERSION = FindingTemplate(
     "tables_version",
@@ -43,7 +43,7 @@ TABLES_VERSION = FindingTemplate(
     what="{problem}",
     why="No guarded task can run.",
     fix="{remedy}",
-    link="how-to/production.md#upgrading",
+    link="docs/how-to/production.md#upgrading",
 )
 PRIVILEGES = FindingTemplate(
     "privileges",
@@ -52,7 +52,7 @@ PRIVILEGES = FindingTemplate(
     why="No guarded task can run.",
     fix="GRANT SELECT, INSERT, UPDATE on taskguard_keys, taskguard_work and taskguard_messages, "
     "and SELECT on taskguard_schema. If a column is missing, the tables are of another version.",
-    link="how-to/production.md#before-the-first-deploy",
+    link="docs/how-to/production.md#before-the-first-deploy",
 )
 OWN_TABLE = FindingTemplate(
     "own_table",
@@ -60,7 +60,7 @@ OWN_TABLE = FindingTemplate(
     what="{problem}",
     why="Tasks that move rows of this table cannot run.",
     fix="Change the GuardedRow or the table.",
-    link="how-to/own-row.md",
+    link="docs/how-to/own-row.md",
 )
 PRIMARY_KEY_MISSING = FindingTemplate(
     "primary_key_missing",
@@ -68,7 +68,7 @@ PRIMARY_KEY_MISSING = FindingTemplate(
     what="The table {table} has no primary key.",
     why="Two claims of one key at the same moment can both succeed, so work can run twice.",
     fix="Compare the table with the output of `taskguard ledger create --sql`.",
-    link="how-to/production.md#before-the-first-deploy",
+    link="docs/how-to/production.md#before-the-first-deploy",
 )
 INDEX_MISSING = FindingTemplate(
     "index_missing",
@@ -76,7 +76,7 @@ INDEX_MISSING = FindingTemplate(
     what="The index {index} is missing or invalid.",
     why="A sweep reads the whole table.",
     fix="DROP the index if it is invalid, then run `taskguard ledger create`.",
-    link="how-to/production.md#before-the-first-deploy",
+    link="docs/how-to/production.md#before-the-first-deploy",
 )
 PURGE_NEVER_RUN = FindingTemplate(
     "purge_never_run",
@@ -85,7 +85,7 @@ PURGE_NEVER_RUN = FindingTemplate(
     why="Tasks need its record for {retention_days:.0f} days. Without a purge the tables "
     "grow forever.",
     fix="Run `taskguard purge --older-than {retention_days:.0f}d` every night.",
-    link="how-to/production.md#before-the-first-deploy",
+    link="docs/how-to/production.md#before-the-first-deploy",
 )
 OVERDUE_WORK = FindingTemplate(
     "overdue_work",
@@ -93,7 +93,7 @@ OVERDUE_WORK = FindingTemplate(
     what="Messages overdue for more than 15 minutes: {count}.",
     why="Each was lost, or the process that should send it was killed. No sweep sends it again.",
     fix="Run `taskguard sweep` every minute, or `taskguard relay`.",
-    link="how-to/enqueue.md#when-the-broker-loses-what-it-holds",
+    link="docs/how-to/enqueue.md#when-the-broker-loses-what-it-holds",
 )
 TRANSACTION_TIMEOUT = FindingTemplate(
     "transaction_timeout",
@@ -102,7 +102,7 @@ TRANSACTION_TIMEOUT = FindingTemplate(
     why="The database rolls back a guarded transaction that takes longer. The body then runs "
     "again, and repeats its calls to other services.",
     fix="Raise {setting} above the time limits of your tasks, for the ledger's user.",
-    link="reference/guard.md#the-transaction",
+    link="docs/reference/guard.md#the-transaction",
 )
 IDLE_TRANSACTIONS = FindingTemplate(
     "idle_transactions",
@@ -112,7 +112,7 @@ IDLE_TRANSACTIONS = FindingTemplate(
     why="A body that computes or calls services for longer inside its transaction is rolled back "
     "and runs again.",
     fix="Do slow work before guard.transaction(), or raise SqlLedger(…, idle_in_transaction_s=…).",
-    link="reference/guard.md#the-transaction",
+    link="docs/reference/guard.md#the-transaction",
 )
 POOLED_PREPARES = FindingTemplate(
     "pooled_prepares",
@@ -121,5 +121,5 @@ POOLED_PREPARES = FindingTemplate(
     why="With pool_mode = transaction, a session may lack the prepared statements, and claims "
     "fail.",
     fix='Use create_engine(…, connect_args={{"prepare_threshold": None}}), or pass a URL.',
-    link="reference/settings.md#databases",
+    link="docs/reference/settings.md#databases",
 )

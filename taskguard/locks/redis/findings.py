@@ -11,7 +11,7 @@ LOCK_SERVER_LOGIN = FindingTemplate(
     why="No lock can be taken.",
     fix="Correct the user and password in the URL. Quote characters such as @ and / with "
     "urllib.parse.quote.",
-    link="reference/lock-servers.md#tls-users-unix-sockets",
+    link="docs/reference/lock-servers.md#tls-users-unix-sockets",
 )
 LOCK_SERVER_RIGHTS = FindingTemplate(
     "lock_server_rights",
@@ -19,7 +19,7 @@ LOCK_SERVER_RIGHTS = FindingTemplate(
     what="{error}",
     why="No lock can be taken.",
     fix="Grant the user the listed rights with ACL SETUSER.",
-    link="reference/lock-servers.md#rights",
+    link="docs/reference/lock-servers.md#rights",
 )
 LOCK_SERVER_REFUSES = FindingTemplate(
     "lock_server_refuses",
@@ -27,7 +27,7 @@ LOCK_SERVER_REFUSES = FindingTemplate(
     what="{error}",
     why="No lock can be taken.",
     fix="Fix the cause that the server names: its memory, its disk, or another application's key.",
-    link="explanation/crashes.md#when-the-lock-server-dies",
+    link="docs/explanation/crashes.md#when-the-lock-server-dies",
 )
 REPLICA = FindingTemplate(
     "replica",
@@ -35,7 +35,7 @@ REPLICA = FindingTemplate(
     what="The server is a replica of {primary}.",
     why="A replica accepts no writes, so no lock can be taken.",
     fix="Use the address of the primary, or of Sentinel.",
-    link="how-to/sentinel.md",
+    link="docs/how-to/sentinel.md",
 )
 CLUSTER_MODE = FindingTemplate(
     "cluster_mode",
@@ -43,7 +43,7 @@ CLUSTER_MODE = FindingTemplate(
     what="The server is a node of a Redis Cluster.",
     why="It refuses locks of several keys, and keys of slots that are on other nodes.",
     fix="Use redis+cluster:// with the nodes of the Cluster, or a single server.",
-    link="how-to/redis-cluster.md",
+    link="docs/how-to/redis-cluster.md",
 )
 EVICTION = FindingTemplate(
     "eviction",
@@ -51,7 +51,7 @@ EVICTION = FindingTemplate(
     what="maxmemory-policy is {policy}.",
     why="When its memory is full, the server deletes locks that are held.",
     fix="CONFIG SET maxmemory-policy noeviction, or use a separate server for locks.",
-    link="how-to/production.md#before-the-first-deploy",
+    link="docs/how-to/production.md#before-the-first-deploy",
 )
 NO_PERSISTENCE = FindingTemplate(
     "no_persistence",
@@ -60,7 +60,7 @@ NO_PERSISTENCE = FindingTemplate(
     "ledger.",
     why="A crash loses locks that are held. Two processes can then hold one key.",
     fix="CONFIG SET appendonly yes, or use a ledger.",
-    link="how-to/sentinel.md#without-a-ledger",
+    link="docs/how-to/sentinel.md#without-a-ledger",
 )
 ASYNC_REPLICAS = FindingTemplate(
     "async_replicas",
@@ -69,5 +69,5 @@ ASYNC_REPLICAS = FindingTemplate(
     why="A failover loses the latest locks. Two processes can then hold one key.",
     fix="Use a ledger. CONFIG SET min-replicas-to-write 1 and min-replicas-max-lag 2 make a loss "
     "less likely.",
-    link="how-to/sentinel.md#without-a-ledger",
+    link="docs/how-to/sentinel.md#without-a-ledger",
 )

@@ -249,7 +249,7 @@ class RedisLink:
     failover_s: float = 0.0
 
     def check(self) -> list[Finding]:
-        """What is wrong with the way to the server, whatever the server itself says."""
+        """Return what is wrong with the servers that lead to this one, such as Sentinels."""
         return []
 
     def close(self) -> None:

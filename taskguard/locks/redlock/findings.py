@@ -10,7 +10,7 @@ REDLOCK_SAME_SERVER = FindingTemplate(
     what="It is the same server as {other}.",
     why="It has several votes. If it fails or loses its data, several votes are lost at once.",
     fix="Name each server once.",
-    link="how-to/redlock.md",
+    link="docs/how-to/redlock.md",
 )
 REDLOCK_REPLICA = FindingTemplate(
     "redlock_replica",
@@ -18,5 +18,5 @@ REDLOCK_REPLICA = FindingTemplate(
     what="The server is a replica of {primary}.",
     why="It grants nothing. After a promotion it lacks the latest grants of its primary.",
     fix="REPLICAOF NO ONE, or name an independent server.",
-    link="how-to/redlock.md",
+    link="docs/how-to/redlock.md",
 )

@@ -11,7 +11,7 @@ CLUSTER_DOWN = FindingTemplate(
     why="Its nodes refuse every lock.",
     fix="Start the masters that CLUSTER NODES shows as failed, or run `redis-cli --cluster fix "
     "HOST:PORT`.",
-    link="how-to/redis-cluster.md",
+    link="docs/how-to/redis-cluster.md",
 )
 CLUSTER_SLOTS = FindingTemplate(
     "cluster_slots",
@@ -19,7 +19,7 @@ CLUSTER_SLOTS = FindingTemplate(
     what="Slots that no running node serves: {missing} of {all}.",
     why="No lock can be taken if its key is in one of these slots.",
     fix="Run `redis-cli --cluster fix HOST:PORT`, or CLUSTER ADDSLOTS at a node.",
-    link="how-to/redis-cluster.md",
+    link="docs/how-to/redis-cluster.md",
 )
 ANNOUNCED_ADDRESS = FindingTemplate(
     "announced_address",
@@ -28,5 +28,5 @@ ANNOUNCED_ADDRESS = FindingTemplate(
     why="Locks of this node's slots cannot be taken, now or after a failover.",
     fix="If the node runs, set cluster-announce-ip, -port or -hostname in its file, or open the "
     "network. Otherwise start it.",
-    link="how-to/redis-cluster.md",
+    link="docs/how-to/redis-cluster.md",
 )
