@@ -56,6 +56,7 @@ from taskguard_sandbox.servers import (
 )
 
 _OF_DEBIAN = {
+    "any_rabbitmq",
     "consul",
     "debian_redis",
     "etcd",

@@ -15,7 +15,9 @@ from support.waiting import patience_s, wait_until
 from taskguard import MessageRef
 from taskguard_celery.calls import CelerySender, call_of
 
-pytestmark = pytest.mark.debian
+# Of Debian's stable and of its unstable.
+VERSIONS = ["rabbitmq", "newest_rabbitmq"]
+pytestmark = [pytest.mark.debian, pytest.mark.parametrize("any_rabbitmq", VERSIONS, indirect=True)]
 
 
 def waiting(shop: Any) -> int:

@@ -105,6 +105,7 @@ def test_a_queue_of_an_earlier_version_is_used_as_it_is(
     assert set(shop.effects().values()) == {1}
 
 
+@pytest.mark.parametrize("any_rabbitmq", ["rabbitmq", "newest_rabbitmq"], indirect=True)
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 def test_a_rejected_message_is_dead_lettered_as_from_its_own_queue(
     make_shop: Callable[..., Shop], any_rabbitmq: RabbitMQ, kind: str

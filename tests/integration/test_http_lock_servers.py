@@ -16,6 +16,7 @@ from support.consul import consul_kind
 from support.etcd import forget
 from support.needs import need
 from support.proxy import Mode, Proxy
+from support.waiting import patience_s
 from taskguard.errors import LockServerUnavailableError
 from taskguard.locks.base import Granted, LockProvider
 from taskguard.model.lease import new_owner
@@ -226,5 +227,7 @@ def test_processes_and_native_threads_share_no_connection(
     """A forked child, and a native thread beside greenlets, have connections of their own."""
     url = f"{server.url}"
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", script, url]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=patience_s()
+    )
     assert done.stdout == "ok\n", done.stderr

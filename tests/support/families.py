@@ -65,9 +65,14 @@ class Family:
         for pid in psutil.pids():
             # Of what has ended nothing is told, nor of other users' processes.
             with contextlib.suppress(psutil.Error, OSError):
-                process = psutil.Process(pid)
-                if process.environ().get(_MARK) == self._mark and not _ended(process):
+                if self._is_marked(pid) and not _ended(process := psutil.Process(pid)):
                     yield process
+
+    def _is_marked(self, pid: int) -> bool:
+        try:  # a fifth of what psutil takes, for hundreds of processes at each end of a worker
+            return f"{_MARK}={self._mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes()
+        except FileNotFoundError:  # it has ended, or this is no Linux
+            return psutil.Process(pid).environ().get(_MARK) == self._mark
 
 
 def _signal(processes: set[psutil.Process], number: int) -> None:
