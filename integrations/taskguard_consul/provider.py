@@ -20,7 +20,17 @@ from urllib3 import BaseHTTPResponse
 
 from taskguard import Finding
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
-from taskguard.locks import Granted, Held, Hold, Holder, Owner, Renewal, Traits, parse_url
+from taskguard.locks import (
+    Granted,
+    Held,
+    Hold,
+    Holder,
+    Owner,
+    Renewal,
+    Traits,
+    check_number,
+    parse_url,
+)
 from taskguard_consul.link import (
     MOST_OPERATIONS,
     ConsulLink,
@@ -79,6 +89,8 @@ class ConsulLocks:
     ) -> None:
         if not namespace or not namespace.isprintable():
             raise ConfigurationError(f"The namespace {namespace!r} cannot begin a key.")
+        check_number("socket_timeout_s", socket_timeout_s, at_least=0.001)
+        check_number("connect_timeout_s", connect_timeout_s, at_least=0.001)
         self._link = ConsulLink(
             parse_url(server, plain="consul", tls="consuls", port=8500),
             socket_timeout_s=socket_timeout_s,

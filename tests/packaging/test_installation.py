@@ -352,11 +352,14 @@ def test_the_page_about_providers_makes_a_package(
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(outside / "site")
     script = outside / "script.py"
-    script.write_text(ONLY_LOCKS.format(url=f"lockfile://{outside}/locks.db"))
-    python = installed(LOCKS) / "python"
-    fence, busy, _ = said([python, script], PYTHONPATH=str(outside / "site")).splitlines()
+    url, path = f"lockfile://{outside}/locks.db", str(outside / "site")
+    script.write_text(ONLY_LOCKS.format(url=url))
+    commands = installed(LOCKS)
+    fence, busy, _ = said([commands / "python", script], PYTHONPATH=path).splitlines()
     assert int(fence) > 0
     assert busy == "KeyBusyError"
+    doctor = [commands / "taskguard", "doctor", "--locks", url]
+    assert "0 errors" in said(doctor, PYTHONPATH=path)
 
 
 def test_a_task_of_celery_needs_no_database(
