@@ -106,7 +106,8 @@ class Sentinels(Sentinel):
     def state(self, sentinel: Redis) -> dict[str, Any]:
         """Return what a Sentinel knows of the master. Raises LockServerUnavailableError."""
         try:
-            found: Any = sentinel.sentinel_master(self.name)
+            # `sentinel_master()` of redis-py 6 raises a TypeError, since its parser gets an option.
+            found: Any = sentinel.execute_command("SENTINEL MASTER", self.name)  # type: ignore[no-untyped-call]
         except (RedisError, OSError) as error:
             raise _explained(sentinel, self.name, error) from error
         return dict(found)
