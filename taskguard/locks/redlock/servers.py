@@ -203,11 +203,12 @@ class Servers:
 
     def mend(self, channels: Channels) -> None:
         """Discard late replies, replace closed channels, and wait until the servers are ready."""
+        if len(channels.ready()) == self.count:
+            return
         missing = [server for server in self.all if not self._is_usable(server, channels)]
         if missing:
             self._dial(missing, channels)
-        if len(channels.ready()) < self.count:
-            self._settle(channels)
+        self._settle(channels)
 
     def close(self) -> None:
         """Close idle channels. Calls in flight go on; later calls connect again."""
@@ -228,11 +229,10 @@ class Servers:
         if channel is not None:
             if channel.owed:
                 channel.discard()
+            silent_s = SYSTEM_CLOCK.monotonic_s() - channel.owing_since_s if channel.owed else 0.0
+            if channel.is_open and silent_s <= self.silence_s:
+                return True
             if channel.is_open:
-                if not channel.owed:
-                    return True
-                if SYSTEM_CLOCK.monotonic_s() - channel.owing_since_s <= self.silence_s:
-                    return True
                 channel.close(TimeoutError("Timeout reading from socket"))
                 server.note_failure(self._unavailable(channel))
             server.error = self._unavailable(channel)
