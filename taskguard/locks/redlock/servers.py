@@ -41,7 +41,7 @@ _INTRODUCTION = (
     pack(b"CONFIG", b"GET", b"appendfsync"),
 )
 # How long to wait for one server before looking at the next. It doubles with each round.
-_FIRST_PATIENCE_S, _LONGEST_PATIENCE_S = 0.001, 0.02
+_FIRST_PATIENCE_S, _LONGEST_PATIENCE_S = 0.002, 0.02
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 4.0
 
 
