@@ -27,6 +27,7 @@ from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.locks.base import Granted, Held, Hold, Renewal
 from taskguard.locks.redis import RedisLocks
 from taskguard.locks.redis.cluster import RedisClusterLocks
+from taskguard.locks.redis.protocol import Script
 from taskguard.model.lease import new_owner
 from taskguard.model.policy import Policy
 from taskguard.settings import make_locks
@@ -350,6 +351,21 @@ class TestSilentNode:
             with pytest.raises(LockServerUnavailableError):
                 take(locks, (first, last))
             assert isinstance(take(locks, (first,)), Granted)
+
+    def test_a_release_that_may_arrive_late(self, cluster: Cluster) -> None:
+        """If keys were given back without a reply, the owner is not told to ask again: the lost
+        request could free the keys after they were granted to it again."""
+        first, last = apart(cluster)[:2]
+        port = cluster.master_of(f"taskguard:{{{first}}}").port
+        with behind_proxies(cluster) as proxies:
+            locks, owner, other = connect(cluster.url), new_owner("m"), new_owner("n")
+            assert isinstance(take(locks, (last,), other), Granted)
+            assert isinstance(take(locks, (first, last), new_owner("o")), Held)
+            proxies[port].delay(Script("release", after="line").sha)
+            with pytest.raises(LockServerUnavailableError, match="given back"):
+                take(locks, (first, last), owner)
+            assert isinstance(take(locks, (first,), new_owner("p")), Granted)
+            proxies[port].deliver()
 
     def test_a_lost_reply_to_one_of_several(self, cluster: Cluster) -> None:
         """Whichever step got no reply is asked again: one grant, one token, and nothing is left of

@@ -5,7 +5,8 @@ What they guarantee, and what stands in the server, is in the package's docstrin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
@@ -59,7 +60,8 @@ class RedisClusterLocks(RedisLocks):
         try:
             answer = self._take_each(keys, owner, taken, **wish)
         except LockServerUnavailableError:
-            self._give_back(taken, owner)
+            with contextlib.suppress(LockServerUnavailableError):  # then it ends with its lease
+                self._give_back(taken, owner)
             raise
         if isinstance(answer, Held):
             self._give_back(taken, owner)
@@ -80,15 +82,19 @@ class RedisClusterLocks(RedisLocks):
             except LockServerUnavailableError as error:
                 if limit != 1 or not self._link.is_moving(error):
                     raise
-        calls = [Call(self._release, *self._release_words((key,), owner)) for key in keys]
         retries: list[None] = []
-        answers = self._link.call_all(calls, on_retry=lambda: retries.append(None))
+        return self._free_each(keys, owner, lambda: retries.append(None)) or bool(retries)
+
+    def _free_each(self, keys: Sequence[str], owner: Owner, on_retry: Callable[[], None]) -> bool:
+        """Free the keys that are still the owner's. Return True if there was one."""
+        calls = [Call(self._release, *self._release_words((key,), owner)) for key in keys]
+        answers = self._link.call_all(calls, on_retry=on_retry)
         for number, answer in enumerate(answers):
             if self._link.is_moving(answer):
                 # Its entries are in two places, and no script may touch them all: without a word
                 # to those who wait, who ask again after a second.
                 answers[number] = self._handed((keys[number],), owner, owner, _NO_TIME_S)[0]
-        return any(_answered(answers)) or bool(retries)
+        return any(_answered(answers))
 
     def hand_over(self, keys: tuple[str, ...], owner: Owner, *, to: Owner, ttl_s: float) -> bool:
         """Hand the keys that are still `owner`'s over to their true owner for `ttl_s`."""
@@ -177,12 +183,19 @@ class RedisClusterLocks(RedisLocks):
         return int(reply[1])
 
     def _give_back(self, keys: Sequence[str], owner: Owner) -> None:
-        """Free what was taken in vain. What gets no answer ends with its lease."""
-        try:
-            if keys:
-                self.release(tuple(keys), owner)
-        except LockServerUnavailableError:
-            return
+        """Free the keys that were taken before another key was refused.
+
+        Raises LockServerUnavailableError if a request got no reply, even if its retry got one. That
+        request may arrive late. If the owner asked again and was granted the keys, the late request
+        would free them while it holds them.
+        """
+        retries: list[None] = []
+        self._free_each(keys, owner, lambda: retries.append(None))
+        if retries:
+            raise LockServerUnavailableError(
+                f"The lock server {self._link.address} gave no answer when "
+                f"{', '.join(keys)} had to be given back. Try again."
+            )
 
     def _leave_lines(self, keys: tuple[str, ...], owner: Owner) -> None:
         """It waits in one line. What gets no answer it leaves by not being heard of there."""
