@@ -18,6 +18,7 @@ import pytest
 import redis
 
 import taskguard
+from support import clock_shim
 from support.certificates import Certificates
 from support.clock_shim import ServerClock, server_clock, unavailable
 from support.independent import Independent, independent
@@ -256,6 +257,24 @@ class TestRestarted:
             with pytest.raises(LockServerUnavailableError):
                 take(three.connect(longest_ttl_s=600.0), "other", ttl_s=30.0)
 
+    def test_has_no_vote_a_moment_too_early(self, clock: ServerClock) -> None:
+        """An uptime is a difference of whole seconds, so it may be almost a second too much."""
+        with independent(3, clock=clock) as three:
+            for server in three.servers[:2]:
+                server.kill()
+            clock.jump(0.3 - (time.time() + clock.offset_s) % 1.0)
+            began_s = time.time() + clock.offset_s
+            restarted = three.servers[0]
+            restarted.start()
+            assert isinstance(restarted, clock_shim.Valkey)
+            clock.jump(began_s + 599.9 - time.time() - clock.offset_s)
+            with redis.Redis(port=restarted.port) as client:
+                wait_until(lambda: client.info("server")["uptime_in_seconds"] >= 599)
+            with pytest.raises(LockServerUnavailableError, match="Only 1 of 3"):
+                take(three.connect(), "k", ttl_s=600.0)
+            restarted.jump(2.0)
+            assert isinstance(take(three.connect(), "k", ttl_s=600.0), Granted)
+
     def test_that_forgets_nothing_votes_at_once(self, own: Independent) -> None:
         """With appendfsync always it has written down whatever it granted."""
         holder = new_owner("m")
@@ -316,6 +335,25 @@ class TestMinorityInTrouble:
             assert proxy.connections - before <= 8 * max(1.0, (time.monotonic() - began) / 1.5)
             own.servers[0].start()
             self._is_asked_again(own, locks)
+
+    def test_an_interrupted_call_keeps_no_server_out(
+        self, own: Independent, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """If a call was interrupted while it connected, later calls connect to servers that were
+        restarted."""
+        locks = own.connect()
+
+        def interrupted(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(servers.Servers, "_start", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                cycle(locks, "k")
+        take_everywhere(own, locks, "before", new_owner("m"))
+        for server in own.servers[3:]:
+            server.restart()
+        take_everywhere(own, locks, "after", new_owner("m"))
 
     def test_late_replies_answer_nothing_else(self, own: Independent) -> None:
         """A server that stops and goes on all the time: each answer is that of its own call."""

@@ -70,7 +70,8 @@ class Server:
         if isinstance(server, LockServerUnavailableError):
             connection.disconnect()
             raise server
-        age_s = float(_field(server, b"uptime_in_seconds") or 0)
+        # The server subtracts whole seconds from whole seconds, so it may be a second too much.
+        age_s = max(0.0, float(_field(server, b"uptime_in_seconds") or 0) - 1.0)
         if _field(persistence, b"aof_enabled") == b"1" and _keeps_everything(policy):
             age_s = float("inf")
         return Channel(self.index, connection, SYSTEM_CLOCK.monotonic_s() - age_s, errors)
@@ -168,11 +169,11 @@ class Servers:
     def _begin(self) -> None:
         # After a fork, the parent's channels are dropped without a word to the servers, and another
         # thread of the parent may have held its mutex.
-        self._pid = os.getpid()
         self._lanes: dict[int, _Lane] = {}
         self._changed = threading.Condition()
         for server in self.all:
             server.dialing = None
+        self._pid = os.getpid()  # last, so that no thread of a child finds the parent's channels
 
     # -- channels -----------------------------------------------------------------------------
 
