@@ -136,6 +136,52 @@ def _interruption(lease: Lease) -> type[LeaseLostError]:
     return LeaseLostInterruptError
 
 
+class _Renewals:
+    """A native thread that runs one function after the other.
+
+    Under gevent and eventlet, a native thread has a hub and connections of its own. They are left
+    behind when it ends, so it never ends there.
+    """
+
+    def __init__(self) -> None:
+        self._mutex = allocate_lock()
+        self._wakeup = Wakeup()
+        self._function: Callable[[], None] | None = None
+        self._running = False
+
+    def start(self, function: Callable[[], None]) -> None:
+        """Run a function once the one before has ended.
+
+        Raises RuntimeError if there can be no more threads.
+        """
+        with self._mutex:
+            self._function = function
+            start, self._running = not self._running, True
+        self._wakeup.set()
+        if start:
+            try:
+                start_thread(self._run)
+            except BaseException:
+                self._function, self._running = None, False
+                raise
+
+    def _run(self) -> None:
+        linger_s = None if greenlets() else _LINGER_S
+        try:
+            while True:
+                woken = self._wakeup.wait(linger_s)
+                with self._mutex:
+                    function, self._function = self._function, None
+                    if function is None and not woken:
+                        self._running = False
+                        return
+                if function is not None:
+                    function()
+        except BaseException:
+            self._running = False
+            raise
+
+
 class Watchdog:
     """Keeps leases of one lock provider and one ledger (either may be None)."""
 
@@ -161,6 +207,7 @@ class Watchdog:
         self._tracked: dict[int, TrackedLease] = {}
         self._mutex = allocate_lock()
         self._wakeup = Wakeup()
+        self._renewals = _Renewals()
         self._running = False
         self._used = False
         self._wakes_at_s = float("inf")
@@ -266,7 +313,7 @@ class Watchdog:
                 ended.set()
 
         try:
-            start_thread(renew)
+            self._renewals.start(renew)
         except RuntimeError:  # there can be no more threads
             self._renew(due, now_s)
             return

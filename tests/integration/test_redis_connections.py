@@ -275,6 +275,28 @@ assert len(renewals) > 10 and set(renewals) == {"renewed"}, renewals[:10]
 print("ok")
 """
 
+RENEWALS = """
+from gevent import monkey; monkey.patch_all()
+import sys, gevent, psutil, taskguard
+
+def used():
+    process = psutil.Process()
+    return process.num_fds() + process.num_threads()
+
+renewals = []
+count = lambda event: renewals.append(event.name)
+tg = taskguard.connect(locks=sys.argv[1], ledger=None, listeners=[count])
+before = None
+with tg.lock("k", ttl_s=0.6):
+    while renewals.count("renewed") < 30:
+        gevent.sleep(0.05)
+        if before is None and "renewed" in renewals:
+            before = used()
+    after = used()
+assert after <= before + 2, (before, after)
+print("ok")
+"""
+
 
 @pytest.fixture(params=["redis_url", pytest.param("sentinel_group", marks=pytest.mark.debian)])
 def any_url(request: pytest.FixtureRequest) -> str:
@@ -293,6 +315,10 @@ class TestProcesses:
         """Greenlets share connections among themselves, never with a native thread, and the
         waiting of one lets the others run."""
         assert run(GREENLETS, any_url) == "ok"
+
+    def test_renewals_of_greenlets(self, any_url: str) -> None:
+        """Renewals under gevent use one native thread: it keeps a hub and connections."""
+        assert run(RENEWALS, any_url) == "ok"
 
     def test_driver_is_loaded_late(self) -> None:
         """Importing the provider does not load redis-py."""
