@@ -1,7 +1,7 @@
 """Every error that taskguard raises, as one tree.
 
 * TaskguardError
-  - ConfigurationError             the program is wrong: mend it and start again
+  - ConfigurationError             the program is wrong: correct it and start again
     + KeyTemplateError             a key template does not fit its task
     + MissingDriverError           an extra is not installed
     + CommandTargetError           a command was given the name of an app, or a URL, that is none
@@ -148,7 +148,7 @@ class LedgerSchemaError(ConfigurationError):
     """The ledger's tables do not exist, or are of another version than this library's.
 
     Attributes:
-        problem: what is wrong, without the command that mends it.
+        problem: what is wrong, without the command that fixes it.
     """
 
     def __init__(self, problem: str, *, remedy: str = "") -> None:

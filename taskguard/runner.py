@@ -101,7 +101,7 @@ _ERROR_CHARS = 500
 _LOOKING_SHARE = 100
 # A null result, stored where duplicates could not tell otherwise that the body has ended.
 _NO_RESULT = "null"
-# Missing tables are treated as a database that is away: a person has to mend either.
+# Missing tables are treated as a database that is down: an operator has to fix either.
 _NO_LEDGER = (LedgerUnavailableError, LedgerSchemaError)
 _LOST = (StaleTokenError, LeaseLostError)
 _TROUBLE = (*_NO_LEDGER, TransactionRetryError)
@@ -1013,14 +1013,14 @@ def _already_held(delivery: Delivery, outer: Guard) -> KeyAlreadyHeldError:
     key = ", ".join(sorted(outer.held.intersection(delivery.keys)))
     holder = "the lock around it" if outer.is_lock else "the guarded body around it"
     if delivery.is_lock:
-        mend = "A lock cannot be taken twice, not even to read: use the lease that is held"
+        fix = "A lock cannot be taken twice, not even to read: use the lease that is held"
     else:
-        mend = (
+        fix = (
             "Call the function's own body, or send it to a worker: with is_async=False or "
             "task_always_eager a message runs inside the body that sends it"
         )
     return KeyAlreadyHeldError(
         f"{delivery.task or 'lock()'} asks for {key}, which {holder} holds: it would wait for "
-        f"itself. {mend}.",
+        f"itself. {fix}.",
         key=key,
     )

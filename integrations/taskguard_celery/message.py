@@ -293,7 +293,7 @@ class CeleryQueue:
 
 
 def put_off_unread(queue: CeleryQueue, error: errors.TaskguardError) -> NoReturn:
-    """Put a delivery off because the settings are wrong: nothing can run until they are mended."""
+    """Defer a delivery because the settings are wrong: nothing runs until they are corrected."""
     logger.error("nothing guarded can run: %s", error)
     queue.publish_again(queue.deferrals + 1, queue.max_delay_s)
     raise Ignore(str(error))

@@ -129,7 +129,7 @@ def _may_be_under(held: Any) -> bool:
 
 
 def unrecognised(task: Task, compiled: GuardedFunction) -> errors.ConfigurationError:
-    """The error that says why a task's guard does nothing, and how to mend it."""
+    """Return the error that says why a task's guard does nothing, and how to fix that."""
     return errors.ConfigurationError(
         f"{task.name}: @guarded_task on {compiled.name} is not recognised as this task's, so that "
         "its duplicates would run. A decorator over it has to use functools.wraps, or go under "

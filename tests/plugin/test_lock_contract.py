@@ -82,9 +82,13 @@ def outcomes(folder: Path, text: str, *options: str) -> dict[str, str]:
     return found
 
 
-def the_page() -> str:
-    """Its blocks, as one module."""
-    return "\n".join(block.text for block in blocks_of(PAGE, "python"))
+def files_of_the_page(folder: Path, *, old: str = "", new: str = "") -> str:
+    """Write the page's provider to `lockfile.py`, with a change, and return its tests."""
+    provider, factory, tests = (block.text for block in blocks_of(PAGE, "python"))
+    module = f"{provider}\n{factory}"
+    assert old in module
+    folder.joinpath("lockfile.py").write_text(module.replace(old, new) if old else module)
+    return tests
 
 
 def is_caught(outcome: str) -> bool:
@@ -94,7 +98,7 @@ def is_caught(outcome: str) -> bool:
 
 def test_the_provider_on_the_page_passes(tmp_path: Path) -> None:
     """With pytest alone: no package of any other server's is there."""
-    found = outcomes(tmp_path, the_page())
+    found = outcomes(tmp_path, files_of_the_page(tmp_path))
     skipped = {name for name, outcome in found.items() if outcome.startswith("skipped")}
     unknown = "TestOrder::", "TestSharing", "TestHints::"
     lacking = {name for name in found if name.startswith(unknown)}
@@ -112,10 +116,9 @@ def test_the_provider_on_the_page_passes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("old", "new", "test"), WRONG)
 def test_a_wrong_copy_of_it_does_not(tmp_path: Path, old: str, new: str, test: str) -> None:
     """Whatever was changed."""
-    page = the_page()
-    assert old in page
+    tests = files_of_the_page(tmp_path, old=old, new=new)
     kind, _, name = test.partition("::")
-    found = outcomes(tmp_path, page.replace(old, new), "-k", f"{kind} and {name}")
+    found = outcomes(tmp_path, tests, "-k", f"{kind} and {name}")
     assert any(is_caught(outcome) for outcome in found.values()), found
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import types
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -345,6 +346,8 @@ def lock_provider(place: Place) -> Iterator[None]:
     assert isinstance(place.SqliteLocks(path), LockProvider)
     yield
     assert place.open_locks(f"lockfile://{path}", ledger=None).path == str(path)
+    module = types.SimpleNamespace(SqliteLocks=place.SqliteLocks)
+    place.fixture("monkeypatch").setitem(sys.modules, "lockfile", module)
     yield
     assert place.TestAcquire  # tests/plugin/test_lock_contract.py runs them
 

@@ -57,7 +57,7 @@ class Election:
         for number in range(_ROUNDS):
             if number:
                 self._pause(number, keeps=keeps)
-                self._servers.mend(self._channels)
+                self._servers.restore(self._channels)
             asked_at_s = SYSTEM_CLOCK.monotonic_s()
             votes = self._vote(asked_at_s - longest_s)
             if _granted(votes) >= quorum:

@@ -190,7 +190,7 @@ class Servers:
             channels = Channels(self.count)
         is_known = False
         try:
-            self.mend(channels)
+            self.restore(channels)
             yield channels
             is_known = True
         except LockServerUnavailableError:
@@ -202,7 +202,7 @@ class Servers:
             else:
                 channels.close()
 
-    def mend(self, channels: Channels) -> None:
+    def restore(self, channels: Channels) -> None:
         """Discard late replies, replace closed channels, and wait until the servers are ready."""
         if len(channels.ready()) == self.count:
             return
@@ -360,7 +360,7 @@ class Servers:
             broken = [channel.index for channel in asked if not channel.is_open]
             if not broken:
                 break
-            self.mend(channels)
+            self.restore(channels)
             asked = [channel for channel in channels.ready() if channel.index in broken]
         return answers
 

@@ -25,7 +25,7 @@ class Fault(enum.Enum):
     RETRY = enum.auto()  # a deadlock, a serialization failure: nothing of it stays
     LOCKED = enum.auto()  # a row lock was not given in time
     NO_TABLE = enum.auto()
-    REFUSED = enum.auto()  # a privilege or a column is missing, which a person has to mend
+    REFUSED = enum.auto()  # a privilege or a column is missing: an operator has to fix that
     CANNOT_WRITE = enum.auto()  # a full disk, read-only
     AWAY = enum.auto()  # no answer, no connection, shutting down
 

@@ -13,7 +13,7 @@ again. That is the ledger's part.
 The server has the same entries as a single Redis, with one difference. A key that begins with `}`
 or a backslash, or is empty, has a backslash before it there, because `{}` is no hash tag. The user
 needs `+cluster|slots` (on 6.2: `+cluster`), and `+asking` for scripts in a slot that is moving.
-`check()` needs `+cluster|nodes`, `+cluster|info`, `+config|get` and `+info`.
+`check()` needs `+cluster|info`, `+config|get` and `+info`.
 
 While a slot is moved key by key, nodes answer TRYAGAIN to scripts of several entries. No new owner
 gets a key of that slot. A holder renews and releases its key.
