@@ -167,7 +167,7 @@ FAULTS = (
     ),
     Fault(
         11,
-        "the lock server throws locks away to make room",
+        "the lock server evicts locks",
         {
             "faults/test_lock_server.py": (
                 "TestEviction::test_a_lock_that_was_thrown_away_lets_nobody_in",
@@ -194,7 +194,7 @@ FAULTS = (
     ),
     Fault(
         13,
-        "the lock server is killed, with and without a file of its own",
+        "the lock server is killed, with and without persistence",
         {
             "faults/test_advisory_locks.py": ("TestServer::test_killed",),
             "faults/test_lock_server.py": (
@@ -358,7 +358,7 @@ FAULTS = (
     ),
     Fault(
         22,
-        "a deadlock, a serialization failure, a lock that is not given",
+        "a deadlock, a serialization failure, a lock timeout",
         {
             "integration/test_ledger_faults.py": ("test_a_deadlock_is_to_be_run_again",),
             "integration/test_deliveries.py": (
@@ -420,7 +420,7 @@ FAULTS = (
     ),
     Fault(
         26,
-        "RabbitMQ is restarted, or gives a consumer up",
+        "RabbitMQ restarts, or closes a consumer",
         {
             "faults/test_brokers.py": (
                 "test_a_restart_loses_nothing",
@@ -530,7 +530,7 @@ FAULTS = (
     ),
     Fault(
         33,
-        "two calls that a naive join takes for one",
+        "two calls whose keys are equal if their parts are only joined",
         {
             "unit/test_keys_properties.py": (
                 "test_one_key_exactly_where_the_texts_agree",
@@ -541,7 +541,7 @@ FAULTS = (
     ),
     Fault(
         34,
-        "a database that compares texts in its own way",
+        "a database whose collation ignores case, accents or blanks",
         {
             "faults/test_database.py": ("test_keys_that_look_alike_are_different_keys",),
         },
