@@ -1,13 +1,15 @@
-"""What a lock server has to offer. The way it is used stands in `runner.py` and `watchdog.py`.
+"""The protocol of a lock provider. `admission.py`, `runner.py` and `watchdog.py` use it.
 
-A provider guarantees that, while its server keeps its memory, a key has one owner at a time (or as
-many as `SharingLocks` says), and that only its owner renews or releases it. It does not guarantee
-that across a loss of the server's memory; the ledger does.
+Guarantees of every provider, while its server keeps its memory
+* A key has one owner at a time, or as many as `SharingLocks` allows.
+* Only its owner renews or releases it.
+* A call may be repeated with the same owner: it gets the same grant, and counts nothing twice.
+* A call ends within the provider's own timeouts. It raises LockServerUnavailableError if the server
+  gave no answer.
+* An acquire that raised leaves at most a lease that ends within its ttl, or that the provider frees
+  by itself. No caller frees it.
 
-Every call may be asked twice with the same owner: the answer is the same grant, and nothing is
-counted twice. Every call ends within the provider's own time-outs and raises
-LockServerUnavailableError when the server did not answer. An acquire that raised leaves at most a
-lease that ends within its ttl, or that the provider frees by itself: nobody else will.
+Does not guarantee exclusion across a loss of the server's memory. The ledger does.
 """
 
 from __future__ import annotations
@@ -36,36 +38,36 @@ __all__ = [
     "in_batches",
 ]
 
-# Of a key that is taken, where nothing says by whom: see `Traits.owners`.
+# Owner of a key whose holder is unknown: see `Traits.owners`.
 NOBODY = Owner("", "")
-# Whoever was called to a key by the ledger: a `HintingLocks` keeps it for so long, in seconds, from
-# those who come meanwhile, who would be refused by the ledger only.
+# Owner of a key that a `HintingLocks` reserves for a promoted message, for KEPT_S seconds. Without
+# it newcomers would take the key, and the ledger would refuse them.
 CALLED = Owner("0" * 24, "")
 KEPT_S = 0.5
-# Of who may come in beside anybody who shares the key: a reader.
+# The limit of a reader, which may share the key with any number of others.
 NO_LIMIT = 1_000_000_000
 
 
 @value
 class Traits:
-    """What kind of locks a provider has.
+    """What a provider's locks can do.
 
     Attributes:
         session: leases end with the provider's session: `close()` and a lost session free them.
             False: they outlive connections, and end by their ttl.
-        tokens: it issues fencing tokens. False: it needs a ledger, whose fences these then are.
-        owners: it knows who holds a key, and for how long. False: who is refused may be told
-            NOBODY, which counts as a live lease, `hand_over()` frees the keys, and an owner that
-            asks twice gets the same grant by the same provider only.
-        min_ttl_s: the shortest lease that it can keep; a shorter one is made that long.
-        failover_s: for how long it may give no answer while another server takes its place, as far
-            as its last `check()` was told; 0.0: nobody has said.
-        fair: who waits for a key gets it in the order in which they came, and nobody comes in
-            between. False: whoever asks first when it is free.
-        shares: several may hold one key at once: it is a `SharingLocks`.
-        hints: it tells whoever releases a key that somebody waits for it in the ledger: it is a
-            `HintingLocks`. False: the ledger is asked after each body of a task that parks.
-        in_database: each question is a transaction of a database, also while a caller waits.
+        tokens: it issues fencing tokens. False: it needs a ledger, which issues them.
+        owners: it knows the holder of a key, and its lease. False: `Held` may name NOBODY, which
+            counts as a live lease; `hand_over()` frees the keys; and a repeated acquire gets the
+            same grant only from the same provider object.
+        min_ttl_s: the shortest lease that it can keep. It makes a shorter one that long.
+        failover_s: for how long it may give no answer during a failover, as its last `check()`
+            found. 0.0: unknown.
+        fair: waiters get a key in the order in which they came. False: the first caller that asks
+            while the key is free gets it.
+        shares: several owners may hold one key at once: it is a `SharingLocks`.
+        hints: a release reports that a message waits for the key in the ledger: it is a
+            `HintingLocks`. False: the ledger is queried after each body of a task that parks.
+        in_database: each request is a transaction of a database, also while a caller waits.
     """
 
     session: bool = False
@@ -84,9 +86,9 @@ class Granted:
     """The caller holds the keys.
 
     Attributes:
-        fence: the token; 0 unless one was asked for.
-        ttl_s: for how long the server keeps the lease, which may be longer than was asked for;
-            of a session's locks, for how long it keeps a session that it hears nothing of.
+        fence: the token; 0 unless one was requested.
+        ttl_s: for how long the server keeps the lease, which may be longer than requested. For
+            locks of a session: for how long it keeps a silent session.
     """
 
     fence: int
@@ -99,10 +101,9 @@ class Held:
 
     Attributes:
         key: the key that is taken.
-        owner: who holds it; NOBODY where that is not known.
-        remaining_s: for how long that lease still stands, at most; of NOBODY's that is not known,
-            either, and this is the ttl that was asked for.
-        shared: whether it is one of those who share the key, of whom a ledger knows nothing.
+        owner: its holder; NOBODY if that is unknown.
+        remaining_s: how long that lease lasts at most. For NOBODY it is the requested ttl.
+        shared: whether the holder shares the key. The ledger does not know such holders.
     """
 
     key: str
@@ -132,7 +133,7 @@ class Holder:
 
 @value
 class Hold:
-    """One lease to renew; `limit`: as it was acquired."""
+    """One lease to renew. `limit`: the limit with which it was acquired."""
 
     keys: tuple[str, ...]
     owner: Owner
@@ -141,17 +142,17 @@ class Hold:
 
 
 class Renewal:
-    """What became of a renewal (constants, not an enum: ten thousand are compared per tick)."""
+    """Results of a renewal. Constants, because a watchdog compares ten thousand at a time."""
 
     RENEWED = "renewed"
-    GONE = "gone"  # no owner at all: the server forgot, or the lease ran out
+    GONE = "gone"  # no owner: the server forgot the lease, or it expired
     TAKEN = "taken"  # another owner holds at least one of the keys
-    UNANSWERED = "unanswered"  # this one's part of the server said nothing; others did
-    SKIPPED = "skipped"  # its row is locked by somebody, or completed by this very claim: ask again
+    UNANSWERED = "unanswered"  # the part of the server that has the key gave no answer
+    SKIPPED = "skipped"  # its row is locked, or completed by this very claim: try again
 
 
 def in_batches(holds: Sequence[Hold], *, most_keys: int) -> Iterator[list[Hold]]:
-    """Holds for several messages, each with so many keys, or with a single hold of more."""
+    """Yield batches of `most_keys` keys at most. A hold with more keys is a batch by itself."""
     batch: list[Hold] = []
     size = 0
     for hold in holds:
@@ -170,7 +171,7 @@ class LockProvider(Protocol):
 
     @property
     def traits(self) -> Traits:
-        """What kind of locks these are."""
+        """What these locks can do."""
         ...
 
     def acquire(
@@ -178,42 +179,39 @@ class LockProvider(Protocol):
     ) -> Granted | Held:
         """Take all keys or none, in one round trip.
 
-        With `with_fence`, the grant carries max(last + 1, the server's clock in µs) over all
-        keys. `wait_s` > 0 tells the server that this caller is going to `wait()` for so long
-        when refused, so that a release wakes it. It asks again by the same owner, every second
-        at least, until it is granted the keys or gives up by `release()`: so it has its place
-        among those who wait. Of several keys it waits for the one that `Held` names.
+        With `with_fence`, the grant has the token max(last + 1, the server's clock in µs) over all
+        keys. `wait_s` > 0 tells the server that a refused caller will `wait()` for that time, so
+        that a release wakes it. The caller acquires again with the same owner, every second at
+        least, until it is granted the keys or gives up by `release()`. So it keeps its position
+        among the waiters. Of several keys it waits for the one that `Held` names.
         """
         ...
 
     def release(self, keys: tuple[str, ...], owner: Owner) -> bool:
-        """Free the keys that are still the owner's and wake waiters; wait for them no longer.
+        """Free the keys that are still the owner's, wake waiters, and stop waiting for the keys.
 
-        False if the owner held none of them; True where that cannot be told.
+        Return False if the owner held none of them, and True if that is unknown.
         """
         ...
 
     def hand_over(self, keys: tuple[str, ...], owner: Owner, *, to: Owner, ttl_s: float) -> bool:
         """Hand the keys that are still `owner`'s over to `to`, their true owner, for `ttl_s`.
 
-        Where `traits.owners` is False they are freed, and it takes them when it renews.
+        If `traits.owners` is False, free them: `to` takes them when it renews.
 
-        False if none of them was `owner`'s, and none is `to`'s already.
+        Return False if none of them was `owner`'s, and none is `to`'s already.
         """
         ...
 
     def renew(self, holds: Sequence[Hold]) -> list[str]:
-        """Renew many leases with few round trips; one `Renewal` constant for each, in order.
+        """Renew many leases in few round trips. Return a `Renewal` constant for each, in order.
 
-        A server of several parts, some of which do not answer, says UNANSWERED for theirs.
+        Keys whose part of the server gives no answer are UNANSWERED, if other parts answer.
         """
         ...
 
     def wait(self, key: str, owner: Owner, *, timeout_s: float) -> None:
-        """Block until the key, which `Held` named, may be had by the owner, who was refused it.
-
-        At most `timeout_s`.
-        """
+        """Block until the owner may get the key that `Held` named, for `timeout_s` at most."""
         ...
 
     def holders(self, key: str) -> list[Holder]:
@@ -236,14 +234,15 @@ class LockProvider(Protocol):
 
 @runtime_checkable
 class SharingLocks(LockProvider, Protocol):
-    """A lock server that lets several hold one key at once; `traits.shares` says so.
+    """A lock server that lets several owners hold one key at once; `traits.shares` says so.
 
-    Everybody comes in by a limit of its own: while fewer than that hold the key, whatever their
-    limits are. So 1, as everywhere else, is to have it alone; NO_LIMIT is to come in beside all
-    who share it. Where it is fair, nobody comes in before another who waits, whatever may be had.
+    Each owner has a limit of its own. It gets the key while fewer owners than that hold it,
+    whatever their limits are. So 1 excludes all others, and NO_LIMIT lets it join any number of
+    owners that share. If the provider is fair, no owner overtakes a waiter, even if there is room
+    for it.
 
-    Those who share a key have one token, above all tokens before: it is made for the first of them,
-    and rises when nobody is left.
+    The owners that share a key have one token, above all earlier tokens. The first of them gets it,
+    and a new one is made after the last of them has left.
     """
 
     def acquire(
@@ -256,47 +255,47 @@ class SharingLocks(LockProvider, Protocol):
         wait_s: float,
         limit: int = 1,
     ) -> Granted | Held:
-        """As of every provider; with a `limit` above 1 of one key only."""
+        """Acquire as every provider does. A `limit` above 1 needs a single key."""
         ...
 
     def release(self, keys: tuple[str, ...], owner: Owner, *, limit: int = 1) -> bool:
-        """As of every provider; `limit`: as it was acquired."""
+        """Release as every provider does. `limit`: the limit with which it was acquired."""
         ...
 
     def wait(self, key: str, owner: Owner, *, timeout_s: float, limit: int = 1) -> None:
-        """As of every provider; `limit`: as it was refused."""
+        """Wait as every provider does. `limit`: the limit with which it was refused."""
         ...
 
 
 @runtime_checkable
 class HintingLocks(LockProvider, Protocol):
-    """A lock server that keeps a hint for each key: somebody waits for it in the ledger.
+    """A lock server that keeps a hint for each key: a message waits for it in the ledger.
 
-    `traits.hints` says so. A hint is left before it is looked whether the key is free, and taken
-    after the key was freed: so of the two, who leaves one and who releases, one at least finds the
-    other. A server that forgets may forget a hint; it never makes one up for long.
+    `traits.hints` says so. A parking delivery leaves the hint, and then looks whether the key is
+    free. A holder frees the key, and then takes the hint. So at least one of them sees the other.
+    A server that loses its memory may lose a hint. It never invents one for long.
 
-    A key that is released with a hint, and that nobody waits for at the lock server, is CALLED's
-    for KEPT_S: whoever releases calls one that waits in the ledger, or releases it as CALLED.
+    If a key is released with a hint, and no waiter of the lock server wants it, it is CALLED's for
+    KEPT_S. The former holder promotes a message of the ledger, or releases the key as CALLED.
     """
 
     def leave_hint(self, key: str) -> bool:
-        """Leave one for whoever releases the key next by `release_and_take_hint()`.
+        """Leave a hint for the next `release_and_take_hint()` of the key.
 
-        Whether the key is free, so that nobody may come to take it.
+        Return whether the key is free. Then there may be no holder that takes the hint.
         """
         ...
 
     def release_and_take_hint(self, key: str, owner: Owner) -> tuple[bool, bool]:
-        """Release, and take the hint, whoever the key belongs to, in one round trip.
+        """Release the key, and take its hint even if another owner has it, in one round trip.
 
-        Whether the owner held it, as of `release()`; whether there was a hint, or may have been:
-        the key is kept for CALLED then, if nobody else has it.
+        Return whether the owner held it, as `release()` does, and whether there was a hint, or may
+        have been. With a hint the key is reserved for CALLED, unless another owner has it.
         """
         ...
 
     def acquire_called(
         self, key: str, owner: Owner, *, ttl_s: float, wait_s: float
     ) -> Granted | Held:
-        """Take a key as `acquire()` does, without a token, also where it is kept for CALLED."""
+        """Acquire a key without a token, even if it is reserved for CALLED."""
         ...

@@ -1,6 +1,6 @@
-"""What deliveries ask of a ledger, and what it answers: values, and no behaviour.
+"""Requests of deliveries to a ledger, and its answers. Values only.
 
-Times in requests are seconds, in rows µs of the *database's* clock.
+Times are seconds in requests, and µs of the *database's* clock in rows.
 
 Read next: `states.py` for how a claim is decided, `ledger/ports.py` for what a ledger does.
 """
@@ -46,18 +46,18 @@ LEADER_TASK = "leader"
 
 @value
 class MessageRef:
-    """A delivery's message: its identity, how often it was retried and put off.
+    """A delivery's message: its identity, and how often it was retried and deferred.
 
-    An id of more than 200 bytes is shortened as keys are: senders may choose it, and every
-    database's indexes have a limit.
+    An id of more than 200 bytes is shortened as keys are. Senders may choose ids, and the indexes
+    of every database have a limit.
 
     Attributes:
         id: the queue's id for the message.
-        retries: how often the queue has retried it; taskguard spends none of these.
-        deferrals: how often taskguard has put it off; a retry keeps the number.
-        sending: what tells one sending of this id from another, where that is known: senders may
-            use one twice, also for the same work. Retries and deferrals are of the same sending.
-        tick: the tick that it was sent for, as `ticks.tick_name()` names it; "" if for none.
+        retries: how often the queue has retried it. taskguard uses none of these retries.
+        deferrals: how often taskguard has deferred it. A retry keeps the number.
+        sending: distinguishes messages that were sent with one id, if that is known. Retries and
+            deferrals belong to the same sending.
+        tick: the tick for which it was sent, as `ticks.tick_name()` names it; "" if none.
     """
 
     id: str
@@ -81,12 +81,12 @@ class MessageRef:
 
     @property
     def number(self) -> tuple[int, int]:
-        """Deliveries of a message in their order: first by retries, then by deferrals."""
+        """The order of a message's deliveries: first by retries, then by deferrals."""
         return self.retries, self.deferrals
 
 
 class DeclaredRow(Protocol):
-    """What a delivery asks of a `GuardedRow`: what to do where the row does not fit.
+    """The part of a `GuardedRow` that a claim needs: what to do if the row does not fit.
 
     Attributes:
         new: the state from which the task starts.
@@ -103,17 +103,17 @@ class DeclaredRow(Protocol):
 
     @property
     def on_ineligible(self) -> str:
-        """What to do if the row is in no state of this task's: "raise", "skip" or "defer"."""
+        """What to do if the row's state is none of this task's: "raise", "skip" or "defer"."""
         ...
 
     def describe(self, ref: RowRef) -> str:
-        """The row, for messages."""
+        """Return the text that names the row in messages."""
         ...
 
 
 @value
 class RowRef:
-    """One row of the user's own: where it is declared, and its id's values."""
+    """One row of the user's own: its declaration, and the values of its id."""
 
     declared: DeclaredRow
     id: tuple[object, ...]
@@ -121,44 +121,42 @@ class RowRef:
 
 @value
 class ClaimRequest:
-    """What a delivery asks for.
+    """A request to claim keys and work.
 
     Attributes:
-        keys: sorted; at least one.
-        owner: fresh for the attempt.
-        work: the work's id; None claims the keys alone (the plain lock).
+        keys: the keys, sorted; at least one.
+        owner: the owner, new for each attempt.
+        work: the work's id. None claims only the keys (the plain lock).
         task: the task's name, recorded with the work.
         ttl_s: length of the lease.
-        max_crashes: holders that may vanish before the work is DEAD.
+        max_crashes: how many holders may vanish before the work is DEAD.
         may_create: False if the message is older than the record reaches.
-        fingerprint: a digest of the arguments that have to be equal in all messages of the work;
-            None: none has to be.
-        call: how the work's message is sent again, if it is to be stored: JSON text.
-        row: the user's own row, which says whether there is anything to do; None: the work's
-            record does.
-        formerly: ids under which this work may be on record as well. The claim is written under
-            each of them, too, for workers that know the work by that id alone.
-        redelivered: the queue says that it has delivered the message before, so that there may be
-            a record: a hint about what to ask, which decides nothing.
-        in_line: whether those who came before it, and wait for its one key, go first.
-        sent_us: when its message was sent, in µs since 1970, which is its place in a line; None:
+        fingerprint: a digest of the arguments that must be equal in all messages of the work.
+            None: there are none.
+        call: how to send the work's message again, as JSON text. None: do not store it.
+        row: the user's own row, which says whether there is anything to do. None: the work's
+            record says it.
+        formerly: other ids under which this work may be on record. The claim is written under each
+            of them as well, for workers that know the work only by that id.
+        redelivered: the queue says that it has delivered the message before, so there may be a
+            record. A hint that selects a statement, and decides nothing.
+        in_line: whether messages that came earlier, and wait for its one key, go first.
+        sent_us: when its message was sent, in µs since 1970: its position in a line. None: the time
             when it comes to the ledger.
-        newest: how a newer message of its task takes an older one's place on its one key: "latest"
-            where that waits, "supersede" also where its holder is at work; None: it does not.
-        held_by: whom the lock server knows as the key's holder, who may be about to claim it, or to
-            end: a key that nobody holds in the ledger is not taken, unless his lease there has run
-            out. None: it knows of none.
-        bounds: how many may hold its one key at once, and how often it may be begun; None: one, as
-            often as it is free. With slots `keys` is one of them, and a claim is of the one that
-            it got.
-        rank: those of a lower rank go first, whenever they were sent.
-        expires_us: when its message expires, in µs since 1970, so that it waits no longer; None: it
-            does not.
-        max_waiting: so many may wait for its key; None: any number.
-        strict: its work has a place in the line of its key from now on, and keeps it until it has
-            ended: `order="strict"`. Wants one key, and a call.
-        line_key: of several keys the one in whose line it stands; the others are former ones, whose
-            lines it looks at, too. None: there is one key, or no line.
+        newest: how a newer message of its task supersedes an older one on its one key: "latest" if
+            that waits, "supersede" also if its holder is at work. None: it does not.
+        held_by: the key's holder at the lock server, which may be about to claim, or to end. A key
+            that is free in the ledger is granted only if this holder's lease has expired there.
+            None: the lock server names none.
+        bounds: the limit and rate of its one key. None: one holder at a time, without a rate. With
+            slots, `keys` is one of them, and the claim names the slot that it got.
+        rank: messages of a lower rank go first, whenever they were sent.
+        expires_us: when its message expires, in µs since 1970, and stops waiting. None: never.
+        max_waiting: how many messages may wait for its key. None: any number.
+        strict: its work gets a position in the line of its key, and keeps it until it has ended:
+            `order="strict"`. Needs a single key, and a call.
+        line_key: of several keys, the one whose line it joins. The others are former keys, whose
+            lines go first as well. None: there is one key, or no line.
     """
 
     keys: tuple[str, ...]
@@ -187,14 +185,14 @@ class ClaimRequest:
 
     @property
     def line(self) -> str:
-        """The key that the work stands by on record, in whose line it waits."""
+        """The key of the work on record, in whose line it waits."""
         if self.bounds is not None:
             return self.bounds.key
         return ",".join(self.keys) if self.line_key is None else self.line_key
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The keys whose lines it stands behind: its own, then those of former guards."""
+        """The keys whose lines it waits behind: its own, then those of former guards."""
         if self.line_key is None:
             return (self.line,)
         return (self.line, *(key for key in self.keys if key != self.line))
@@ -202,7 +200,7 @@ class ClaimRequest:
 
 @value
 class Claim:
-    """A granted request: what later statements of its holder name, above all fence and owner."""
+    """A granted request. Later statements of its holder name its fence and owner."""
 
     request: ClaimRequest
     fence: int
@@ -219,17 +217,17 @@ class Claim:
 
     @property
     def owner(self) -> Owner:
-        """Who holds them."""
+        """The holder of the keys."""
         return self.request.owner
 
     @property
     def work(self) -> str | None:
-        """The work's id; None: the keys alone."""
+        """The work's id. None: only the keys are claimed."""
         return self.request.work
 
     @property
     def row(self) -> RowRef | None:
-        """The user's own row that the claim moved; None: there is none."""
+        """The user's own row that the claim moved. None: there is none."""
         return self.request.row
 
     @property
@@ -239,31 +237,31 @@ class Claim:
 
     @property
     def work_ids(self) -> tuple[str, ...]:
-        """The ids of all records that the claim changes; none for the plain lock."""
+        """The ids of all records that the claim changes. Empty for the plain lock."""
         return () if self.work is None else (self.work, *self.formerly)
 
 
 def sends_of(call: str, *, attempts: int) -> int:
-    """Return how often a call was sent since the last claim, by how it begins."""
+    """Return how often a stored call was sent since the last claim, by its beginning."""
     count = SENDS.match(call)
     return int(count[1]) if count and int(count[2]) == attempts else 0
 
 
 @value
 class Overdue:
-    """Work that is overdue: NEW and unclaimed for too long, or its holder's lease has run out.
+    """Overdue work: NEW and unclaimed for too long, or with a holder whose lease has expired.
 
     Attributes:
         work: its id.
         task: the task's name.
-        message: the call's message, with the highest numbers that are known: a message with
-            lower ones would be superseded.
-        call: how the message is sent again, as JSON text.
+        message: the call's message, with the highest numbers that are known. A message with lower
+            numbers would be superseded.
+        call: how to send the message again, as JSON text.
         due_us: since when it is overdue, by the database's clock.
         attempts: how often it was claimed.
-        sends: how often its message was sent since the last claim, as far as that is noted.
-        wait_s: so long after it was read its message is to come, and not before.
-        in_place: it is NEW, and keeps its place in a strict line.
+        sends: how often its message was sent since the last claim, if that is recorded.
+        wait_s: the delay with which to send its message.
+        in_place: it is NEW, and keeps its position in a strict line.
     """
 
     work: str
@@ -286,15 +284,15 @@ class Claimed:
 
     Attributes:
         attempt: 1 for the first holder of this work.
-        waited: a message of it stood in the line of its key.
-        takeover: another holder's lease had run out; it counts as a crash.
-        vanished: of a takeover that holder; else None.
-        crashes: holders that vanished so far.
-        progress_json: what the last holder stored, as JSON text; None if nothing.
-        began_as: the former id under which the work began; None: under this one.
-        over: the holder, alive or paused, whose lease this claim has superseded; None: it had none.
-        replaced: work whose message waited, and whose place this one took: those messages are to be
-            sent again, for their callers to be told.
+        waited: a message of it was in the line of its key.
+        takeover: another holder's lease had expired. It counts as a crash.
+        vanished: that holder. None without a takeover.
+        crashes: how many holders have vanished so far.
+        progress_json: the last holder's progress, as JSON text. None: it stored none.
+        began_as: the former id under which the work began. None: its present id.
+        over: the holder, alive or paused, whose lease this claim superseded. None: there was none.
+        replaced: work whose waiting messages this one superseded. Send those messages again, so
+            that their callers are notified.
     """
 
     claim: Claim
@@ -311,24 +309,23 @@ class Claimed:
 
 @value
 class ParkedNewest:
-    """The message waits for its key, as the newest of its task; `replaced` is as of `Claimed`."""
+    """The message waits for its key, as the newest of its task. `replaced`: see `Claimed`."""
 
     replaced: tuple[Overdue, ...] = ()
 
 
 @value
 class Busy:
-    """A live lease stands in the way; nothing was changed.
+    """The claim was refused because of a live lease or a rate. Nothing was changed.
 
     Attributes:
-        owner: who holds the lease; None where a row lock hid it.
-        retry_after_s: seconds until that lease ends; None where unknown.
+        owner: the holder of the lease. None: a row lock hid it.
+        retry_after_s: seconds until that lease ends. None: unknown.
         same_work: the holder does this very work.
-        started: this work was claimed by somebody before.
-        key: the key that is taken, where the lock server named it.
-        unread: no record was looked at: what is said of the work is a guess.
-        too_early: its rate allows the next start in `retry_after_s`, and not before; nobody need
-            hold it.
+        started: this work was claimed before.
+        key: the key that is taken, if the lock server named it.
+        unread: no record was read: what this says of the work is a guess.
+        too_early: the rate allows the next start in `retry_after_s`. The key may be free.
     """
 
     owner: Owner | None
@@ -345,18 +342,18 @@ class Answer:
     """The delivery needs no body.
 
     Attributes:
-        decision: why: DONE, DEAD, REVOKED, SUPERSEDED (a live copy of the message has higher
-            numbers), OUTDATED (a newer message took its place), TOO_OLD, MISMATCH (the work has
-            another fingerprint), BURY (it has become DEAD by this very claim); of the user's own
-            row also MISSING and INELIGIBLE.
-        result_json: the result of DONE work, as JSON text; None where none was stored.
+        decision: the reason: DONE, DEAD, REVOKED, SUPERSEDED (a live copy of the message has higher
+            numbers), OUTDATED (a newer message superseded it), TOO_OLD, MISMATCH (the work has
+            another fingerprint), BURY (this claim made it DEAD). For the user's own row also
+            MISSING and INELIGIBLE.
+        result_json: the result of DONE work, as JSON text. None: none was stored.
         crashes: how many holders of DEAD work vanished.
-        error: what the record says of the work's end.
+        error: the reason on record for the work's end.
         row_state: the state of an INELIGIBLE row.
-        owner: who completed the work; its body may still be about to store its result.
+        owner: the holder that completed the work. It may be about to store its result.
         same_message: the message that completed the work is this delivery's.
         age_s: seconds since the work finished.
-        recorded_as: the former id whose record says so; None: the record of the work's own id.
+        recorded_as: the former id of the record that counts. None: the work's own id.
         replaced_by: if SUPERSEDED because the message's call was replaced, the message that the
             record names now. None: a live copy of the message has higher numbers.
     """
