@@ -112,9 +112,14 @@ class BoundedHistory(LineHistory):
             self._answered.add(message.name)
 
     def _is_excused(self, message: str, task: Task) -> bool:
-        """Who was refused has his answer, and no record; nor has who was replaced by such a one."""
-        name = self._newest_of(message, task), task.name
-        answered = name in self._refused and name in self._answered
+        """Return True also for a message that the line refused, or whose replacement it refused.
+
+        Its caller was told. Another message of the same work may have the record since then.
+        """
+        answered = any(
+            name in self._refused and name in self._answered
+            for name in ((message, task.name), (self._newest_of(message, task), task.name))
+        )
         return answered or super()._is_excused(message, task)
 
     def _newest_of(self, message: str, task: Task) -> str:
