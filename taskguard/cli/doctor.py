@@ -101,8 +101,8 @@ def _of_urls(arguments: argparse.Namespace) -> Configuration:
     if not given and not is_set(LOCKS_VARIABLE) and not is_set(LEDGER_VARIABLE):
         options = " or ".join(f"--{name} {_METAVARS.get(name, '…')}" for name in _integrations())
         raise CommandTargetError(
-            f"say what to look at: {options or '--celery or --rq (none is installed)'}, or "
-            f"--locks URL and --ledger URL ({LOCKS_VARIABLE}, {LEDGER_VARIABLE})."
+            f"nothing to check: pass {options or '--celery or --rq (none is installed)'}, or "
+            f"--locks URL and --ledger URL, or set {LOCKS_VARIABLE} and {LEDGER_VARIABLE}."
         )
     return Configuration(lambda: connected(arguments))
 

@@ -1,1 +1,1 @@
-"""Values and pure tables: what every other room speaks in. Nothing here asks a server."""
+"""Values and pure tables that every other room uses. Nothing here calls a server."""

@@ -33,82 +33,82 @@ __all__ = [
 ]
 
 NOT_BEFORE = "not_before_s"
-"""In a stored call: its message is sent, and waits until then, in seconds since 1970."""
+"""Field of a stored call: when its message may run at the earliest, in seconds since 1970."""
 
 
 def stored_call(call: Mapping[str, Any], message: MessageRef, app: str) -> str:
-    """A call as the ledger stores it: with its message's id and its application's namespace."""
+    """Return a call as the ledger stores it, with its message's id and application's namespace."""
     owned = {"app": app} if app else {}
     return json.dumps({**call, "message": message.name, **owned})
 
 
 class Queue(Protocol):
-    """How a delivery is put off.
+    """How to defer a delivery.
 
     Attributes:
-        new_message_per_deferral: whether a message that is put off becomes another message of the
-            broker's, which carries its number of deferrals; the ledger then records that number.
-            False where all deliveries share one record, and the broker keeps one entry of them.
+        new_message_per_deferral: whether a deferral makes another message in the broker, which
+            has its number of deferrals. The ledger then records that number. False if all
+            deliveries share one record, and the broker keeps one entry of them.
     """
 
     new_message_per_deferral: bool
 
     @property
     def max_delay_s(self) -> float:
-        """No message may be delayed by more: a quarter of the visibility timeout, in seconds."""
+        """Maximum delay of a message in seconds: a quarter of the visibility timeout."""
         ...
 
     @property
     def longest_wait_s(self) -> float:
-        """How long the delivery may wait for its key where it is.
+        """For how many seconds the delivery may wait for its key in the worker.
 
-        In seconds. So long the broker does not deliver it again, and no time limit ends it.
+        For that time the broker does not deliver it again, and no time limit ends it.
         """
         ...
 
     def publish_again(self, deferrals: int, delay_s: float) -> None:
-        """Publish this message again, as put off `deferrals` times, to come in `delay_s` seconds.
+        """Publish this message again with a delay, as deferred `deferrals` times.
 
-        Must raise unless the broker took it: the delivery is acknowledged once this returned.
+        Must raise unless the broker accepted it: the delivery is acknowledged after this returns.
         """
         ...
 
 
 class Parking(Protocol):
-    """How a message leaves its queue for the ledger, and comes back: `busy="park"`.
+    """How to park a message, and to send it again: `busy="park"`.
 
     Attributes:
-        queue: the name that the calls carry which it can send.
+        queue: the name of the queue in the stored calls that it can send.
     """
 
     queue: str
 
     def call(self) -> Mapping[str, Any] | None:
-        """How the message in hand is sent again, as JSON; None: it cannot be, and is put off."""
+        """Return how to send the present message again, as JSON. None: defer it instead."""
         ...
 
     def send(self, call: Mapping[str, Any], message: MessageRef) -> None:
-        """Send a call, with these numbers; raises unless the broker took it.
+        """Send a stored call with these numbers. Raises unless the broker accepted it.
 
-        Raises CallWithdrawnError for a call that nobody is to send any more, StoredCallError for
-        one that cannot be sent.
+        Raises CallWithdrawnError for a call that must not be sent any more, and StoredCallError
+        for one that cannot be sent.
         """
         ...
 
     def failed(self, claim: Claim) -> None:
-        """The work of the message in hand is FAILED, and keeps its place in the line of its key.
+        """Note that the present message's work is FAILED, and keeps its position in its line.
 
-        The queue is to say whether the message comes again: `Line.retried()` or `.gave_up()`.
+        The queue then says whether the message comes again: `Line.retried()` or `.gave_up()`.
         """
         ...
 
 
 @value
 class Codec:
-    """How results and progress become JSON text, by the queue's own rules where it has some.
+    """How results and progress become JSON text, by the queue's own rules if it has any.
 
     Attributes:
-        dumps: from a value to JSON text; raises TypeError or ValueError for what has none.
+        dumps: from a value to JSON text. Raises TypeError or ValueError if there is none.
         loads: from JSON text to a value.
     """
 
@@ -118,43 +118,44 @@ class Codec:
 
 @value(kw_only=True)
 class Delivery:
-    """What a queue handed over.
+    """A delivery, as a queue handed it over.
 
     Attributes:
-        keys: the keys to hold, sorted; the former ones, too.
-        line_key: of several keys the one in whose line it stands, which is not a former one; None:
+        keys: the keys to hold, sorted, with the former ones.
+        line_key: of several keys, the one whose line it joins, which is not a former one. None:
             there is one key, or no line.
-        work: the id of the work; None for the plain lock.
+        work: the id of the work. None: the plain lock.
         formerly: the ids that the work had before its guard was changed.
         task: the task's name.
         message: its identity, its retries and deferrals.
         policy: the task's options.
-        published_at_s: when the message was first published, in seconds since 1970; None: unknown.
-        queue: how to put it off; None where that is not possible (plain functions, eager mode).
-        parking: how to park it; None where that is not possible, or not asked for.
-        called: it waited in the line of its key, and was called: its turn has come.
-        rank: in that line those of a lower rank go first.
-        expires_at_s: when the message expires, in seconds since 1970, and waits in that line no
-            longer; None: it does not.
-        strict: its work keeps its place in that line from now on until it has ended.
-        app: the application's namespace, which stored calls carry.
+        published_at_s: when the message was first published, in seconds since 1970. None: unknown.
+        queue: how to defer it. None: it cannot be deferred (plain functions, eager mode).
+        parking: how to park it. None: it cannot be parked, or the task does not park.
+        called: it waited in the line of its key, and was promoted.
+        rank: messages of a lower rank go first in that line.
+        expires_at_s: when the message expires, in seconds since 1970, and leaves that line. None:
+            never.
+        strict: its work keeps its position in that line until it has ended.
+        app: the application's namespace, for stored calls.
         by_message: whether each message, or each tick of a schedule, is work of its own
             (`once_per="message"`, `"tick"`).
-        fingerprint: a digest of what all messages of the work have to agree on; None: of nothing.
-        call: how this message is sent again, as JSON text, to be stored with the work; None: not.
-        row: the user's own row that the work moves, if it is declared with one.
+        fingerprint: a digest of the arguments that must be equal in all messages of the work.
+            None: there are none.
+        call: how to send this message again, as JSON text to store with the work. None: do not
+            store it.
+        row: the user's own row that the work moves. None: it moves none.
         redelivered: whether the queue says that it has delivered this message before.
         is_lock: whether no body of a task runs under its lease: `tg.lock()`, `tg.leader()`.
-        limit: while fewer than so many hold its key it may come in; 1: it has its keys alone.
-            Others share one key, which is the lock server's to grant: no ledger is asked. Not that
-            of a task (`policy.limit`), whose holders have a key each.
-        bounds: how many may hold its one key at once, and how often it may be begun, where its
-            policy says so. With slots in it `keys` is one of them, and it asks for that.
-        timed_out: tells, when the process that runs its body is told to end, that this is for the
-            time that the body has taken (a hard time limit), which counts as a crash; None: the
-            queue has no such limit.
-        orders: exceptions by which body and queue speak with each other: Celery's Retry, a time
-            limit. They are obeyed also where the database has ended the body's transaction.
+        limit: it gets its key while fewer holders than this have it. 1: it excludes all others.
+            Above 1 only the lock server grants the key, and no ledger is involved. This is not the
+            limit of a task (`policy.limit`), each of whose holders has a key of its own.
+        bounds: the limit and rate of its one key, if its policy has any. With slots, `keys` is one
+            of them, and it claims that one.
+        timed_out: returns, when the process of the body is told to end, whether the reason is a
+            hard time limit. That counts as a crash. None: the queue has no such limit.
+        orders: exceptions by which a body and its queue communicate: Celery's Retry, a time limit.
+            They take effect even if the database has ended the body's transaction.
     """
 
     keys: tuple[str, ...]
@@ -190,37 +191,37 @@ class Delivery:
 
     @property
     def line(self) -> str:
-        """The key in whose line it stands, if it can be parked."""
+        """The key whose line it joins, if it can be parked."""
         if self.bounds is not None:
             return self.bounds.key
         return self.keys[0] if self.line_key is None else self.line_key
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The keys whose lines wait for it: its own, then those of former guards."""
+        """The keys whose lines wait for its end: its own, then those of former guards."""
         if self.bounds is not None:
             return (self.line,)
         return (self.line, *(key for key in self.keys if key != self.line))
 
     @property
     def is_first(self) -> bool:
-        """Whether nobody has said that its message came before."""
+        """Whether nothing says that its message was delivered before."""
         message = self.message
         return not (self.called or self.redelivered or message.retries or message.deferrals)
 
 
 @value
 class Completed:
-    """The body ran and DONE is committed; `value` is its result. Acknowledge."""
+    """The body ran and DONE is committed. `value` is its result. Acknowledge."""
 
     value: Any
 
 
 @value
 class Answered:
-    """The work was done before; `value` is the stored result, or None. Acknowledge.
+    """The work was done before. `value` is the stored result, or None. Acknowledge.
 
-    `same_message`: this message had done it, in another delivery.
+    `same_message`: another delivery of this message had done it.
     """
 
     value: Any
@@ -252,16 +253,16 @@ class Dropped:
     by: str | None = None
 
     def told(self, key: str) -> str | None:
-        """What the caller reads: the reason, then a sentence. None: a live copy answers it."""
+        """Return what the caller reads: the reason, then a sentence. None: a live copy answers."""
         text = DROPPED[self.reason]
         return None if text is None else text.format(key=key)
 
 
 @value
 class Deferred:
-    """The message is published again, to come in `delay_s` seconds. Acknowledge without a result.
+    """The message was published again with a delay. Acknowledge without a result.
 
-    `deferrals` is how often it has been put off now.
+    `deferrals`: how often it has been deferred by now.
     """
 
     delay_s: float

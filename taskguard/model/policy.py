@@ -1,4 +1,4 @@
-"""The options of a guarded task, checked once, the same for Celery, RQ and plain functions."""
+"""The options of a guarded task, for Celery, RQ and plain functions. They are checked once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OnLost = Literal["fence", "interrupt"]
 
 DAY_S = 86_400.0
 LEAST_PURGE_AGE_S = 3_600.0
-"""What ended less long ago is not purged."""
+"""Minimum age of ended work that a purge deletes."""
 
 # A hundred years: a longer time does not fit into the clocks of databases and lock servers.
 MOST_S = 36_500 * DAY_S
@@ -44,40 +44,41 @@ class Policy:
     """How a guarded task behaves.
 
     Attributes:
-        busy: what a delivery that never started does when other work holds its key: "retry"
-            (put off), "park" (kept in the ledger, and sent again in its turn, as soon as the key
-            is free; with a ledger), "latest" (the newest waits so, and takes the place of an older
-            one that waits), "supersede" (it takes the key from an older one, also from one at work,
-            whose commit is then refused), "wait" (up to `wait_s`, then as retry), "skip"
-            (dropped), "raise" (KeyBusyError). A delivery that is part of the work in progress, or
-            whose work was started before, is never dropped: that could lose work.
-        order: who goes first of those that are parked for a key: "fifo", who was sent first;
-            "strict", the same, and nobody goes before a message that has begun, or was called,
-            and has not ended, also while it waits for its own retry; "priority", whose message has
-            the higher priority, by the broker's own rule, and of equal ones who was sent first.
-        max_waiting: so many may be parked for a key; a message beyond that fails with
+        busy: what a delivery that never started does if other work holds its key: "retry" (defer
+            the message), "park" (store it in the ledger, and send it when the key is free and its
+            turn has come), "latest" (park the newest message, which supersedes an older one that
+            waits), "supersede" (take the key from an older message, even from one at work, whose
+            commit is then refused), "wait" (for `wait_s`, then defer it), "skip" (drop it), "raise"
+            (KeyBusyError). "park", "latest" and "supersede" need a ledger. A delivery of the work
+            in progress, or of work that was started before, is never dropped, because that could
+            lose work.
+        order: the order of the messages that are parked for a key. "fifo": in the order of sending.
+            "strict": in the order of sending, and no message overtakes one that was promoted or
+            has begun, and has not ended, even while that one waits for its retry. "priority": by
+            the broker's priority, then in the order of sending.
+        max_waiting: how many messages may be parked for a key. A further one fails with
             LineFullError. None: any number.
         wait_s: how long "wait" waits, in seconds; 0 by default.
-        limit: so many deliveries hold a key at once, each one of its slots, which is a key with a
-            fence of its own; 1 by default. With a ledger, and one key.
-        rate: how often a key may be begun: "100/m", per second (s), minute, hour (h) or day;
-            None: as often as it is free. What comes too early waits, or is told so, as `busy` says
-            of a key that is taken. With a ledger, and one key.
-        burst: so many may be begun at once after a pause; 1 by default: never two in less than the
+        limit: how many deliveries may hold a key at once. Each has one of its slots, which is a key
+            with a fence of its own. 1 by default. Needs a ledger, and one key.
+        rate: how often bodies of a key may start: "100/m", per second (s), minute (m), hour (h) or
+            day (d). None: without a limit. A delivery that comes too early does what `busy` says
+            for a key that is taken. Needs a ledger, and one key.
+        burst: how many may start at once after a pause. 1 by default: never two in less than the
             rate's interval.
-        ttl_s: length of the lease, in seconds, renewed at a third of it; 30 by default. After a
+        ttl_s: length of the lease, in seconds, renewed after a third of it; 30 by default. After a
             holder's death its key is taken over within this time.
-        max_hold_s: renewal stops after so many seconds and the body is told; None: never.
-        max_crashes: after so many holders that vanished the work is DEAD; 3 by default.
-        on_lost: "fence": the body finds out by `guard.check()`, and its commit is refused;
+        max_hold_s: after how many seconds renewal stops and the body is told. None: never.
+        max_crashes: after how many vanished holders the work is DEAD; 3 by default.
+        on_lost: "fence": the body finds out by `guard.check()`, and its commit is refused.
             "interrupt": LeaseLostError is raised in its thread as well (not under gevent).
         atomic: the whole body is one transaction, on `guard.db`, and its return value is
             committed with it.
-        retention_s: messages older than this whose work has no record are refused; 30 days.
+        retention_s: a message that is older, and whose work has no record, is refused; 30 days.
         recoverable: the task's name and arguments are stored with the work until it is DONE, so
             that `taskguard sweep` can send its message again if the queue has lost it.
-        namespace: put before every key and every work of this task, with a colon; None: that of
-            the application (`connect(namespace=…)`, `taskguard_namespace`), and "" none at all.
+        namespace: prefix of every key and work of this task, with a colon. None: the application's
+            (`connect(namespace=…)`, `taskguard_namespace`). "": no namespace.
     """
 
     busy: Busy = "retry"
@@ -95,7 +96,7 @@ class Policy:
     retention_s: float = 30 * DAY_S
     recoverable: bool = False
     namespace: str | None = None
-    # Said once: each delivery asks.
+    # Computed once, because each delivery reads them.
     parks: bool = field(init=False, repr=False, compare=False)
     newest: Newest | None = field(init=False, repr=False, compare=False)
 
@@ -114,7 +115,9 @@ class Policy:
         if self.rate is not None:
             _check_burst(rate_of(self.rate, self.burst), self)
         elif self.burst != 1:
-            raise ConfigurationError(f"burst={self.burst}: of which rate? Say rate=, too.")
+            raise ConfigurationError(
+                f"burst={self.burst} requires rate=. Add rate= or remove burst=."
+            )
         if self.max_waiting is not None:
             check_number("max_waiting", self.max_waiting, at_least=1, at_most=MOST_ROWS, whole=True)
         if self.busy == "wait" and not self.wait_s:
@@ -127,36 +130,35 @@ class Policy:
 
     @property
     def starts(self) -> Rate | None:
-        """`rate` and `burst`; None: there is no rate."""
+        """`rate` and `burst`. None: there is no rate."""
         return None if self.rate is None else rate_of(self.rate, self.burst)
 
     @property
     def bounded(self) -> bool:
-        """Whether a key is bounded by more than that one delivery holds it at a time."""
+        """Whether the task has a limit above 1, or a rate."""
         return self.limit > 1 or self.rate is not None
 
 
 def check_namespace(given: object) -> str:
-    """A namespace that keys can begin with; else raises ConfigurationError."""
+    """Return a namespace with which keys can begin. Raises ConfigurationError for any other."""
     if not isinstance(given, str) or any(not c.isprintable() or c in " {}%" for c in given):
         raise ConfigurationError(f"namespace={given!r}: use letters, digits and -_.~@+:/ only.")
     if len(given.encode()) > _MAX_NAMESPACE_BYTES:
         raise ConfigurationError(
-            f"namespace={given[:20]!r}…: use {_MAX_NAMESPACE_BYTES} bytes at most; it stands "
-            "before every key."
+            f"namespace={given[:20]!r}…: use {_MAX_NAMESPACE_BYTES} bytes at most, because "
+            "every key begins with it."
         )
     return given
 
 
 def _check_burst(rate: Rate, policy: Policy) -> None:
-    """A purge goes by the next start. What was begun before that one counts for longer."""
+    """Refuse a burst that a purge could forget: a purge looks at the next start only."""
     back_s = (rate.burst - 1) * rate.interval_us / 1e6
     if back_s > max(policy.retention_s, LEAST_PURGE_AGE_S):
         raise ConfigurationError(
-            f"burst={policy.burst} of rate={policy.rate!r}: so many are allowed again after "
-            f"{back_s:g} s, and of a key that rests for as long as retention_s "
-            f"({policy.retention_s:g} s) nobody may know how often it was begun. Give a lower "
-            "burst, or a longer retention_s."
+            f"burst={policy.burst} with rate={policy.rate!r} counts starts for {back_s:g} s, and a "
+            f"purge may forget them after retention_s ({policy.retention_s:g} s). Use a lower "
+            "burst or a longer retention_s."
         )
 
 
@@ -174,7 +176,7 @@ def check_number(
     at_most: float = MOST_S,
     whole: bool = False,
 ) -> None:
-    """A number within these bounds, which neither infinity nor NaN is; else ConfigurationError."""
+    """Raise ConfigurationError unless it is a number in this range. Infinity and NaN are not."""
     kinds = int if whole else int | float
     fits = isinstance(value, kinds) and not isinstance(value, bool)
     if not fits or not at_least <= value <= at_most:  # type: ignore[operator]  # it is a number
@@ -186,7 +188,7 @@ def check_number(
 
 
 def make_policy(options: Mapping[str, Any], *, task: str, **defaults: Any) -> Policy:
-    """The policy for `options`; an unknown one is an error that names the nearest known one."""
+    """Return the policy for `options`. The error for an unknown option names the nearest one."""
     known = [option.name for option in fields(Policy) if option.init]
     for name in options:
         if name not in known:
@@ -218,17 +220,17 @@ def refuse_unbounded(policy: Policy, *, task: str, row: bool, moved: bool) -> No
         return
     name = f"limit={policy.limit}" if policy.limit > 1 else f"rate={policy.rate!r}"
     reasons = {
-        row and policy.limit > 1: "of row= one holder at a time moves a row, by a fence that grows "
-        "over all of them; each slot has a fence of its own",
-        moved: "its former key (formerly=) has neither. Let the deliveries of the former guard "
-        "end, or give the new one another task's name (work=)",
+        row and policy.limit > 1: "row= needs one fence that grows over all holders, and each slot "
+        "has a fence of its own. Remove row= or limit=",
+        moved: "its former key (formerly=) has no limit or rate. Let the deliveries of the former "
+        "guard end, or give the new guard another name (work=)",
     }
     if True in reasons:
         raise ConfigurationError(f"{task}: {name}: {reasons[True]}.")
 
 
 def refuse_newest(policy: Policy, *, task: str, row: bool, moved: bool) -> None:
-    """Raise ConfigurationError for a task whose newer message cannot take an older one's place.
+    """Raise ConfigurationError for a task whose messages cannot supersede each other.
 
     Args:
         policy: its options.
@@ -239,10 +241,10 @@ def refuse_newest(policy: Policy, *, task: str, row: bool, moved: bool) -> None:
     if policy.newest is None:
         return
     reasons = {
-        row: "your own row (row=) would have to say which of several messages moves it. Leave out "
-        'row=, or say busy="park"',
-        moved: "what is newer is known by one key, and a guard that was changed (formerly=) holds "
-        "several. Let the queue run empty, then deploy without formerly=",
+        row: "your own row (row=) cannot tell which of several messages moves it. Remove row=, or "
+        'use busy="park"',
+        moved: "one key tells which message is newer, and a changed guard (formerly=) holds "
+        "several keys. Let the queue run empty, then deploy without formerly=",
     }
     if True in reasons:
         raise ConfigurationError(f'{task}: busy="{policy.newest}": {reasons[True]}.')

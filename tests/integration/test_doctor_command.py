@@ -119,7 +119,7 @@ def test_strict(doctor: Doctor) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ((), "say what to look at"),
+        ((), "nothing to check: pass --celery"),
         (("--celery", "no.such:app"), "no Celery app at 'no.such:app'"),
         (("--celery", "shop:app", "--locks", "memory://"), "leave --locks and --ledger out"),
         (("--rq", f"http://:{SECRET}@x"), "--rq: the URL"),

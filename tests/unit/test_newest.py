@@ -34,7 +34,7 @@ def body(user: int) -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"row": object()}, "Leave out row="),
+        ({"row": object()}, "Remove row="),
         ({"formerly": Former(key="u:<user>")}, "deploy without formerly="),
     ],
 )

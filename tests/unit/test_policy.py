@@ -44,7 +44,7 @@ from taskguard.model.states import State
         ({"max_crashes": 2**31}, "at most 2,147,483,647"),
         ({"max_crashes": 0}, "at least 1"),
         ({"ttl_s": 30, "max_hold_s": 10}, "max_hold_s"),
-        ({"rate": "1/d", "burst": 32}, "allowed again after 2.6784e.06 s"),
+        ({"rate": "1/d", "burst": 32}, "counts starts for 2.6784e.06 s"),
         ({"rate": "1/m", "burst": 62, "retention_s": 60}, "or a longer retention_s"),
         ({"namespace": "a b"}, "namespace"),
         ({"namespace": "a" * 101}, "100 bytes at most"),
