@@ -21,11 +21,17 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import quote
 
-from urllib3 import BaseHTTPResponse, PoolManager, Timeout
+from urllib3 import (
+    BaseHTTPResponse,
+    HTTPConnectionPool,
+    HTTPSConnectionPool,
+    PoolManager,
+    Timeout,
+)
 from urllib3.exceptions import HTTPError
 
 from taskguard.errors import LockServerUnavailableError
-from taskguard.locks import Endpoint, Endpoints, PerProcess, ServerUrl
+from taskguard.locks import Endpoint, Endpoints, IdleQueue, PerProcess, ServerUrl
 
 __all__ = [
     "MOST_OPERATIONS",
@@ -81,6 +87,20 @@ def clock_s(reply: BaseHTTPResponse) -> float | None:
     return None
 
 
+class _Plain(HTTPConnectionPool):
+    QueueCls = IdleQueue
+
+
+class _Encrypted(HTTPSConnectionPool):
+    QueueCls = IdleQueue
+
+
+def _pools() -> PoolManager:
+    pools = PoolManager(_MOST_POOLS, maxsize=_MOST_IDLE)
+    pools.pool_classes_by_scheme = {"http": _Plain, "https": _Encrypted}
+    return pools
+
+
 class ConsulLink:
     """Requests to one agent, or to several of one datacenter.
 
@@ -103,7 +123,7 @@ class ConsulLink:
         # Consul answers a blocking query late by design.
         blocks_s = 1.5 * longest_block_s
         self._patient = Timeout(connect=connect_timeout_s, read=socket_timeout_s + blocks_s)
-        self._pools = PerProcess(lambda: PoolManager(_MOST_POOLS, maxsize=_MOST_IDLE))
+        self._pools = PerProcess(_pools)
         self._headers = {"X-Consul-Token": url.password} if url.password else {}
 
     def look(self, name: str) -> tuple[Entry | None, BaseHTTPResponse]:

@@ -21,11 +21,17 @@ from email.utils import parsedate_to_datetime
 from functools import lru_cache
 from typing import Any
 
-from urllib3 import BaseHTTPResponse, PoolManager, Timeout
+from urllib3 import (
+    BaseHTTPResponse,
+    HTTPConnectionPool,
+    HTTPSConnectionPool,
+    PoolManager,
+    Timeout,
+)
 from urllib3.exceptions import HTTPError, ReadTimeoutError
 
 from taskguard.errors import LockServerUnavailableError
-from taskguard.locks import Endpoint, Endpoints, PerProcess, ServerUrl
+from taskguard.locks import Endpoint, Endpoints, IdleQueue, PerProcess, ServerUrl
 
 __all__ = ["EtcdLink", "RefusedError", "clock_s"]
 
@@ -62,6 +68,20 @@ class RefusedError(LockServerUnavailableError):
         )
 
 
+class _Plain(HTTPConnectionPool):
+    QueueCls = IdleQueue
+
+
+class _Encrypted(HTTPSConnectionPool):
+    QueueCls = IdleQueue
+
+
+def _pools() -> PoolManager:
+    pools = PoolManager(_MOST_POOLS, maxsize=_MOST_IDLE)
+    pools.pool_classes_by_scheme = {"http": _Plain, "https": _Encrypted}
+    return pools
+
+
 class EtcdLink:
     """Requests to one etcd or to the members of a cluster.
 
@@ -77,7 +97,7 @@ class EtcdLink:
         self._tls = url.tls
         self._connect_timeout_s = connect_timeout_s
         self._timeout = Timeout(connect=connect_timeout_s, read=socket_timeout_s)
-        self._pools = PerProcess(lambda: PoolManager(_MOST_POOLS, maxsize=_MOST_IDLE))
+        self._pools = PerProcess(_pools)
         self._user = url.user
         self._password = url.password
         self._token = ""

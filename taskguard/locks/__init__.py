@@ -32,6 +32,7 @@ from taskguard.model.lease import Owner
 if TYPE_CHECKING:
     from taskguard.locks.endpoints import Endpoint, Endpoints, ServerUrl, parse_url
     from taskguard.locks.findings import LOCK_SERVER_MEMBER, LOCK_SERVER_QUORUM
+    from taskguard.locks.idle import IdleQueue
     from taskguard.locks.per_process import PerProcess
     from taskguard.locks.tls import Tls
     from taskguard.model.policy import check_number
@@ -51,6 +52,7 @@ __all__ = [
     "HintingLocks",
     "Hold",
     "Holder",
+    "IdleQueue",
     "LockProvider",
     "Owner",
     "PerProcess",
@@ -71,6 +73,7 @@ _LAZY = {
     "LOCK_SERVER_QUORUM": "taskguard.locks.findings",
     "Endpoint": "taskguard.locks.endpoints",
     "Endpoints": "taskguard.locks.endpoints",
+    "IdleQueue": "taskguard.locks.idle",
     "PerProcess": "taskguard.locks.per_process",
     "ServerUrl": "taskguard.locks.endpoints",
     "Tls": "taskguard.locks.tls",

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from typing import Any
 
 import pytest
 
@@ -135,6 +136,23 @@ def test_an_interrupted_call_leaves_no_reply_behind(server: Etcd | Consul) -> No
         (holder,) = locks.holders("held")
         assert holder.owner == owner
         assert locks.release(("held",), owner)
+
+
+def test_an_interrupted_call_leaves_nothing_locked(
+    server: Etcd | Consul, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A signal may arrive just after a Condition was entered, which then stays locked. No call
+    enters one, as the queues of Python's library do."""
+
+    def interrupted(condition: Any) -> None:
+        condition.acquire()
+        raise _TimeLimitError
+
+    with closing(locks_on(server, server.port, timeout_s=30.0)) as locks:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Condition, "__enter__", interrupted)
+            take(locks, "k")
+        take(locks, "k")
 
 
 class _TimeLimitError(BaseException):

@@ -355,6 +355,24 @@ class TestMinorityInTrouble:
             server.restart()
         take_everywhere(own, locks, "after", new_owner("m"))
 
+    def test_an_interrupted_call_leaves_nothing_locked(
+        self, own: Independent, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A signal may arrive when a Condition was just entered, which then stays locked."""
+        locks = own.connect()
+        changed, enter = locks._servers._changed, threading.Condition.__enter__
+
+        def interrupted(condition: threading.Condition) -> bool:
+            entered = enter(condition)
+            if condition is changed:
+                raise KeyboardInterrupt
+            return entered
+
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Condition, "__enter__", interrupted)
+            cycle(locks, "k")
+        cycle(locks, "k")
+
     def test_late_replies_answer_nothing_else(self, own: Independent) -> None:
         """A server that stops and goes on all the time: each answer is that of its own call."""
         locks, ended = own.connect(socket_timeout_s=5.0), threading.Event()

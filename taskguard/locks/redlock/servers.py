@@ -170,7 +170,9 @@ class Servers:
         # After a fork, the parent's channels are dropped without a word to the servers, and another
         # thread of the parent may have held its mutex.
         self._lanes: dict[int, _Lane] = {}
-        self._changed = threading.Condition()
+        # It is locked by itself: an interrupted `with self._changed` could leave it locked.
+        self._mutex = threading.RLock()
+        self._changed = threading.Condition(self._mutex)
         for server in self.all:
             server.dialing = None
         self._pid = os.getpid()  # last, so that no thread of a child finds the parent's channels
@@ -278,7 +280,7 @@ class Servers:
         for server in due:
             self._start(server, dials, lane)
         try:
-            with self._changed:
+            with self._mutex:
                 while dials.left:
                     left_s = now_s + others_s - SYSTEM_CLOCK.monotonic_s()
                     if there + len(dials.made) < self.quorum:
@@ -287,13 +289,13 @@ class Servers:
                         break
                     self._changed.wait(left_s)
         finally:
-            with self._changed:
+            with self._mutex:
                 dials.is_over = True
             for channel in dials.made:
                 channels.all[channel.index] = channel
 
     def _start(self, server: Server, dials: _Dials, lane: _Lane) -> None:
-        what = server, dials, lane, self._changed
+        what = server, dials, lane, self._mutex, self._changed
         # A daemon, which the interpreter does not wait for; a greenlet under gevent and eventlet.
         server.dialing = threading.Thread(
             target=self._connect, args=what, name="taskguard-redlock", daemon=True
@@ -304,7 +306,7 @@ class Servers:
             self._connect(*what)
 
     def _connect(
-        self, server: Server, dials: _Dials, lane: _Lane, changed: threading.Condition
+        self, server: Server, dials: _Dials, lane: _Lane, mutex: Any, changed: threading.Condition
     ) -> None:
         channel = None
         try:
@@ -315,7 +317,7 @@ class Servers:
         except Exception as error:  # noqa: BLE001  # an unknown host name, for example
             server.note_failure(server.link.unavailable(error))
         finally:
-            with changed:
+            with mutex:
                 dials.left -= 1
                 if channel is not None and not dials.is_over:
                     dials.made.append(channel)
