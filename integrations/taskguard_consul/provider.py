@@ -47,10 +47,10 @@ _MIN_TTL_S = 10
 _WAIT_SLICE_S = 1.0
 _NO_EXPIRY_S = 86_400.0
 _TRIES = 5
-# A refusal does not say who holds the key: who looks may find it free again, and then asks again.
+# A refusal does not name the holder. If the key is free when we look, we try again.
 _TRIES_TO_TAKE = 50
-# A session is renewed by an acquire that finds it older than this share of the ttl, and lasts for
-# that much longer, so that what is granted lasts for the ttl.
+# An acquire renews a session that is older than this share of the ttl. A session's ttl is longer by
+# that share, so that each grant lasts for the requested ttl.
 _AGE_SHARE = 0.25
 _MOST_KEYS = (MOST_OPERATIONS - 1) // 2
 _MOST_DOUBTS = 10_000
@@ -409,7 +409,7 @@ class ConsulLocks:
     def _restless(self, keys: tuple[str, ...]) -> LockServerUnavailableError:
         return LockServerUnavailableError(
             f"The lock server {self._link.address} gave {_TRIES} answers about {', '.join(keys)} "
-            "that were not true any more when they arrived. Nothing was taken.",
+            "that were outdated when they arrived. Nothing was taken.",
             key=", ".join(keys),
         )
 

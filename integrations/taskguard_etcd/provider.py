@@ -456,7 +456,7 @@ class EtcdLocks:
     def _restless(self, keys: tuple[str, ...]) -> LockServerUnavailableError:
         return LockServerUnavailableError(
             f"The lock server {self._link.address} gave {_TRIES} answers about {', '.join(keys)} "
-            "that were not true any more when they arrived. Nothing was taken.",
+            "that were outdated when they arrived. Nothing was taken.",
             key=", ".join(keys),
         )
 

@@ -1,6 +1,7 @@
-"""What a ZooKeeper's URL says.
+"""Parse the URL of a ZooKeeper.
 
-Guarantees: a URL that cannot be read is a ConfigurationError, which shows nothing of it.
+Guarantees: a URL that cannot be read is a ConfigurationError, which shows only its
+scheme.
 Does not guarantee that there is a ZooKeeper.
 """
 
@@ -23,11 +24,11 @@ _CHROOT = re.compile(r"(/(?!\.{1,2}(/|$))[^/\x00-\x1f\x7f-\x9f]+)*")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """The servers, and how to speak to them.
+    """The servers, and how to connect to them.
 
     Attributes:
-        chroot: the path below which everything is, "" for the root.
-        session_s: for how long the servers are asked to keep a session that they hear nothing of.
+        chroot: the path under which all data is; "" for the root.
+        session_s: the requested session timeout.
         tls: None without TLS.
     """
 
@@ -40,12 +41,12 @@ class Address:
 
     @property
     def hosts(self) -> str:
-        """As kazoo wants them, and as messages name them."""
+        """The servers, separated by commas, for kazoo and for messages."""
         return ",".join(map(str, self.endpoints))
 
 
 def parse_address(url: str) -> Address:
-    """`zookeeper://[user:password@]host[:port],…[/chroot][?session_s=10]`, `zookeepers://` for TLS.
+    """Parse `zookeeper://[user:password@]host[:port],…[/chroot][?session_s=10]`, or `zookeepers://`.
 
     Raises ConfigurationError.
     """

@@ -343,7 +343,7 @@ class ZooKeeperLocks:
     def _restless(self, keys: tuple[str, ...]) -> LockServerUnavailableError:
         return LockServerUnavailableError(
             f"The lock server {self._address.hosts} gave {_TRIES} answers about {', '.join(keys)} "
-            "that were not true any more when they arrived. Nothing was taken.",
+            "that were outdated when they arrived. Nothing was taken.",
             key=", ".join(keys),
         )
 

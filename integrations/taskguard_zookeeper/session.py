@@ -3,12 +3,12 @@
 Guarantees
 * A request waits for a connection and for its reply no longer than the time-outs say. Whatever goes
   wrong comes out as LockServerUnavailableError, except what the server says about nodes.
-* A server that takes a connection and says nothing, or is cut off, costs a part of the session's
-  time, not all: it is asked again, and the others are.
-* A session that has ended stays so: nothing that another one answered is taken for its answer. It
-  has ended when the server says so, when nothing was heard of it for its time-out, and by `end()`.
-* What is doubtful is undone before anything else that this session asks from then on.
-* Threads may call at once. A fork keeps nothing of it: `forget()` closes what the child has.
+* A server that accepts a connection and stays silent, or is cut off, costs a part of the session's
+  timeout, not all of it. Then the other servers are tried, and it is tried again.
+* An ended session stays ended. No reply to another session counts as a reply to it. It ends when
+  the server says so, after a silence of its timeout, and by `end()`.
+* A request without an answer is undone before any later request of this session.
+* Threads may call at once. A forked child uses nothing of it: `forget()` closes the child's copies.
 
 Does not guarantee that the server ends a session as soon as we do.
 """
@@ -39,7 +39,7 @@ from taskguard_zookeeper.wire import GetEphemerals, Nodes, Transaction, errors, 
 
 __all__ = ["Node", "RefusedError", "Session"]
 
-# What says something of nodes, and nothing of the server.
+# Errors about nodes, not about the server.
 _OF_NODES = (errors.NoNodeError, errors.NodeExistsError, errors.BadVersionError)
 _OF_RIGHTS = (errors.NoAuthError, errors.AuthFailedError, errors.InvalidACLError)
 _MOST_DOUBTS = 10_000
@@ -49,11 +49,11 @@ _LEAST_PATIENCE_S = 1.0
 
 
 class RefusedError(LockServerUnavailableError):
-    """ZooKeeper answered, and what it said was no."""
+    """ZooKeeper answered with a refusal."""
 
 
 class Node(NamedTuple):
-    """What stands at a path."""
+    """The data of a path."""
 
     data: bytes
     czxid: int
@@ -61,7 +61,7 @@ class Node(NamedTuple):
 
 
 class _Secret(str):
-    """What kazoo does not write into its log, where it writes all that it sends."""
+    """A text that kazoo does not write into its log. It logs all that it sends."""
 
     __slots__ = ()
 

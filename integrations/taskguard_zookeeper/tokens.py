@@ -1,12 +1,12 @@
 """From ZooKeeper's transaction numbers to tokens of the size of a clock in µs.
 
-Each node says by which transaction it was created (`czxid`). That number grows with each write, and
-jumps by 2^32 with each election: no clock does that. So an epoch is a clock, when a transaction
-wrote it down, and a token is that clock plus the number of transactions since.
+Each node has the number of the transaction that created it (`czxid`). The number grows with each
+write, and jumps by 2^32 with each election, which no clock does. So an epoch records the server's
+clock at one transaction, and a token is that clock plus the number of transactions since.
 
 Guarantees: tokens of a later transaction are higher, if servers write less than a million times a
-second and, at an election, clocks of two servers are not minutes apart; an epoch begins where the
-one before had come to, or at the server's clock if that is further.
+second, and the clocks of two servers are not minutes apart at an election. An epoch begins at the
+highest token of the one before, or at the server's clock if that is higher.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 __all__ = ["NO_EPOCH", "Epoch", "read_epoch"]
 
-# An epoch that an election ended had come no further than this beyond its beginning, if the clock
-# has not: as many transactions take a server much longer.
+# Upper bound of the tokens of an epoch that an election ended, above its first one. A server needs
+# much longer for as many transactions.
 _BEYOND_ELECTION_US = 10_000_000
 
 
@@ -28,7 +28,7 @@ class Epoch:
     Attributes:
         start_us: the token of the transaction that wrote it.
         zxid: that transaction.
-        version: of the node that it stands in.
+        version: the version of its node.
     """
 
     start_us: int
@@ -36,7 +36,7 @@ class Epoch:
     version: int = 0
 
     def token(self, czxid: int) -> int | None:
-        """That of a node; None if there was an election in between."""
+        """Return the token of a node. None: there was an election in between."""
         if self.zxid >> 32 != czxid >> 32:
             return None
         return self.start_us + czxid - self.zxid
@@ -46,7 +46,7 @@ class Epoch:
 
     @classmethod
     def parse(cls, text: str) -> Epoch:
-        """Raises ValueError."""
+        """Parse the text of an epoch. Raises ValueError."""
         start_us, _, zxid = text.partition(".")
         return cls(int(start_us), int(zxid))
 
@@ -55,7 +55,7 @@ NO_EPOCH = Epoch(0, 0)
 
 
 def read_epoch(data: bytes, stat: Any) -> Epoch:
-    """The epoch that a node says: it holds the one before, and its times say the rest."""
+    """Return the epoch of a node, which stores the one before, by the node's times."""
     try:
         before = Epoch.parse(data.decode("ascii"))
     except ValueError:  # not ours; UnicodeDecodeError, too

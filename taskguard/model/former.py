@@ -1,14 +1,14 @@
-"""What a guard was before a deploy changed it: `formerly=`.
+"""The former declaration of a guard that a deploy changed: `formerly=`.
 
-A work's id is made of the task's name, `once_per` (by default the key) and the namespace. A deploy
-that changes one of them gives all work new ids, under which nothing is on record: a message that
-was done before, and is delivered again, would have its effect twice.
+The id of work is made of the task's name, `once_per` (by default the key) and the namespace. A
+deploy that changes one of them gives all work new ids, under which nothing is on record. If a
+message whose work is done is delivered again, it would have its effect twice.
 
     @guarded_task(key="shop:<shop>:order:<order_id>", formerly=Former(key="order:<order_id>"))
 
-Guarantees: a claim holds the former keys as well, looks at the record under each former id, and
-writes there, too, all in its own transaction. So it excludes, and is excluded by, workers that
-still run with the former guard, and each finds what the other has done.
+Guarantees: a claim holds the former keys as well. It reads and writes the record under each former
+id, in its own transaction. So it and workers that still run with the former guard exclude each
+other, and each finds what the other has done.
 
 Read next: `states.speaking_record()` for which of several records counts, and
 `docs/how-to/changing-a-guard.md` for what to do when.
@@ -29,14 +29,14 @@ _MOST = 8
 
 @value(kw_only=True)
 class Former:
-    """How a guard was declared before. An argument that is left out was as it is now.
+    """A former declaration of a guard. An argument that is left out has not changed.
 
     Attributes:
-        task: the task's name, or its `work=` where it had one.
-        key: its `key=`, in terms of the arguments that the function has now. A call of whose
-            arguments it makes no key has no former work.
+        task: the task's name, or its `work=` if it had one.
+        key: its `key=`, in terms of the function's present arguments. A call whose arguments make
+            no such key has no former work.
         once_per: its `once_per=`.
-        namespace: its namespace, the application's where the task had none of its own; "": none.
+        namespace: its namespace, or the application's if the task had none. "": none.
     """
 
     task: str | None = None
@@ -47,7 +47,7 @@ class Former:
     def __post_init__(self) -> None:
         if all(each is None for each in (self.task, self.key, self.once_per, self.namespace)):
             raise ConfigurationError(
-                "Former() says nothing: name what has changed, by task=, key=, once_per= or "
+                "Former() has no arguments: name what has changed by task=, key=, once_per= or "
                 "namespace=."
             )
         if self.namespace is not None:
@@ -55,7 +55,7 @@ class Former:
 
 
 def formers_in(given: Any, *, task: str) -> tuple[Former, ...]:
-    """The option `formerly=` of a task, checked. Raises ConfigurationError."""
+    """Check the option `formerly=` of a task and return it. Raises ConfigurationError."""
     formers = (given,) if isinstance(given, Former) else tuple(given)
     wrong = next((each for each in formers if not isinstance(each, Former)), None)
     if wrong is not None:
@@ -65,7 +65,7 @@ def formers_in(given: Any, *, task: str) -> tuple[Former, ...]:
         )
     if len(formers) > _MOST:
         raise ConfigurationError(
-            f"{task}: formerly= has {len(formers)} shapes, and each is looked at by every claim: "
-            f"at most {_MOST}. Leave out those whose work is older than retention_s."
+            f"{task}: formerly= has {len(formers)} entries, and every claim reads each of them: "
+            f"use {_MOST} at most. Remove those whose work is older than retention_s."
         )
     return formers

@@ -1,9 +1,9 @@
-"""A lease as its holder sees it: who holds what, and until when that may be trusted.
+"""A lease as its holder sees it: its keys, its owner, and how long to trust it.
 
-Guarantees: `trusted_until_s` is counted from *before* the request was sent, less a margin, so
-that the holder's trust ends before the server's lease does; a fork holds none of its parent's
-leases. Does not guarantee exclusion: a paused process cannot know that it was paused. That is
-what the fencing token and the ledger are for.
+Guarantees: `trusted_until_s` counts from *before* the request was sent, less a margin. So the
+holder's trust ends before the server's lease does. A fork holds none of its parent's leases.
+Does not guarantee exclusion, because a paused process does not know that it was paused. The fencing
+token and the ledger exist for that.
 
 Read next: `watchdog.py`, which renews leases, and `locks/base.py`, which grants them.
 """
@@ -40,15 +40,15 @@ os.register_at_fork(
 
 
 class _Nonces:
-    """Nonces of this process, which no other attempt has.
+    """Nonces of this process. No other attempt has them.
 
-    The worker's number is random, and the same in all processes that fork from the one which
-    imported this module. Processes of one number differ by their ids. Where a process gets the id
-    of one that has ended, its counter starts elsewhere.
+    The worker's number is random. All processes that fork from the one that imported this module
+    have the same number, and differ by their pids. If a process gets the pid of one that has ended,
+    its counter starts at another random number.
     """
 
     def __init__(self) -> None:
-        # 00000000 and ffffffff are left for owners that are no process.
+        # 00000000 and ffffffff are reserved for owners that are no process.
         self.worker = f"{1 + _random(_NUMBER_DIGITS) % (16**_NUMBER_DIGITS - 2):08x}"
         self.begin()
         # The hook takes no lock: the child has one thread, and the parent keeps its counter.
@@ -87,18 +87,18 @@ class Owner:
 
     @property
     def is_ours(self) -> bool:
-        """Whether `new_owner()` can have made it: what others write into a lock is no lease."""
+        """Whether `new_owner()` can have made it. A lock that another program wrote is no lease."""
         return len(self.nonce) == _NONCE_DIGITS and _HEX.issuperset(self.nonce)
 
     @property
     def process(self) -> str:
-        """The holder's process, as "worker 1f2e3d4c, pid 4711"; "" where the nonce names none."""
+        """The holder's process, as "worker 1f2e3d4c, pid 4711". "" if the nonce names none."""
         number, pid = self.named if self.is_ours else ("", 0)
         return f"worker {number}, pid {pid}" if pid else ""
 
     @property
     def named(self) -> tuple[str, int]:
-        """The number of the holder's worker, and its pid; of a nonce that is ours."""
+        """The holder's worker number and its pid. Only for a nonce that is ours."""
         return self.nonce[:_NUMBER_DIGITS], int(self.nonce[_NUMBER_DIGITS:-_COUNTER_DIGITS], 16)
 
     @property
@@ -116,12 +116,12 @@ class Owner:
 
 
 def new_owner(message: str = "") -> Owner:
-    """An owner with a nonce that no other attempt has, on any machine."""
+    """Return an owner with a nonce that no other attempt has, on any machine."""
     return Owner(_nonces(), message)
 
 
 def trusted_until_s(*, asked_at_s: float, ttl_s: float) -> float:
-    """Until when a lease of `ttl_s` that was asked for at `asked_at_s` may be trusted.
+    """Return until when to trust a lease of `ttl_s` that was requested at `asked_at_s`.
 
     The margin is 1% of the ttl + 2 ms, for clocks that run at different speeds (the figures
     of the Redlock description).
@@ -134,14 +134,14 @@ class Lease:
 
     Attributes:
         keys: the keys, sorted.
-        owner: who holds them.
-        ttl_s: how long each renewal asks for, in seconds.
+        owner: the holder.
+        ttl_s: the length that each renewal requests, in seconds.
         fence: the fencing token, 0 until one is known.
-        limit: it came in while fewer than so many held the key; 1: it has its keys alone.
+        limit: it was granted while fewer holders than this had the key. 1: it excludes others.
         of_work: whether a ledger refuses a late commit of its holder.
-        taken_at_s: when the lease was asked for, on the clock's monotonic scale.
-        trusted_until_s: until when it may be trusted, on the same scale.
-        is_lost: whether the lease was lost; `lost` is the same as an Event to wait for.
+        taken_at_s: when the lease was requested, on the monotonic clock.
+        trusted_until_s: until when to trust it, on the monotonic clock.
+        is_lost: whether the lease was lost. `lost` is an Event that is set then.
     """
 
     def __init__(
@@ -180,24 +180,24 @@ class Lease:
 
     @property
     def lost(self) -> threading.Event:
-        """Set once the lease can no longer be trusted. Made when first asked for."""
+        """Event that is set once the lease can no longer be trusted. Made at its first use."""
         with _making:
             if self._lost is None:
                 self._lost = threading.Event()
-        if self.is_lost:  # also if that happened just now, before there was an Event to set
+        if self.is_lost:  # perhaps just now, before there was an Event to set
             self._lost.set()
         return self._lost
 
     @property
     def remaining_s(self) -> float:
-        """Seconds for which the lease may still be trusted; 0.0 once lost."""
+        """Seconds for which to trust the lease. 0.0 once it is lost."""
         if self.is_lost or self._pid != os.getpid():
             return 0.0
         return max(0.0, self.trusted_until_s - self._clock.monotonic_s())
 
     @property
     def is_parents(self) -> bool:
-        """Whether the lease was taken before a fork: the child neither holds nor ends it."""
+        """Whether the lease was taken before a fork. The child neither holds nor ends it."""
         return self._pid != os.getpid()
 
     def extend(self, trusted_until_s: float) -> None:
@@ -206,7 +206,7 @@ class Lease:
             self.trusted_until_s = max(self.trusted_until_s, trusted_until_s)
 
     def mark_lost(self, reason: str) -> bool:
-        """Say that the lease can no longer be trusted. True the first time."""
+        """Note that the lease can no longer be trusted. Return True the first time."""
         if self.is_lost:
             return False
         self.lost_reason = reason
@@ -235,5 +235,5 @@ _UNSAID: dict[str, Any] = {}
 
 
 def asked(limit: int) -> dict[str, Any]:
-    """What is said of a limit to a lock provider, who may know of none."""
+    """Return the arguments for a limit. A provider without shares takes none."""
     return _UNSAID if limit == 1 else {"limit": limit}

@@ -1,8 +1,8 @@
 """The state machine of work, as data, and the pure decision about who may claim it.
 
-Every ledger's SQL is tested against this table. Guarantees: DONE and DEAD stay, unless a person
-requeues the work or sets the user's own row back; a claim is decided from one
-snapshot of the work and never from two readings of a clock.
+The SQL of every ledger is tested against this table. Guarantees: DONE and DEAD are final, unless an
+operator requeues the work, or the user's own row is set back. A claim is decided from one snapshot
+of the work, and never from two readings of a clock.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ TRANSITIONS: dict[tuple[State, State], str] = {
 }
 
 OUTDATED = "superseded by a newer message"
-"""How the record of FAILED work begins its reason, where a newer message took its place. Final."""
+"""Beginning of the reason on record of FAILED work that a newer message superseded. Final."""
 
 EXPIRED = "its message expired"
-"""What the record says of FAILED work whose message has expired before its turn."""
+"""Reason on record of FAILED work whose message expired before its turn."""
 
 REPLACED_RETRIES = 2**31 - 1
-"""Number of retries recorded of a message whose call was replaced: the most the column takes."""
+"""Retries on record of a message whose call was replaced: the maximum of the column."""
 
 BY_ROW: dict[tuple[State, State], str] = {
     (State.DONE, State.PROCESSING): "claimed after its own row was set back to new",
@@ -80,11 +80,10 @@ BY_ROW: dict[tuple[State, State], str] = {
     (State.DONE, State.NEW): "enqueued after its own row was set back to new",
     (State.DEAD, State.NEW): "enqueued after its own row was set back to new",
 }
-"""Further ones where the user's own row is the authority (`decide_by_row`).
+"""Further transitions if the user's own row is the authority (`decide_by_row`).
 
-Where a work has several records (`speaking_record`), the others become what that one becomes,
-whatever they were: a claim writes all of them, and what a worker with a former guard has done is
-copied by the next claim.
+If work has several records (`speaking_record`), the others get the state of that one, whatever
+theirs was. A claim writes all of them, and copies what a worker with a former guard has done.
 """
 
 
@@ -116,7 +115,7 @@ class Place(StrEnum):
     NEW = "new"
     HELD = "held"  # PROCESSING, or where a burial left it, with the fence of this work's record
     DONE = "done"
-    OTHER = "other"  # any other state; PROCESSING with the fence of somebody else
+    OTHER = "other"  # any other state, or PROCESSING with the fence of another holder
     MISSING = "missing"
 
 
@@ -133,10 +132,10 @@ class WorkRow:
     retries: int
     crashes: int
     fingerprint: str | None = None
-    outdated: bool = False  # of FAILED, final work: a newer message took its place
+    outdated: bool = False  # FAILED and final because a newer message superseded it
 
     def is_other_than(self, message: str, fingerprint: str | None) -> bool:
-        """Whether another message claimed it, with another fingerprint; None fits all."""
+        """Return whether another message with another fingerprint claimed it. None fits all."""
         known = self.fingerprint is not None and fingerprint is not None
         return known and self.message != message and self.fingerprint != fingerprint
 
@@ -144,12 +143,12 @@ class WorkRow:
 def is_superseded(
     row: WorkRow | None, *, message: str, number: tuple[int, int], recorded: tuple[int, int]
 ) -> bool:
-    """Whether a live copy of this message with a higher number is known to exist.
+    """Return whether a live copy of this message with a higher number is known to exist.
 
-    `recorded` is the message's number in this very work: an id may be used for two work items, and
-    a deferral of the one is none of the other. A number is (retries, deferrals): a later retry
-    comes after every deferral of an earlier one. By deferrals alone a retry could be dropped for a
-    message that is itself dropped for the retry.
+    `recorded` is the message's number in this very work. One id may be used for two works, and a
+    deferral of one is none of the other. A number is (retries, deferrals): a later retry comes
+    after every deferral of an earlier one. With deferrals alone, a retry and an earlier copy could
+    each be dropped in favour of the other.
     """
     if number < recorded:
         return True
@@ -157,35 +156,36 @@ def is_superseded(
 
 
 def sent_at_us(sent_us: int | None, *, created_us: int) -> int:
-    """When a message was sent, where a newer one takes an older one's place.
+    """Return when a message was sent, to compare messages that supersede each other.
 
-    `sent_us` is what it says itself, and `created_us` when its work came on record, by the
-    database's clock. One that does not say, or was sent by a clock that is ahead, counts as sent
-    when it came. So it is the same at each of its deliveries, and is never in the future.
+    `sent_us` is the message's own time, and `created_us` the time when its work came on record, by
+    the database's clock. A message without a time, or with a time in the future, counts as sent
+    when its work came on record. So the result is the same at each delivery.
     """
     return created_us if sent_us is None else min(sent_us, created_us)
 
 
 def is_outdated(sent_us: int, *, others_us: Sequence[int | None]) -> bool:
-    """Whether one of these others of its task and key was sent later.
+    """Return whether one of these other messages of its task and key was sent later.
 
-    The others are the newest that has begun, and the newest that waits. Of two that were sent at
-    the same moment the one that comes later is the newer one. That goes in no circle: the other
-    one's record says for good that it is outdated.
+    The others are the newest message that has begun, and the newest that waits. Of two messages
+    that were sent at the same moment, the one that comes later is newer. They cannot outdate each
+    other, because the first one's record says finally that it is outdated.
     """
     return any(other is not None and sent_us < other for other in others_us)
 
 
 def speaking_record(records: Sequence[tuple[State, int] | None]) -> int | None:
-    """Which of a work's records a claim is decided by: its number; None if there are none.
+    """Return the number of the record that decides a claim, or None if there are no records.
 
-    Each record is a state and a fence. The first is the work's own; the others stand under ids that
-    it had before its guard was changed, where workers with the former guard look and write. Whoever
-    held the key last has written last, so the record with the highest fence counts. Records with
-    equal fences are of one claim; of those the first that is not PROCESSING counts, for a worker
-    with the former guard buries and revokes the former record alone. But work that is DONE under
-    any id is done: the former guard may have known as several what is one now, and one of several
-    that is not done must not bring the effect back.
+    Each record is a state and a fence. The first has the work's own id. The others have ids from
+    before its guard was changed, which workers with the former guard read and write.
+
+    * The record with the highest fence counts, because the last holder wrote it.
+    * Records with equal fences are of one claim. The first that is not PROCESSING counts, because a
+      worker with the former guard buries and revokes only the former record.
+    * Work that is DONE under any id is done. One work may have been several under the former guard.
+      If one of those is not done, the effect must not be repeated.
     """
     known = [(number, each) for number, each in enumerate(records) if each is not None]
     if not known:
@@ -210,7 +210,7 @@ def decide(  # noqa: PLR0911  # one rule, one return: this is the table itself
     may_create: bool,
     fingerprint: str | None = None,
 ) -> Decision:
-    """What a claim by `owner` does, by the first rule that fits."""
+    """Return what a claim by `owner` does, by the first rule that fits."""
     if row is not None:
         if row.state is State.PROCESSING and row.owner == owner:
             return Decision.SAME
@@ -234,17 +234,17 @@ def decide(  # noqa: PLR0911  # one rule, one return: this is the table itself
 
 
 def decide_by_row(recorded: Decision, work: State | None, place: Place) -> Decision:
-    """What a claim does where the user's own row is the authority about the state.
+    """Return what a claim does if the user's own row is the authority about the state.
 
-    It alone may leave DONE and DEAD: where the row's owner has set it back to NEW.
+    Only such a claim can leave DONE and DEAD, after the row was set back to NEW.
 
-    `recorded` is what `decide()` says by the record alone, `work` the record's state. The first
-    rule that fits decides.
+    `recorded` is the answer of `decide()` for the record alone, and `work` the record's state. The
+    first rule that fits decides.
     """
     ended = work in (State.DONE, State.DEAD)
     overdue = recorded in (Decision.SAME, Decision.TAKEOVER, Decision.BURY)
     if place is Place.NEW and (ended or overdue):
-        return Decision.AGAIN  # the row's owner has set it back
+        return Decision.AGAIN  # the row was set back
     if recorded is Decision.MISMATCH:
         return recorded
     if place is Place.DONE:

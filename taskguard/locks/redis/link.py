@@ -1,20 +1,20 @@
-"""The way to one Redis or Valkey server: own connections, time-outs, retries, one kind of error.
+"""Calls to one Redis or Valkey server: connections, timeouts, retries and errors.
 
 Guarantees
-* A call is tried at most `1 + retries` times, each on a connection of its own making, and ends
-  within about `(1 + retries) * (connect_timeout_s + 2 * socket_timeout_s)`. redis-py's own retries
-  (ten in silence for `redis.Redis()`) are switched off, also for a client that the user hands in.
-* Whatever goes wrong comes out as LockServerUnavailableError, which names host, port and database,
-  and never a password.
+* A call is tried at most `1 + retries` times, and ends within about
+  `(1 + retries) * (connect_timeout_s + 2 * socket_timeout_s)`. redis-py's own silent retries (ten
+  for `redis.Redis()`) are switched off, even for a client of the user.
+* Every failure is a LockServerUnavailableError, which names host, port and database, and never a
+  password.
 * redis-py alone sends commands and reads replies, by its public interface.
-* A connection whose reply is not known to be complete is closed, never used again: also when the
-  call was interrupted by a time limit, a signal or `GreenletExit`.
-* Threads may call at once; a fork starts with no connection; under gevent and eventlet native
-  threads and greenlets share none.
+* A connection whose reply may be incomplete is closed and never used again, for example after a
+  time limit, a signal or `GreenletExit` interrupted the call.
+* Threads may call at once. A fork starts with no connection. Under gevent and eventlet, native
+  threads share no connections with greenlets.
 
-Not guaranteed: a bound on name resolution, which the system does without a time-out, and on asking
-Sentinel for the master, which the user's own Sentinel object does with its own; and that a call
-that failed had no effect. That is why every script may be asked twice.
+Does not guarantee a bound on name resolution, because the system has no timeout for it, or on the
+query of a user's own Sentinel object. Does not guarantee that a failed call had no effect. So every
+script may be called twice.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from taskguard.locks.redis.protocol import Script, pack
 __all__ = ["Connections", "RedisLink", "Refusal", "Sent", "driver", "quiet_options"]
 
 _MOST_IDLE = 64
-# Says to a node of a cluster that a slot is on its way to it: for the next command only.
+# Lets a node of a cluster accept the next command for a slot that is moving to it.
 _ASKING = pack(b"ASKING")
-# How servers from 6.2 to 9 say inside of a script what outside is a NOPERM.
+# Words of servers from 6.2 to 9 for a NOPERM within a script.
 _FORBIDDEN_IN_SCRIPT = ("ACL failure in script", "The user executing the script can't")
 
 
 class Refusal(enum.Enum):
-    """Why a server that answers does not do what it is asked."""
+    """Why a server refused a call."""
 
     LOGIN = enum.auto()
     RIGHTS = enum.auto()
@@ -64,14 +64,14 @@ class RedisLink:
     """Calls to one server.
 
     Args:
-        target: a URL, a redis-py client whose address it borrows, or what `from_url` makes of one.
+        target: a URL, the result of `from_url`, or a redis-py client whose address to use.
         socket_timeout_s: how long one reply may take.
         connect_timeout_s: how long one connection may take.
-        retries: how often a call that got no reply is asked again.
+        retries: how often a call without a reply is made again.
         longest_block_s: how much later a blocking command may answer.
-        address: what the server is called for people, if not by host and port.
-        at: host and port in the place of the URL's own, for a node of a cluster.
-        cluster: what the cluster is called whose node it is.
+        address: the server's name in messages, if it is not host and port.
+        at: host and port of a node of a cluster, instead of those in the URL.
+        cluster: the name in messages of the node's cluster.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class RedisLink:
             target = from_url(target, self._redis)
         if isinstance(target, tuple):
             kind, options = target
-            options = bounds | options  # whoever writes a time-out into the URL means it
+            options = bounds | options  # timeouts in the URL take precedence
         else:
             kind, options = from_client(target)
             options |= bounds
@@ -148,10 +148,10 @@ class RedisLink:
         asking: bool = False,
         on_retry: Callable[[], None] = lambda: None,
     ) -> Any:
-        """One command, one reply.
+        """Send a command and return its reply.
 
-        `blocks`: the server may take up to `longest_block_s`. `asking`: of a node of a cluster
-        that is being given the key's slot.
+        `blocks`: the server may take up to `longest_block_s`. `asking`: the key's slot is moving to
+        this node of a cluster.
         """
         connections = self._patient if blocks else self._prompt
         for left in range(self._retries, -1, -1):
@@ -159,7 +159,7 @@ class RedisLink:
                 return self._ask_once(connections, command, asking=asking)
             except (self._errors.RedisError, OSError) as error:
                 if left and self.may_pass(error):
-                    # The idle ones are as old as the one that failed: the next one is fresh.
+                    # The idle connections are as old as the one that failed.
                     connections.close()
                     on_retry()
                     continue
@@ -167,7 +167,7 @@ class RedisLink:
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     def connect(self, *commands: bytes) -> tuple[Any, list[Any]]:
-        """A connection of the caller's own, and what it answers; refusals are among the answers."""
+        """Return a new connection for the caller, and a reply or a refusal for each command."""
         try:
             connection = self._prompt.connected()
         except (self._errors.RedisError, OSError) as error:
@@ -188,9 +188,9 @@ class RedisLink:
         return connection, answers
 
     def block(self, names: Sequence[bytes], timeout_s: float) -> list[bytes] | None:
-        """Until one of these lists has an element, which is taken off it: its name and that.
+        """Wait until one of these lists has an element. Remove it, and return list and element.
 
-        The first of several that have one; None after the time-out.
+        The first list that has one counts. Return None after the timeout.
         """
         found: list[bytes] | None = self.ask(
             pack(b"BLPOP", *names, b"%.3f" % timeout_s), blocks=True
@@ -198,7 +198,7 @@ class RedisLink:
         return found
 
     def send(self, commands: Sequence[bytes]) -> Sent:
-        """Commands in one write. They are tried once; `replies()` waits for what they answer."""
+        """Send commands in one write, once. `replies()` waits for their replies."""
         errors = self._errors
         try:
             connection = self._prompt.take()
@@ -219,14 +219,14 @@ class RedisLink:
         )
 
     def refusal_of(self, error: BaseException | None) -> Refusal | None:
-        """Why the server, which answered, refused; None: it gave no answer.
+        """Return why the server refused. None: it gave no answer.
 
-        Takes an error of redis-py's, or LockServerUnavailableError, whose cause that is.
+        `error`: redis-py's error, or the LockServerUnavailableError that it caused.
         """
         if isinstance(error, LockServerUnavailableError):
             error = error.__cause__
         errors, said = self._errors, str(error)
-        # A server that wants a password first refuses a script for its length.
+        # A server that requires a password refuses a long script with this word.
         if "unauthenticated" in said or isinstance(
             error, (errors.AuthenticationError, errors.AuthorizationError)
         ):
@@ -242,7 +242,7 @@ class RedisLink:
         return Refusal.OTHER if isinstance(error, errors.ResponseError) else None
 
     def was_refused(self, error: LockServerUnavailableError) -> bool:
-        """Whether the server answered, and what it said was no."""
+        """Return whether the server answered with a refusal."""
         return isinstance(error.__cause__, self._errors.ResponseError)
 
     # As `Traits` has it.
@@ -253,7 +253,7 @@ class RedisLink:
         return []
 
     def close(self) -> None:
-        """Close what is idle. Calls in flight go on; later calls connect again."""
+        """Close idle connections. Calls in progress go on, and later calls connect again."""
         self._prompt.close()
         self._patient.close()
 
@@ -275,7 +275,7 @@ class RedisLink:
                     connection.read_response(disable_decoding=True)
                 reply = connection.read_response(disable_decoding=True)
             except self._errors.ResponseError as error:
-                # The server said no: the reply is complete. A demoted master is left for good.
+                # A refusal is a complete reply. Leave a demoted master for good.
                 known = not asking and not isinstance(error, self._errors.ReadOnlyError)
                 raise
             known = True
@@ -290,7 +290,7 @@ class RedisLink:
         return Connections(lambda: kind(**options))
 
     def may_pass(self, error: BaseException | None) -> bool:
-        """Whether a fresh connection may help: not against a refusal."""
+        """Return whether a new connection may help. It does not help against a refusal."""
         errors = self._errors
         if isinstance(error, (errors.AuthenticationError, errors.AuthorizationError)):
             return False
@@ -298,7 +298,7 @@ class RedisLink:
         return isinstance(error, kinds)
 
     def unavailable(self, error: Exception) -> LockServerUnavailableError:
-        """What went wrong, with the server's address and without its password."""
+        """Return the error, with the server's address and without its password."""
         said = str(error).rstrip(".") or type(error).__name__
         refusal = self.refusal_of(error)
         if refusal is Refusal.LOGIN:
@@ -312,7 +312,7 @@ class RedisLink:
                 "taskguard.locks.redis tells what rights its user needs."
             )
         elif refusal is Refusal.CLUSTER and not self._cluster:
-            # Not its credentials: whoever wrote the URL knows them.
+            # Without credentials, which the author of the URL knows.
             where = self.address.partition("/")[0]
             rest = (
                 f"is a Redis Cluster ({said}). Write redis+cluster:// for redis:// and "
@@ -340,7 +340,7 @@ class RedisLink:
 
 
 class Sent:
-    """Commands that were sent on one connection, which nobody else has until they are answered."""
+    """Commands that were sent on one connection, which no other call uses meanwhile."""
 
     def __init__(
         self,
@@ -383,7 +383,7 @@ class Sent:
         return found
 
     def end(self) -> None:
-        """Give the connection back; one that still owes replies is closed. Asked again: nothing."""
+        """Return the connection for reuse, or close it if it owes replies. May be called twice."""
         connection, self._connection = self._connection, None
         if connection is None:
             return
@@ -394,7 +394,7 @@ class Sent:
 
 
 class Connections:
-    """Idle connections, the latest used first."""
+    """Idle connections. The one that was used last is taken first."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
@@ -402,21 +402,21 @@ class Connections:
         self._pid = os.getpid()
 
     def take(self) -> Any:
-        """An idle connection, or a new one that is connected."""
+        """Return an idle connection, or a new one that is connected."""
         try:
             return self._lane().pop()
         except IndexError:
             return self.connected()
 
     def connected(self) -> Any:
-        """A new connection that is connected."""
+        """Return a new connection that is connected."""
         connection = self._make()
-        # Named, since sending connects by itself, but past Sentinel.
+        # Explicitly, because a connection that connects at its first command skips Sentinel.
         connection.connect()
         return connection
 
     def put(self, connection: Any) -> None:
-        """Keep a connection for the next call, unless a burst of calls left enough of them."""
+        """Keep a connection for the next call, unless there are enough idle ones."""
         lane = self._lane()
         if len(lane) < _MOST_IDLE:
             lane.append(connection)
@@ -424,11 +424,11 @@ class Connections:
             connection.disconnect()
 
     def drop(self, connection: Any) -> None:
-        """Close a connection whose reply is not known to be complete."""
+        """Close a connection whose reply may be incomplete."""
         connection.disconnect()
 
     def close(self) -> None:
-        """Close the idle ones of this lane; those of others are closed by their own failures."""
+        """Close the idle connections of this lane. Other lanes close theirs after failures."""
         idle = self._lane()
         while idle:
             try:
@@ -438,7 +438,7 @@ class Connections:
 
     def _lane(self) -> deque[Any]:
         if self._pid != os.getpid():
-            # The parent's connections: dropped, not shut down, for they are still the parent's.
+            # Drop the parent's connections without closing them, because the parent uses them.
             self._idle, self._pid = {}, os.getpid()
         # Sockets of gevent and eventlet belong to the native thread that made them.
         plain = socket.socket.__module__ == "socket"
@@ -448,7 +448,7 @@ class Connections:
 
 
 def driver() -> Any:
-    """The package redis; raises MissingDriverError."""
+    """Return the package redis. Raises MissingDriverError."""
     with extras_named("A lock on Redis or Valkey"):
         import redis
     return redis
