@@ -394,6 +394,12 @@ class TestSilentNode:
             assert isinstance(take(locks, keys), Held)
             assert isinstance(take(locks, keys[:1]), Granted)
 
+    def test_an_interrupted_search(self, cluster: Cluster) -> None:
+        """If a signal interrupts a call that has just begun to read the slots, others read them."""
+        locks = connect(cluster.url, socket_timeout_s=0.3, connect_timeout_s=0.3)
+        assert locks._link._turn.acquire(False)
+        wait_until(lambda: is_answered(locks))
+
     def test_no_herd(self, cluster: Cluster) -> None:
         """Many threads that run into one silent node do not all ask the others who is where."""
         port = cluster.master_of("taskguard:{order:42}").port

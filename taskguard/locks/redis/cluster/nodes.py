@@ -353,6 +353,8 @@ class ClusterLink:
         # By looking rather than waiting: greenlets and threads of the system may come for it.
         while not turn.acquire(False):
             if time.monotonic() - came_at_s > self._search_s:
+                # A signal may have interrupted the call that has it. Two that read do no harm.
+                self._turn = allocate_lock()
                 return
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, 0.05)
