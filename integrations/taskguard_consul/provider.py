@@ -1,6 +1,6 @@
-"""The steps of a lock on Consul: each change is one transaction that names what it was found as.
+"""The steps of a lock on Consul: each change is one transaction, if nothing changed since the read.
 
-What they guarantee, and what stands in the server, is in the package's docstring.
+The package's docstring has the guarantees and the data in the server.
 """
 
 from __future__ import annotations

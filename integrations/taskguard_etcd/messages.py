@@ -1,7 +1,7 @@
-"""What goes over the wire to an etcd: conditions, operations, and what they found.
+"""Requests to etcd as values: conditions, operations, and their results.
 
-Pure: nothing here asks anybody. Names are those of etcd's JSON, whose numbers are texts and whose
-keys and values are base64.
+Nothing here sends a request. Names are those of etcd's JSON, whose numbers are texts and whose keys
+and values are base64.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What stands under a key."""
+    """The entry of a key."""
 
     value: bytes
     lease: str
@@ -54,7 +54,7 @@ class Entry:
 
 
 def lease_of(owner: Owner, keys: Sequence[str], *extra: object) -> str:
-    """The id of the lease under which an owner holds these keys together: asked twice, the same."""
+    """Return the id of an owner's lease for these keys, which is the same at each call."""
     words = "\0".join([str(owner), *keys, *map(str, extra)])
     digest = hashlib.blake2b(to_bytes(words), digest_size=8).digest()
     return str((int.from_bytes(digest) >> 1) or 1)  # 0 means that etcd shall choose
@@ -65,7 +65,7 @@ def is_absent(name: str) -> Message:
 
 
 def is_at(name: str, entry: Entry | None) -> Message:
-    """It is as it was found."""
+    """Return the condition that an entry has not changed."""
     if entry is None:
         return is_absent(name)
     return {"key": _pack(name), "target": "MOD", "modRevision": str(entry.changed)}
@@ -105,7 +105,7 @@ def several(
     then: Iterable[Message] = (),
     otherwise: Iterable[Message] = (),
 ) -> Message:
-    """One transaction."""
+    """Return one transaction."""
     return {"compare": list(when), "success": list(then), "failure": list(otherwise)}
 
 
@@ -115,7 +115,7 @@ def nested(
     then: Iterable[Message] = (),
     otherwise: Iterable[Message] = (),
 ) -> Message:
-    """The same as an operation of another one."""
+    """Return a transaction as an operation of another one."""
     return {"requestTxn": several(when=when, then=then, otherwise=otherwise)}
 
 
@@ -127,7 +127,7 @@ def spread(operations: Sequence[Message], *, width: int) -> Message:
 
 
 def entries(responses: Sequence[Message]) -> list[Entry | None]:
-    """What each of some reads found."""
+    """Return the entries that each read found."""
     found = []
     for response in responses:
         kvs = response["response_range"].get("kvs")

@@ -1,6 +1,6 @@
-"""The steps of a lock on etcd: each change is one transaction that names what it was found as.
+"""The steps of a lock on etcd: each change is one transaction, if nothing changed since the read.
 
-What they guarantee, and what stands in the server, is in the package's docstring.
+The package's docstring has the guarantees and the data in the server.
 """
 
 from __future__ import annotations
@@ -106,8 +106,8 @@ class EtcdLocks:
     def acquire(
         self, keys: tuple[str, ...], owner: Owner, *, ttl_s: float, with_fence: bool, wait_s: float
     ) -> Granted | Held:
-        """Take all keys or none: two requests where they are free, two where a key is known to be
-        taken, four where that is found out."""
+        """Take all keys or none: two requests if they are free or a key is known to be taken, else
+        four."""
         del wait_s  # whoever waits is told of a release, whether it was announced or not
         if self._is_taken(keys):
             held = self._held(keys, self._look(keys), owner)
@@ -166,9 +166,9 @@ class EtcdLocks:
     def renew(self, holds: Sequence[Hold]) -> list[str]:
         """Renew many leases: two requests for some 1,000 keys.
 
-        The first renews the leases, the second looks whether the keys are still theirs. Where a
-        later batch gets no answer, the whole call raises: the leases of the earlier ones are
-        renewed all the same, and renewing them again does no harm.
+        The first renews the leases, the second looks whether they still have the keys. If a later
+        batch gets no answer, the call raises although earlier batches were renewed. Renewing them
+        again does no harm.
         """
         return [
             answer
@@ -223,7 +223,7 @@ class EtcdLocks:
     def _take(
         self, keys: tuple[str, ...], owner: Owner, lease: _Lease, *, with_fence: bool
     ) -> Granted | list[Entry | None]:
-        """A grant; or what was found where another holds a key.
+        """Return a grant, or the entries if another owner holds a key.
 
         First as if all were free; then, where they are the owner's in part, as they were found.
         """
@@ -257,7 +257,7 @@ class EtcdLocks:
         raise self._restless(keys)
 
     def _lease(self, owner: Owner, keys: tuple[str, ...], ttl_s: float) -> _Lease:
-        """A lease for these keys that lasts for `ttl_s` from now."""
+        """Return a lease for these keys that lasts for `ttl_s` from now."""
         for _ in range(_TRIES):
             # An etcd lease keeps its ttl: for a longer one it takes another lease.
             for id_ in (lease_of(owner, keys), lease_of(owner, keys, _whole(ttl_s))):
@@ -281,7 +281,7 @@ class EtcdLocks:
             self._revoke(before)
 
     def _held(self, keys: tuple[str, ...], found: list[Entry | None], owner: Owner) -> Held | None:
-        """Who else holds the first of the keys that is taken; None if it is nobody."""
+        """Return the other holder of the first key that is taken. None: no key is taken."""
         for key, entry in zip(keys, found, strict=True):
             if entry is not None and not entry.is_of(owner):
                 remaining_s = self._remaining_s(entry.lease)
@@ -372,7 +372,7 @@ class EtcdLocks:
         ]
 
     def _token_again(self, found: list[Entry | None], lease: _Lease) -> int:
-        """The token that these keys were granted with: by the epoch as it was then."""
+        """Return the token of these keys' grant, by the epoch at that time."""
         created = max(entry.created for entry in found if entry is not None)
         epoch = self._epoch_at(created)
         if epoch is None:  # or they were granted without one; then a higher token
@@ -382,7 +382,7 @@ class EtcdLocks:
         return int(epoch.value) + created
 
     def _epoch_at(self, revision: int) -> Entry | None:
-        """The epoch as of a revision; None if there was none, or etcd has compacted it."""
+        """Return the epoch at a revision. None: there was none, or etcd has compacted it."""
         question = read(self._epoch)["requestRange"] | {"revision": str(revision)}
         with contextlib.suppress(RefusedError):
             (epoch,) = entries([{"response_range": self._link.call("/v3/kv/range", question)}])
@@ -406,7 +406,7 @@ class EtcdLocks:
         return _Lease(id_, granted_s, fresh=True, revision=revision, clock_s=answer["clock_s"])
 
     def _change(self, transaction: dict[str, Any]) -> dict[str, Any]:
-        """One transaction; raises _EndedError where it names a lease that there is not."""
+        """Run a transaction. Raises _EndedError if it names a lease that does not exist."""
         try:
             return self._link.call("/v3/kv/txn", transaction)
         except RefusedError as error:
@@ -496,5 +496,5 @@ def _new_token(answer: dict[str, Any]) -> int:
 
 
 def _digits(number: int) -> str:
-    """As a text that compares as the number does."""
+    """Return a text that compares as the number does."""
     return f"{max(0, number):020d}"

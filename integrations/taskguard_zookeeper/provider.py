@@ -1,6 +1,6 @@
-"""The steps of a lock on ZooKeeper: each change is one transaction that names whose the keys are.
+"""The steps of a lock on ZooKeeper: each change is one transaction that names the keys' owner.
 
-What they guarantee, and what stands in the server, is in the package's docstring.
+The package's docstring has the guarantees and the data in the server.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ class ZooKeeperLocks:
 
     Args:
         server: zookeeper://[user:password@]host[:port],…[/chroot], or zookeepers:// for TLS;
-            `?session_s=10` is for how long a process may be silent before its locks are free.
-        namespace: what everything in the server is below.
+            `?session_s=10`: how long a process may be silent before its locks are free.
+        namespace: the first part of every path in the server.
         socket_timeout_s: how long one reply may take.
-        connect_timeout_s: for how long a call waits for a connection.
+        connect_timeout_s: how long a call waits for a connection.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class ZooKeeperLocks:
             raise ConfigurationError(f"The namespace {namespace!r} cannot begin a path.")
         if (kind := greenlets()) is not None:
             raise ConfigurationError(
-                f"Locks on ZooKeeper need real threads, and {kind} has replaced them: take another "
+                f"Locks on ZooKeeper need real threads, and {kind} has replaced them. Use another "
                 "lock server, or a pool of processes or threads."
             )
         check_number("socket_timeout_s", socket_timeout_s, at_least=0.001)
@@ -103,7 +103,7 @@ class ZooKeeperLocks:
 
     @property
     def traits(self) -> Traits:
-        """A session's locks, with tokens; for as long as the servers keep a silent session."""
+        """A session's locks, with tokens. They last as long as the session."""
         return Traits(session=True, min_ttl_s=self._min_ttl_s)
 
     def __repr__(self) -> str:
@@ -112,7 +112,7 @@ class ZooKeeperLocks:
     def acquire(
         self, keys: tuple[str, ...], owner: Owner, *, ttl_s: float, with_fence: bool, wait_s: float
     ) -> Granted | Held:
-        """Take all keys or none: one round trip where they are free, two where one is taken."""
+        """Take all keys or none: one round trip if they are free, two if one is taken."""
         del ttl_s, wait_s  # a session lasts as long as it does, and tells everybody who waits
         nodes = self._nodes(keys, owner)
         found: list[_Lock | None] = [None] * len(keys)
@@ -165,7 +165,7 @@ class ZooKeeperLocks:
         return handed
 
     def renew(self, holds: Sequence[Hold]) -> list[str]:
-        """Ask what the session holds, by two requests for all; look at what it has not."""
+        """Read what the session holds, by two requests for all, then look at missing keys."""
         if not holds:
             return []
         session = self._session()
@@ -211,7 +211,7 @@ class ZooKeeperLocks:
         return health.check(self._address, self._open, timeout_s=self._connect_timeout_s)
 
     def close(self) -> None:
-        """End the session, and with it what it holds."""
+        """End the session, which frees its keys."""
         self._after_fork()
         with self._mutex:
             session, self._current = self._current, None

@@ -1,6 +1,6 @@
-"""The steps of a lock on one Redis server: each is one script, and may be asked twice.
+"""The steps of a lock on one Redis server: each is one script, and may be called twice.
 
-What they guarantee, and what stands in the server, is in the package's docstring.
+The package's docstring has the guarantees and the entries in the server.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ __all__ = ["RENEWALS", "RedisLocks", "read_holders"]
 _FENCE_EXPIRY_MS = b"86400000"
 _HINT_EXPIRY_MS = b"86400000"
 _CALLED = str(CALLED).encode()
-# One wait lasts so long at most: the caller then asks again, so that a wake-up that got lost
-# with its waiter, or a lease that ran out, costs the others a second and no more.
+# Maximum time of one wait. The caller then asks again. So a wake-up that was lost with its waiter,
+# or an expired lease, costs the others a second at most.
 WAIT_SLICE_S = 1.0
-# Not all who came at the same moment ask again at the same moment.
+# Random, so that waiters who came at the same moment do not ask again at the same moment.
 _SHORTEST_SLICE = 0.75
-# After that somebody who was called has lost the key, if it did not come: GRACE_MS in line.lua.
+# A waiter that was called and did not come in this time has lost the key: GRACE_MS in line.lua.
 _LOOK_S = 0.06
-# So many keys keep the server busy for about half a millisecond.
+# This many keys keep the server busy for about half a millisecond.
 _KEYS_PER_RENEWAL = 250
 RENEWALS = {ord("R"): Renewal.RENEWED, ord("G"): Renewal.GONE, ord("T"): Renewal.TAKEN}
-# Only a key that somebody else wrote has no expiry.
+# Only a key that another program wrote has no expiry.
 _NO_EXPIRY_S = 86_400.0
-# How long what `check()` tries stands at most, if the process ends meanwhile.
+# Lease of the locks that `check()` tries, in case the process ends meanwhile.
 _TRIAL_S = 2.0
 
 
@@ -56,12 +56,12 @@ class RedisLocks:
     """A `LockProvider` on Redis or Valkey.
 
     Args:
-        server: a URL, or a `redis.Redis` client (of Sentinel's `master_for()`, for example) whose
-            address and credentials are used, on connections of this object's own.
-        namespace: what every key in the server begins with.
+        server: a URL, or a `redis.Redis` client (of Sentinel's `master_for()`, for example). This
+            object uses the client's address and credentials, on connections of its own.
+        namespace: the first part of every key in the server.
         socket_timeout_s: how long one reply may take.
         connect_timeout_s: how long one connection may take.
-        retries: how often a call that got no reply is asked again.
+        retries: how often a call without a reply is made again.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class RedisLocks:
 
     @property
     def traits(self) -> Traits:
-        """Leases with tokens, also for several at once, first come, first served; with hints."""
+        """Fair leases with tokens and hints, which several owners can share."""
         return Traits(failover_s=self._link.failover_s, fair=True, shares=True, hints=True)
 
     @property
@@ -155,7 +155,7 @@ class RedisLocks:
         wait_s: float,
         least: int = 0,
     ) -> tuple[list[bytes], list[bytes]]:
-        """Names and arguments; a token is `least` or above."""
+        """Return names and arguments. A token is `least` or above."""
         names = [
             name for lock in self._locks(keys) for name in (lock, lock + b":fence", lock + b":line")
         ]
@@ -178,9 +178,10 @@ class RedisLocks:
         )
 
     def release(self, keys: tuple[str, ...], owner: Owner, *, limit: int = 1) -> bool:
-        """Free the keys that are still the owner's, each for its first waiter; leave its line.
+        """Free the keys that are still the owner's, each for its first waiter, and stop waiting.
 
-        False if none was; True if a first attempt got no reply, for it may have freed them.
+        Return False if none was the owner's, and True if a first attempt got no reply, because that
+        may have freed them.
         """
         retries: list[None] = []
         freed = self._link.call(
@@ -191,13 +192,13 @@ class RedisLocks:
         return bool(freed or retries)
 
     def leave_hint(self, key: str) -> bool:
-        """Leave a hint for whoever releases the key next; whether it is free."""
+        """Leave a hint for the next release of the key. Return whether the key is free."""
         (lock,) = self._locks((key,))
         return bool(self._link.call(self._leave_hint, [lock, _hint_of(lock)], [_HINT_EXPIRY_MS]))
 
     def release_and_take_hint(self, key: str, owner: Owner) -> tuple[bool, bool]:
-        """Release, and take the hint that was left; where a first attempt got no reply, both are
-        True, for it may have had them."""
+        """Release the key, and take its hint. If a first attempt got no reply, both results are
+        True, because that may have taken them."""
         retries: list[None] = []
         names, words = self._release_words((key,), owner)
         names.append(_hint_of(names[0]))
@@ -210,7 +211,7 @@ class RedisLocks:
     def acquire_called(
         self, key: str, owner: Owner, *, ttl_s: float, wait_s: float
     ) -> Granted | Held:
-        """Take a key, also where it is kept for whoever was called."""
+        """Take a key, even if it is reserved for a promoted message."""
         names, words = self._acquire_words(
             (key,), owner, ttl_s=ttl_s, with_fence=False, wait_s=wait_s
         )
@@ -236,8 +237,8 @@ class RedisLocks:
     def renew(self, holds: Sequence[Hold]) -> list[str]:
         """Renew many leases, some 250 keys in a round trip.
 
-        Where a later batch gets no answer, the whole call raises: the leases of the earlier ones
-        are renewed all the same, and renewing them again does no harm.
+        If a later batch gets no answer, the call raises although earlier batches were renewed.
+        Renewing them again does no harm.
         """
         answers: list[str] = []
         for batch in in_batches(holds, most_keys=_KEYS_PER_RENEWAL):
@@ -255,7 +256,7 @@ class RedisLocks:
         return names, arguments
 
     def wait(self, key: str, owner: Owner, *, timeout_s: float, limit: int = 1) -> None:
-        """Block until the key is kept for the owner, a second at most: then ask again."""
+        """Block until the key is reserved for the owner, for a second at most. Then ask again."""
         del limit  # the server knows it
         if timeout_s <= 0:
             return
@@ -264,7 +265,7 @@ class RedisLocks:
         wake, look = lock + b":wake:" + _bytes(owner.nonce), lock + b":look"
         woken = self._link.block([wake, look], max(0.01, slice_s))
         if woken is not None and woken[0] == look:
-            # Somebody else was called. By then it has come, or the key can be the next one's.
+            # Another waiter was called. Either it comes now, or this one may be next.
             self._link.block([wake], max(0.01, min(timeout_s, _LOOK_S)))
 
     def holders(self, key: str) -> list[Holder]:
@@ -318,7 +319,7 @@ class RedisLocks:
         first, second, waiter = new_owner(), new_owner(), new_owner()
         self.acquire(keys, first, ttl_s=_TRIAL_S, with_fence=True, wait_s=0.0)
         try:
-            # Somebody waits, so that the release wakes, and the wait ends at once.
+            # With a waiter the release wakes it, and its wait ends at once.
             self.acquire(keys, waiter, ttl_s=_TRIAL_S, with_fence=True, wait_s=_TRIAL_S)
             self.renew([Hold(keys, first, _TRIAL_S)])
             self.hand_over(keys, first, to=second, ttl_s=_TRIAL_S)
@@ -346,12 +347,12 @@ class RedisLocks:
 
 
 def _bytes(text: str) -> bytes:
-    # Lone surrogates have no UTF-8; they pass, so that a strange message id loses no message.
+    # Lone surrogates have no UTF-8. They pass, so that no message is lost by a strange id.
     return text.encode("utf-8", "surrogatepass")
 
 
 def read_holders(key: str, reply: list[Any]) -> list[Holder]:
-    """The answer of holders.lua."""
+    """Return the holders in an answer of holders.lua."""
     fence, shared, *pairs = reply
     return [
         Holder(
