@@ -120,7 +120,7 @@ class EtcdLocks:
                 if isinstance(taken, Granted):
                     self._forget(keys)
                     return taken
-                self._revoke_unused(lease)
+                self._revoke_unused(lease, keys)
                 held = self._held(keys, taken, owner)
                 if held is not None:
                     return held
@@ -426,11 +426,22 @@ class EtcdLocks:
             raise
         return True
 
-    def _revoke_unused(self, lease: _Lease) -> None:
-        """End a lease that took nothing, unless it is an older one, which may have keys."""
-        if lease.fresh:
-            with contextlib.suppress(LockServerUnavailableError):  # then it ends by itself
-                self._revoke(lease.id)
+    def _revoke_unused(self, lease: _Lease, keys: tuple[str, ...]) -> None:
+        """End a lease that took nothing, unless it is an older one, which may have keys.
+
+        Raises LockServerUnavailableError if a request got no reply, even if its retry got one. That
+        request may arrive late. If the owner asked again and was granted the keys, its new lease
+        has the same id, and the late request would end it.
+        """
+        if not lease.fresh:
+            return
+        retries: list[None] = []
+        self._revoke(lease.id, on_retry=lambda: retries.append(None))
+        if retries:
+            raise LockServerUnavailableError(
+                f"The lock server {self._link.address} gave no answer when the lease for "
+                f"{', '.join(keys)}, which are taken, had to be ended. Try again."
+            )
 
     def _names(self, keys: tuple[str, ...]) -> list[str]:
         return [f"{self.namespace}/lock/{key}" for key in keys]

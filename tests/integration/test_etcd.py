@@ -327,6 +327,17 @@ class TestConnections:
             assert locks.release(KEY, owner) is True
             assert locks.release(KEY, owner) is False
 
+    def test_an_end_of_a_lease_that_may_arrive_late(self, etcd: Etcd) -> None:
+        """An owner that was refused is not told to ask again if the end of its unused lease got no
+        reply: the lost request could end the lease of a later grant to the same owner."""
+        forget(etcd.url)
+        with Proxy(etcd.port) as proxy:
+            locks = EtcdLocks(f"etcd://127.0.0.1:{proxy.port}", socket_timeout_s=5.0)
+            take(EtcdLocks(etcd.url), owner=new_owner("n"))
+            proxy.lose_reply_to(b"/v3/lease/revoke", then=Mode.CUT)
+            with pytest.raises(LockServerUnavailableError, match="had to be ended"):
+                take(locks, owner=new_owner("m"))
+
     def test_a_leader_that_is_killed(self) -> None:
         """Locks go on with the members that are left, and what was granted stands."""
         with cluster() as members:
