@@ -9,7 +9,8 @@ Guarantees
 * A node that gives no answer costs a call `1 + retries` times the bounds of `link.py`, and the
   search for its successor `_search_s`, however many nodes are down.
 * Many calls are sent to all nodes before the first reply is read. Several silent nodes cost them
-  one timeout, not one each.
+  one timeout, not one each. A node that has to be connected to and accepts no connection costs
+  `connect_timeout_s` besides; it is asked last from then on.
 * TRYAGAIN is retried for a fraction of a second. Then it is a LockServerUnavailableError, as
   everything else is; it names the node and the cluster.
 
