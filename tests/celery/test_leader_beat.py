@@ -234,7 +234,7 @@ def test_sigterm_ends_a_beat_whatever_it_is_doing(
             told = leader if state == "leading" else other
         if frozen == "lock server":
             spare_valkey.pause()
-        assert told.terminate(10) == 0
+        assert told.terminate() == 0
         spare_valkey.resume()
 
 
