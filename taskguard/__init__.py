@@ -1,6 +1,6 @@
 """taskguard makes Celery and RQ tasks safe to deliver twice.
 
-Redis coordinates who should try; the database decides who is allowed to win.
+The lock server coordinates which delivery tries. The database decides which delivery wins.
 
 Users and integrations import the names below, and lock providers those of `taskguard.locks`. The
 names are loaded when first used, so that `import taskguard` costs next to nothing.
