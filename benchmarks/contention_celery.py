@@ -116,7 +116,7 @@ def park_committed(key: str, number: int, body_s: float, guard: Guard) -> None:
 @app.task
 @guarded_task(key="free:<number>", once_per="message", busy="park")
 def free(key: str, number: int, body_s: float) -> None:
-    """Of a key of its own: nobody waits for it."""
+    """Do the work of a message whose key no other message has."""
     work(key, number, body_s)
 
 

@@ -1,8 +1,8 @@
 """Draining queues of short tasks: Celery with two prefork children, RQ with one worker.
 
-Each line has the rate of a fresh worker, compared with that of the hand-written way in the same
-round, and the processor time that one task took: of the worker and its children, and of the two
-servers. Each drain has order numbers of its own, because an order that is DONE is a duplicate.
+Each line has the rate of a new worker, compared with the hand-written way in the same round. It
+also has the processor time of one task: the worker's with its children, and that of both servers.
+Each drain has order numbers of its own, because an order that is DONE is a duplicate.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def _cases(ours: ZooKeeperLocks, client: KazooClient) -> dict[str, Callable[[], 
     return {
         "taskguard": lambda: cycle(with_fence=False),
         "taskguard, with a token": lambda: cycle(with_fence=True),
-        "by hand: create and delete a node, whoever has it": hand_cycle,
+        "by hand: create and delete a node": hand_cycle,
         PEER: peer_cycle,
     }
 
