@@ -350,9 +350,8 @@ def deployed(order: int, seconds: float = 0.0, lingers: str = "", *, guard: Guar
     ttl_s=TTL_S,
 )
 def deployed_in_line(name: str, number: int, *, guard: Guard) -> int:
-    """Guarded as its deploy says, in a line; the first attempt of number 0 waits until it may go
-    on."""
-    return _take_turn(name, number, UNTIL_GO if number == guard.attempt - 1 == 0 else 0.0, guard)
+    """Guarded as its deploy says, in a line; each attempt of number 0 waits until it may go on."""
+    return _take_turn(name, number, UNTIL_GO if number == 0 else 0.0, guard)
 
 
 @task(name="shop.ship_and_bill")
