@@ -22,7 +22,7 @@ DIMENSIONS: dict[str, tuple[str, ...]] = {
     "keys": ("one", "several"),
     "busy": ("retry", "park", "latest", "supersede", "wait", "skip", "raise"),
     "once_per": ("key", "template", "message", "tick"),
-    "order": ("fifo", "strict", "priority"),
+    "order": ("best_effort", "strict", "priority"),
     "max_waiting": ("none", "given"),
     "limit": ("one", "several"),
     "rate": ("none", "given"),
@@ -161,13 +161,13 @@ DELIVERIES: tuple[Rule, ...] = (
         {"busy": ("park",), "order": ("priority",), "max_waiting": ("given",)},
     ),
     Rule(
-        "Waits in the ledger. Who was sent first goes first; a retry stands at the end.",
-        {"busy": ("park",), "order": ("fifo",), "max_waiting": ("none",)},
+        "Waits in the ledger. About in the order of sending; a retry goes to the end.",
+        {"busy": ("park",), "order": ("best_effort",), "max_waiting": ("none",)},
     ),
     Rule(
         "The same; where as many wait as are allowed, a message that has not begun fails with "
         "`LineFullError`.",
-        {"busy": ("park",), "order": ("fifo",), "max_waiting": ("given",)},
+        {"busy": ("park",), "order": ("best_effort",), "max_waiting": ("given",)},
     ),
     Rule(
         "Waits in the ledger, and takes the place of an older message of its task that waits, "

@@ -292,13 +292,13 @@ def refuse_unkept(job: Job, name: str) -> None:
             f'{name} has order="strict", and job {job.id} was delivered by no worker of this '
             "package: nobody would say whether RQ tries it again once it has failed, and its line "
             "would wait for it. Nothing was run. Let taskguard_rq.GuardedWorker, or a class with "
-            'GuardedWorkerMixin, consume from this queue, or say order="fifo".'
+            'GuardedWorkerMixin, consume from this queue, or say order="best_effort".'
         )
     if job.ttl is not None:
         raise errors.ConfigurationError(
             f'{name} has order="strict", and job {job.id} a ttl: RQ would delete it without a word '
             "while others wait behind it. Nothing was run. Enqueue it without ttl=, or say "
-            'order="fifo".'
+            'order="best_effort".'
         )
 
 

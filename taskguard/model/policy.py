@@ -26,7 +26,7 @@ __all__ = [
 
 Busy = Literal["retry", "park", "latest", "supersede", "wait", "skip", "raise"]
 Newest = Literal["latest", "supersede"]
-Order = Literal["fifo", "strict", "priority"]
+Order = Literal["best_effort", "strict", "priority"]
 OnLost = Literal["fence", "interrupt"]
 
 DAY_S = 86_400.0
@@ -52,7 +52,8 @@ class Policy:
             (KeyBusyError). "park", "latest" and "supersede" need a ledger. A delivery of the work
             in progress, or of work that was started before, is never dropped, because that could
             lose work.
-        order: the order of the messages that are parked for a key. "fifo": in the order of sending.
+        order: the order of the messages that are parked for a key. "best_effort": in the
+            order of sending, but messages that idle workers fetch at the same moment can swap.
             "strict": in the order of sending, and no message overtakes one that was promoted or
             has begun, and has not ended, even while that one waits for its retry. "priority": by
             the broker's priority, then in the order of sending.
@@ -82,7 +83,7 @@ class Policy:
     """
 
     busy: Busy = "retry"
-    order: Order = "fifo"
+    order: Order = "best_effort"
     max_waiting: int | None = None
     wait_s: float = 0.0
     limit: int = 1
@@ -165,7 +166,7 @@ def _check_burst(rate: Rate, policy: Policy) -> None:
 def _one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         choices = ", ".join(map(repr, allowed))
-        raise ConfigurationError(f"{name}={value!r} is not one of {choices}.")
+        raise ConfigurationError(f"{name}={value!r}: {name}= is one of {choices}.")
 
 
 def check_number(

@@ -47,7 +47,7 @@ def app(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
 @pytest.mark.parametrize(
     ("base", "decorate"), [(Refusing, plain), (Task, refusing)], ids=["class", "decorator"]
 )
-@pytest.mark.parametrize("order", ["fifo", "strict"])
+@pytest.mark.parametrize("order", ["best_effort", "strict"])
 def test_it_leaves_its_line(app: Celery, base: Any, decorate: Any, order: str) -> None:
     """It is not sent again, and who stands behind it is called."""
     ran: list[str] = []

@@ -59,7 +59,7 @@ class BoundedWorld(LineWorld):
             self._lines[key] = self._line()
         line = dict(self._lines[key])
         if options["busy"] != "park" or (line["order"] == "strict" and one_in(6)):
-            line["order"] = "fifo"
+            line["order"] = "best_effort"
         if options["busy"] != "park":
             line["max_waiting"] = None
         if line["limit"] > 1 and one_in(2):
@@ -73,7 +73,7 @@ class BoundedWorld(LineWorld):
         kind = _KINDS[pick((4, 2, 2, 3, 2))]
         rate = _RATES[pick((2, 2, 1))] if kind in ("rate", "both") else None
         return {
-            "order": kind if kind in ("strict", "priority") else "fifo",
+            "order": kind if kind in ("strict", "priority") else "best_effort",
             "limit": 2 if kind in ("limit", "both") else 1,
             "rate": rate,
             "burst": 1 if rate is None else 1 + pick((2, 1, 1)),

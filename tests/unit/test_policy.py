@@ -26,6 +26,7 @@ from taskguard.model.states import State
         ({"busy": "drop"}, "'retry', 'park', 'latest', 'supersede', 'wait', 'skip', 'raise'"),
         ({"busy": "wait"}, "wait_s="),
         ({"on_lost": "kill"}, "'fence', 'interrupt'"),
+        ({"order": "fifo"}, "order='fifo': order= is one of 'best_effort', 'strict', 'priority'"),
         ({"ttl_s": 0}, "at least 0.05"),
         ({"ttl_s": "30"}, "give a number"),
         ({"ttl_s": True}, "give a number"),
