@@ -49,7 +49,7 @@ ELSEWHERE = {
     "locks.acquire_called": "the same",
     "locks.hand_over": "the lock server forgot a holder; tests/integration",
     "locks.wait": 'busy="wait" only; tests/integration',
-    "locks.holders": "an operator releases a key; tests/integration/test_release.py",
+    "locks.holders": "an operator releases a key; tests/integration/operations/test_release.py",
     "ledger.has_lines": "a relay starts; tests/celery/test_deploys.py",
     "ledger.standing": "a worker or the doctor starts; tests/celery/test_deploys.py",
     "ledger.now_us": "an enqueue with a delay; tests/celery/test_unique.py",

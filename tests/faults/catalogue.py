@@ -97,7 +97,7 @@ FAULTS = (
             "unit/test_watchdog.py": (
                 "test_the_thread_renews_by_itself_and_a_forked_child_keeps_nothing",
             ),
-            "integration/test_transactions.py": (
+            "integration/transactions/test_transactions.py": (
                 "test_a_child_that_leaves_the_block_ends_nothing",
                 "test_a_child_that_unwinds_ends_nothing",
                 "test_a_child_cannot_commit_for_its_parent",
@@ -119,7 +119,7 @@ FAULTS = (
                 "TestPaused::test_the_ledger_decides_and_work_goes_on",
                 "TestPaused::test_with_locks_only_the_deadline_stands_and_then_the_lease_is_lost",
             ),
-            "integration/test_redis_faults.py": (
+            "integration/locks/test_redis_faults.py": (
                 "TestSilence::test_paused_server",
                 "TestSilence::test_done_later",
             ),
@@ -134,7 +134,7 @@ FAULTS = (
         9,
         "the lock server's reply is lost",
         {
-            "integration/test_redis_faults.py": (
+            "integration/locks/test_redis_faults.py": (
                 "TestLostReply::test_of_acquire",
                 "TestLostReply::test_of_acquire_and_of_its_retry",
                 "TestLostReply::test_of_renew",
@@ -186,7 +186,7 @@ FAULTS = (
                 "TestFull::test_locks_alone_fail_closed",
                 "TestFull::test_the_ledger_alone_decides",
             ),
-            "integration/test_redis_server_side.py": (
+            "integration/locks/test_redis_server_side.py": (
                 "TestFullServer::test_acquire",
                 "TestFullServer::test_what_stands",
             ),
@@ -232,7 +232,7 @@ FAULTS = (
             ),
             "celery/test_outages.py": ("test_a_failover_of_the_lock_server_changes_nothing",),
             "rq/test_rq_outages.py": ("test_a_failover_of_its_lock_server_changes_nothing",),
-            "integration/test_redis_connections.py": ("TestSentinel::test_failover",),
+            "integration/locks/test_redis_connections.py": ("TestSentinel::test_failover",),
             "faults/test_lock_table.py": (
                 "TestStandby::test_it_takes_no_locks_and_says_so",
                 "TestStandby::test_what_it_had_not_got_is_lost",
@@ -274,7 +274,7 @@ FAULTS = (
                 "test_a_worker_goes_on_through_a_failover",
                 "test_locks_alone_through_a_failover",
             ),
-            "integration/test_redis_faults.py": ("TestRefusals::test_cluster",),
+            "integration/locks/test_redis_faults.py": ("TestRefusals::test_cluster",),
         },
     ),
     Fault(
@@ -289,18 +289,20 @@ FAULTS = (
                 "TestDatabase::test_forward_the_first_one_is_refused",
                 "TestDatabase::test_back_nobody_is_let_in_and_fences_grow",
             ),
-            "integration/test_redis_server_side.py": ("TestTokens::test_fence_ahead_of_the_clock",),
+            "integration/locks/test_redis_server_side.py": (
+                "TestTokens::test_fence_ahead_of_the_clock",
+            ),
         },
     ),
     Fault(
         18,
         "the lock server forgets its scripts",
         {
-            "integration/test_redis_server_side.py": (
+            "integration/locks/test_redis_server_side.py": (
                 "TestScripts::test_flushed",
                 "TestScripts::test_flushed_all_the_time",
             ),
-            "integration/test_redlock.py": (
+            "integration/locks/test_redlock.py": (
                 "TestEverywhere::test_released_after_the_scripts_were_forgotten",
             ),
         },
@@ -314,7 +316,7 @@ FAULTS = (
                 "test_of_a_majority_in_trouble_the_ledger_decides",
                 "test_split_between_two_sides",
             ),
-            "integration/test_redlock.py": (
+            "integration/locks/test_redlock.py": (
                 "TestQuorum::test_of_those_that_are_configured",
                 "TestRestarted::test_has_no_vote",
                 "TestMinorityInTrouble::test_frozen_servers_are_not_waited_for",
@@ -330,17 +332,17 @@ FAULTS = (
         20,
         "the reply to COMMIT is lost",
         {
-            "integration/test_ledger_faults.py": (
+            "integration/ledger/test_ledger_faults.py": (
                 "test_a_commit_without_an_answer_that_happened_is_done",
                 "test_a_commit_that_never_arrived_is_tried_again",
                 "test_a_commit_that_never_arrived_after_a_takeover_is_stale",
                 "test_an_outcome_that_cannot_be_learnt_is_said",
                 "test_a_lost_reply_to_a_lone_completion_is_done",
             ),
-            "integration/test_transactions.py": (
+            "integration/transactions/test_transactions.py": (
                 "test_a_checkpoint_whose_commit_got_no_answer_is_not_done_twice",
             ),
-            "integration/test_mariadb.py": (
+            "integration/ledger/test_mariadb.py": (
                 "test_a_commit_without_an_answer_that_happened_is_done",
                 "test_what_became_of_a_checkpoint_is_learnt_by_its_progress",
             ),
@@ -350,33 +352,33 @@ FAULTS = (
         21,
         "the database ends the session",
         {
-            "integration/test_ledger_faults.py": (
+            "integration/ledger/test_ledger_faults.py": (
                 "test_a_session_that_the_server_ends_is_no_effect",
             ),
-            "integration/test_mariadb.py": ("test_a_session_that_is_killed_is_no_effect",),
+            "integration/ledger/test_mariadb.py": ("test_a_session_that_is_killed_is_no_effect",),
         },
     ),
     Fault(
         22,
         "a deadlock, a serialization failure, a lock timeout",
         {
-            "integration/test_ledger_faults.py": ("test_a_deadlock_is_to_be_run_again",),
-            "integration/test_deliveries.py": (
+            "integration/ledger/test_ledger_faults.py": ("test_a_deadlock_is_to_be_run_again",),
+            "integration/run/test_deliveries.py": (
                 "test_a_deadlock_runs_the_body_again_under_the_same_lease",
             ),
-            "integration/test_transactions.py": (
+            "integration/transactions/test_transactions.py": (
                 "test_a_body_longer_than_a_renewal_on_a_snapshot",
                 "test_duplicates_are_put_off_at_once_on_a_snapshot",
             ),
             "faults/test_database.py": (
                 "test_a_lock_that_is_not_given_in_time_runs_the_body_again",
             ),
-            "integration/test_mariadb.py": (
+            "integration/ledger/test_mariadb.py": (
                 "test_a_deadlock_runs_the_body_again",
                 "test_a_body_that_swallows_a_deadlock_is_run_again",
                 "test_a_lock_that_a_body_is_not_given_runs_it_again",
             ),
-            "integration/test_competing_processes.py": (
+            "integration/ledger/test_competing_processes.py": (
                 "test_processes_that_compete_have_each_effect_once",
             ),
         },
@@ -389,11 +391,11 @@ FAULTS = (
             "rq/test_rq_outages.py": (
                 "test_without_its_database_nothing_runs_and_nothing_is_lost",
             ),
-            "integration/test_ledger_faults.py": (
+            "integration/ledger/test_ledger_faults.py": (
                 "test_after_a_restart_the_next_claim_goes_through",
                 "test_a_server_that_dies_in_the_block_is_no_effect",
             ),
-            "integration/test_plain_functions.py": (
+            "integration/run/test_plain_functions.py": (
                 "test_an_outage_of_the_database_is_no_crash_of_its_holders",
             ),
         },
@@ -452,7 +454,7 @@ FAULTS = (
             ),
             "celery/test_brokers.py": ("test_a_warm_shutdown_finishes_the_body",),
             "faults/test_limits.py": ("test_a_soft_shutdown_gives_the_work_back",),
-            "integration/test_deliveries.py": ("test_a_shutdown_gives_the_work_back",),
+            "integration/run/test_deliveries.py": ("test_a_shutdown_gives_the_work_back",),
         },
     ),
     Fault(
@@ -474,12 +476,12 @@ FAULTS = (
                 "TestPooler::test_leases_are_renewed_and_stale_holders_refused",
                 "TestPooler::test_transactions_are_bounded_and_sessions_are_not",
             ),
-            "integration/test_lock_table.py": (
+            "integration/locks/test_lock_table.py": (
                 "TestPooled::test_locks_are_as_ever",
                 "TestPooled::test_waiters_look_for_themselves",
             ),
             "faults/test_advisory_locks.py": ("test_a_pooler_of_transactions",),
-            "integration/test_advisory_locks.py": ("TestFindings::test_pooled",),
+            "integration/locks/test_advisory_locks.py": ("TestFindings::test_pooled",),
         },
     ),
     Fault(
@@ -497,8 +499,8 @@ FAULTS = (
                 "TestLocksOnly::test_frozen",
                 "TestLocksOnly::test_forgotten",
             ),
-            "integration/test_etcd.py": ("TestConnections::test_a_leader_that_is_killed",),
-            "integration/test_zookeeper.py": (
+            "integration/locks/test_etcd.py": ("TestConnections::test_a_leader_that_is_killed",),
+            "integration/locks/test_zookeeper.py": (
                 "TestSession::test_a_session_that_has_ended",
                 "TestEnsemble::test_a_leader_that_is_killed",
                 "test_a_worker_that_is_frozen_or_killed",
@@ -507,7 +509,7 @@ FAULTS = (
                 "TestSessionEnds::test_the_ledger_keeps_the_key",
                 "TestSessionEnds::test_its_holder_takes_it_again",
             ),
-            "integration/test_advisory_locks.py": (
+            "integration/locks/test_advisory_locks.py": (
                 "TestSession::test_killed",
                 "TestDeadHolder::test_frozen",
                 "TestDeadHolder::test_killed",

@@ -7,7 +7,6 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pymysql
@@ -41,7 +40,6 @@ from taskguard.model.states import State
 from taskguard_sandbox.servers import MariaDB
 
 pytestmark = pytest.mark.debian
-TESTS = Path(__file__).resolve().parent.parent
 
 
 def claim(ledger: SqlLedger, number: int = 1, **values: Any) -> Claimed:

@@ -18,7 +18,7 @@ from taskguard.errors import StaleTokenError
 from taskguard.ledger.sql import SqlLedger
 from taskguard.model.claims import Claimed, MessageRef
 
-TESTS = Path(__file__).resolve().parent.parent
+TESTS = Path(__file__).resolve().parents[2]
 DATABASES = ["sqlite_url", "pg_url", pytest.param("mariadb_url", marks=pytest.mark.debian)]
 
 

@@ -25,7 +25,7 @@ from taskguard.ledger.sql import SqlLedger
 from taskguard.locks.memory import MemoryLocks
 from taskguard_sandbox.servers import Postgres, Valkey
 
-HERE = Path(__file__).resolve().parent.parent
+HERE = Path(__file__).resolve().parents[2]
 TTL_S = 2.0
 MODES = ("both", "ledger alone", "locks only")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from integration.test_sweep import SweepRig
+from integration.outbox.test_sweep import SweepRig
 from sqlalchemy import orm
 
 from support.databases import DATABASES

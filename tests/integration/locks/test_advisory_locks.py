@@ -32,7 +32,7 @@ from taskguard.settings import make_locks
 from taskguard_sandbox.servers import MariaDB, Postgres
 
 KEY = ("order:42",)
-TESTS = Path(__file__).resolve().parents[1]
+TESTS = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(
