@@ -17,10 +17,8 @@ if TYPE_CHECKING:
     from taskguard.decorated import Decorator
     from taskguard.doctor import Configuration, GuardedTask, Report, examine, log_findings
     from taskguard.findings import Finding, FindingTemplate, Level
-    from taskguard.guard import Guard, current_guard
     from taskguard.guarded import GuardedFunction
     from taskguard.keys import key
-    from taskguard.leader import Leader, Leadership
     from taskguard.ledger.own_rows.guarded_row import GuardedRow
     from taskguard.ledger.schema.creation import ddl_statements, include_name
     from taskguard.ledger.schema.upgrades import upgrade_statements
@@ -47,12 +45,20 @@ if TYPE_CHECKING:
     from taskguard.model.policy import Policy
     from taskguard.model.records import Standing
     from taskguard.model.states import EXPIRED
-    from taskguard.outbox import Duplicate, OutcomeOfEnqueue, Placed, check_delay, enqueue_in
+    from taskguard.outbox.enqueue import (
+        Duplicate,
+        OutcomeOfEnqueue,
+        Placed,
+        check_delay,
+        enqueue_in,
+    )
+    from taskguard.outbox.sweep import Sweeper, Swept
     from taskguard.overrides import Overrides, overridden
-    from taskguard.runner import Runner
+    from taskguard.periodic.leader import Leader, Leadership
+    from taskguard.periodic.ticks import interval_due_at, tick_name
+    from taskguard.run.guard import Guard, current_guard
+    from taskguard.run.runner import Runner
     from taskguard.settings import UNSET, set_defaults
-    from taskguard.sweep import Sweeper, Swept
-    from taskguard.ticks import interval_due_at, tick_name
 
 __version__ = "0.1.0"
 
@@ -69,50 +75,50 @@ _HOMES = {
     "ExternalConnection": "ledger.transactions.external",
     "EXPIRED": "model.states",
     "Former": "model.former",
-    "Guard": "guard",
+    "Guard": "run.guard",
     "GuardedFunction": "guarded",
     "GuardedTask": "doctor",
     "GuardedRow": "ledger.own_rows.guarded_row",
     "Finding": "findings",
     "FindingTemplate": "findings",
     "Level": "findings",
-    "Leader": "leader",
-    "Leadership": "leader",
+    "Leader": "periodic.leader",
+    "Leadership": "periodic.leader",
     "Lease": "model.lease",
     "MemoryLocks": "locks.memory",
     "MessageRef": "model.delivery",
     "NOT_BEFORE": "model.delivery",
-    "Duplicate": "outbox",
-    "OutcomeOfEnqueue": "outbox",
-    "Placed": "outbox",
+    "Duplicate": "outbox.enqueue",
+    "OutcomeOfEnqueue": "outbox.enqueue",
+    "Placed": "outbox.enqueue",
     "Standing": "model.records",
-    "check_delay": "outbox",
-    "not_before_s": "outbox",
+    "check_delay": "outbox.enqueue",
+    "not_before_s": "outbox.enqueue",
     "Outcome": "model.delivery",
     "Parked": "model.delivery",
     "Parking": "model.delivery",
     "Policy": "model.policy",
     "Queue": "model.delivery",
-    "Relay": "relay",
-    "RelayProcess": "relay_process",
+    "Relay": "outbox.relay",
+    "RelayProcess": "outbox.relay_process",
     "Report": "doctor",
-    "Runner": "runner",
+    "Runner": "run.runner",
     "SqlLedger": "ledger.sql",
     "Overrides": "overrides",
-    "Sweeper": "sweep",
-    "Swept": "sweep",
+    "Sweeper": "outbox.sweep",
+    "Swept": "outbox.sweep",
     "TaskGuard": "api",
     "UNSET": "settings",
     "connect": "api",
     "ddl_statements": "ledger.schema.creation",
     "set_defaults": "settings",
-    "enqueue_in": "outbox",
+    "enqueue_in": "outbox.enqueue",
     "examine": "doctor",
     "log_findings": "doctor",
     "include_name": "ledger.schema.creation",
-    "interval_due_at": "ticks",
-    "tick_name": "ticks",
-    "current_guard": "guard",
+    "interval_due_at": "periodic.ticks",
+    "tick_name": "periodic.ticks",
+    "current_guard": "run.guard",
     "key": "keys",
     "overridden": "overrides",
     "upgrade_statements": "ledger.schema.upgrades",

@@ -1,6 +1,6 @@
 """`taskguard.connect()`: plain locks and guarded plain functions, without a queue.
 
-Read next: `runner.py`.
+Read next: `run/runner.py`.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from taskguard import overrides
 from taskguard.clock import SYSTEM_CLOCK, Clock
 from taskguard.errors import ConfigurationError, KeyBusyError
 from taskguard.events import Events, Listener, log_event
-from taskguard.guard import JSON
 from taskguard.guarded import GuardedFunction, prefix_of
 from taskguard.keys import finish_key
-from taskguard.leader import Leader
 from taskguard.locks.base import NO_LIMIT, Holder, LockProvider
 from taskguard.model.delivery import Answered, Codec, Completed, Delivery, MessageRef
 from taskguard.model.former import Former
 from taskguard.model.lease import Lease
 from taskguard.model.policy import OnLost, check_number, make_policy
-from taskguard.releasing import release
-from taskguard.runner import Runner
+from taskguard.periodic.leader import Leader
+from taskguard.run.guard import JSON
+from taskguard.run.releasing import release
+from taskguard.run.runner import Runner
+from taskguard.run.watchdog import Watchdog
 from taskguard.settings import (
     UNSET,
     make_formerly_namespaces,
@@ -34,7 +35,6 @@ from taskguard.settings import (
     make_locks,
     make_namespace,
 )
-from taskguard.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from taskguard.decorated import Decorator

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ParamSpec, Protocol, TypeVar, TypeVarTuple, Unpack, overload
 
-from taskguard.guard import Guard
+from taskguard.run.guard import Guard
 
 __all__ = ["Decorator"]
 

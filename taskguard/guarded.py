@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from taskguard.combinations import refusal
 from taskguard.errors import ConfigurationError, KeyArgumentError
-from taskguard.guard import Guard
 from taskguard.keys import SHORT_CHARS, KeyFunction, compile_key, shorten
 from taskguard.model.bounds import Bounds
 from taskguard.model.delivery import Delivery, MessageRef, Parking, Queue, stored_call
 from taskguard.model.former import Former, formers_in
 from taskguard.model.policy import Policy, make_policy, refuse_newest, refuse_unbounded
+from taskguard.run.guard import Guard
 from taskguard.values import value
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ sent again. Each worker with a task that parks may become the relay, in a thread
 pool that is a process of its own, whatever becomes of the pool's children: the parent forks at any
 moment, and must run no threads.
 
-Read next: `hand_off.py`, for how who is called comes; `calls.py`; in taskguard `parking.py` and
-`relay.py`.
+Read next: `hand_off.py`, for how who is called comes; `calls.py`; in taskguard `run/parking.py` and
+`outbox/relay.py`.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ user chose to skip the job.
 Who is called comes to the front of its queue: at the end it would stand behind all that have to be
 parked before.
 
-Read next: `calls.py`, `worker.py`; in taskguard `parking.py`.
+Read next: `calls.py`, `worker.py`; in taskguard `run/parking.py`.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ a job of its own, or because somebody stands in a line when it starts, or when i
 registries, which RQ does every ten minutes. One that has died is started again. It ends with its
 worker, however that ends.
 
-Read next: in taskguard `relay_process.py` and `relay.py`.
+Read next: in taskguard `outbox/relay_process.py` and `relay.py`.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from taskguard.cli.work import count
 from taskguard.errors import KeyBusyError, LeaseLostError, LedgerUnavailableError, TaskguardError
 
 if TYPE_CHECKING:
-    from taskguard.relay import Relay
-    from taskguard.sweep import Sweeper, Swept
+    from taskguard.outbox.relay import Relay
+    from taskguard.outbox.sweep import Sweeper, Swept
 
 __all__ = ["add_sweep"]
 
@@ -68,7 +68,7 @@ def _queues() -> dict[str, EntryPoint]:
 
 
 def _run(arguments: argparse.Namespace) -> None:
-    from taskguard.sweep import Sweeper
+    from taskguard.outbox.sweep import Sweeper
 
     runtime, senders = None, {}
     for name, entry in _queues().items():
@@ -81,7 +81,7 @@ def _run(arguments: argparse.Namespace) -> None:
         raise CommandError(f"say where to send to: {options or 'install an integration first'}.")
     sweeper = Sweeper(runtime, senders, again_after_s=arguments.again_after, batch=arguments.batch)
     if arguments.every is not None:
-        from taskguard.relay import Relay
+        from taskguard.outbox.relay import Relay
 
         lines = Relay(runtime, senders, {name: _caller(send) for name, send in senders.items()})
         _relay(sweeper, lines, arguments.every)

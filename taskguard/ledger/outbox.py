@@ -6,7 +6,7 @@ somebody claims it, ends it or notes that its message was sent again. How often 
 last claim, stands at the beginning of the call. Reading what is overdue, and noting that it was
 sent again, locks one batch for a moment, and waits for no row that is locked.
 
-Does not send anything: `taskguard/outbox.py` and `taskguard/sweep.py` do.
+Does not send anything: `taskguard/outbox/enqueue.py` and `taskguard/outbox/sweep.py` do.
 """
 
 from __future__ import annotations

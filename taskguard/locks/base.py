@@ -1,4 +1,4 @@
-"""The protocol of a lock provider. `admission.py`, `runner.py` and `watchdog.py` use it.
+"""The protocol of a lock provider. `run/admission.py` and `run/watchdog.py` use it.
 
 Guarantees of every provider, while its server keeps its memory
 * A key has one owner at a time, or as many as `SharingLocks` allows.

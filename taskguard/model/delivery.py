@@ -1,6 +1,6 @@
 """One delivery, as a queue's integration hands it to the runner, and how it can end.
 
-Read next: `taskguard/runner.py`.
+Read next: `taskguard/run/runner.py`.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ holder's trust ends before the server's lease does. A fork holds none of its par
 Does not guarantee exclusion, because a paused process does not know that it was paused. The fencing
 token and the ledger exist for that.
 
-Read next: `watchdog.py`, which renews leases, and `locks/base.py`, which grants them.
+Read next: `run/watchdog.py`, which renews leases, and `locks/base.py`, which grants them.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from support.killing import KillAt, was_killed
 from taskguard import Delivery, Guard, MessageRef, Sweeper, enqueue_in
 from taskguard.ledger.sql import SqlLedger
 from taskguard.model.policy import make_policy
-from taskguard.outbox import Duplicate
+from taskguard.outbox.enqueue import Duplicate
 
 TABLES = ("taskguard_keys", "taskguard_work", "taskguard_messages", "orders", "effects")
 

@@ -22,7 +22,7 @@ from support.waiting import wait_until
 from taskguard import MessageRef
 from taskguard.ledger.tables import WORK
 from taskguard.model.states import EXPIRED
-from taskguard.parking import send_stored
+from taskguard.run.parking import send_stored
 from taskguard_rq.calls import RQSender
 
 # Long enough for a busy machine to park what is to expire in its line.

@@ -18,7 +18,7 @@ from taskguard.errors import LineFullError
 from taskguard.model.claims import Busy, Claim, ClaimAnswer, ClaimRequest, Overdue
 from taskguard.model.delivery import Delivery
 from taskguard.model.records import Seen
-from taskguard.parking import Line
+from taskguard.run.parking import Line
 
 __all__ = ["BOUNDED_MUTANTS"]
 

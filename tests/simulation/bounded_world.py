@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import taskguard.parking
+import taskguard.run.parking
 from simulation.bounded_history import BoundedHistory
 from simulation.line_world import LineWorld
 from simulation.scheduler import Process
@@ -141,4 +141,4 @@ class BoundedWorld(LineWorld):
 
     def _replace_the_system(self) -> None:
         super()._replace_the_system()
-        self._patches.put(taskguard.parking, "time", _Clock(self.clock.wall_s))
+        self._patches.put(taskguard.run.parking, "time", _Clock(self.clock.wall_s))

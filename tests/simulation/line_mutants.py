@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import taskguard.parking
+import taskguard.run.parking
 from simulation import stored_calls
 from simulation.line_world import LineWorld
 from simulation.mutants import Mutant
@@ -20,8 +20,8 @@ from taskguard.model.claims import Busy, ClaimRequest, MessageRef
 from taskguard.model.delivery import Delivery
 from taskguard.model.lease import Owner
 from taskguard.model.states import State
-from taskguard.parking import Line
-from taskguard.runner import Runner
+from taskguard.run.parking import Line
+from taskguard.run.runner import Runner
 
 __all__ = ["LINE_MUTANTS"]
 
@@ -88,7 +88,7 @@ def _probe_left_behind(world: LineWorld) -> None:
         del delivery
         if line._locks is None or refused.key is None:
             return True
-        owner = taskguard.parking.new_owner(request.message.id)
+        owner = taskguard.run.parking.new_owner(request.message.id)
         asked = {"ttl_s": request.ttl_s, "with_fence": False, "wait_s": 0.0}
         try:
             return isinstance(line._locks.acquire(request.keys, owner, **asked), Granted)

@@ -27,13 +27,13 @@ from simulation.world import Message, Task, Worker, World
 from taskguard.api import TaskGuard
 from taskguard.errors import TaskguardError
 from taskguard.events import Events
-from taskguard.guard import JSON
 from taskguard.model.claims import Claim, Claimed, ClaimRequest, Overdue
 from taskguard.model.delivery import NOT_BEFORE, Delivery, Dropped, MessageRef, stored_call
 from taskguard.model.policy import Policy
-from taskguard.outbox import enqueue_in
-from taskguard.relay import Relay
-from taskguard.sweep import Sweeper
+from taskguard.outbox.enqueue import enqueue_in
+from taskguard.outbox.relay import Relay
+from taskguard.outbox.sweep import Sweeper
+from taskguard.run.guard import JSON
 
 __all__ = ["QUEUE", "LineWorld"]
 

@@ -10,15 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import taskguard.admission
 import taskguard.model.states
+import taskguard.run.admission
 from simulation.ledger import KeyRow
 from simulation.world import World
-from taskguard.guard import Guard
 from taskguard.ledger.decisions import Records
 from taskguard.model.claims import Claim, ClaimRequest
 from taskguard.model.lease import Owner
 from taskguard.model.states import State
+from taskguard.run.guard import Guard
 
 __all__ = ["MUTANTS", "Mutant"]
 
@@ -129,7 +129,7 @@ def _exits_uncounted(world: World) -> None:
 
 def _believe_every_lock(world: World) -> None:
     """Whatever the lock server says, for however long: the ledger is not asked."""
-    world.patch(taskguard.admission.Admission, "_is_lease", lambda *_: True)
+    world.patch(taskguard.run.admission.Admission, "_is_lease", lambda *_: True)
 
 
 def _former_key_unheld(world: World) -> None:

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-import taskguard.watchdog
+import taskguard.run.watchdog
 from simulation.checks import expect_found_out, expect_no_failure
 from simulation.explore import run_one, shrink, trace
 from simulation.mutants import MUTANTS, Mutant
@@ -81,7 +81,7 @@ def test_a_watchdog_that_another_test_left(monkeypatch: pytest.MonkeyPatch) -> N
     leftover, found = threading.Event(), []
 
     def look() -> None:
-        found.append(taskguard.watchdog.Wakeup().wait(0.001))
+        found.append(taskguard.run.watchdog.Wakeup().wait(0.001))
         leftover.set()
 
     def mistake(world: World) -> None:

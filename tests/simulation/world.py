@@ -17,9 +17,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import taskguard.admission
-import taskguard.parking
-import taskguard.watchdog
+import taskguard.run.admission
+import taskguard.run.parking
+import taskguard.run.watchdog
 from simulation.history import CHANGED, BoomError, GaveUpError, History, OwnWordError
 from simulation.ledger import MemoryLedger, MemoryTransaction
 from simulation.scheduler import (
@@ -48,14 +48,14 @@ from taskguard.events import (
     StaleRefused,
     Takeover,
 )
-from taskguard.guard import Guard
 from taskguard.locks.memory import MemoryLocks
 from taskguard.model.claims import Claim, ClaimAnswer, Claimed, ClaimRequest
 from taskguard.model.delivery import Delivery, MessageRef, Parking
 from taskguard.model.lease import Owner
 from taskguard.model.policy import Policy
 from taskguard.model.records import WorkView
-from taskguard.runner import Runner
+from taskguard.run.guard import Guard
+from taskguard.run.runner import Runner
 
 __all__ = ["Message", "Task", "World"]
 
@@ -729,14 +729,14 @@ class World:
     def _replace_the_system(self) -> None:
         """Native threads and locks of the watchdog, and nonces."""
         scheduler, put = self.scheduler, self._patches.put_here
-        put(taskguard.watchdog, "allocate_lock", lambda: SimMutex(scheduler))
-        put(taskguard.watchdog, "Wakeup", lambda: SimWakeup(scheduler))
+        put(taskguard.run.watchdog, "allocate_lock", lambda: SimMutex(scheduler))
+        put(taskguard.run.watchdog, "Wakeup", lambda: SimWakeup(scheduler))
         put(
-            taskguard.watchdog,
+            taskguard.run.watchdog,
             "start_thread",
             lambda function: scheduler.spawn(scheduler.process, function),
         )
-        for module in (taskguard.admission, taskguard.parking):
+        for module in (taskguard.run.admission, taskguard.run.parking):
             put(module, "new_owner", lambda message="": self.owner(message))
 
     def owner(self, message: str = "") -> Owner:

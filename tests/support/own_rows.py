@@ -11,10 +11,10 @@ import sqlalchemy as sa
 from support.guarded_shop import NotingQueue
 from taskguard import GuardedFunction, GuardedRow, MessageRef
 from taskguard.events import Event, Events
-from taskguard.guard import Guard
 from taskguard.ledger.sql import SqlLedger
 from taskguard.locks.memory import MemoryLocks
-from taskguard.runner import Runner
+from taskguard.run.guard import Guard
+from taskguard.run.runner import Runner
 
 __all__ = ["EFFECTS", "METADATA", "ORDERS", "Shop", "Step", "own_row"]
 

@@ -12,7 +12,7 @@ from taskguard.combinations import DELIVERIES, DIMENSIONS, ENQUEUES, REFUSALS, R
 from taskguard.errors import ConfigurationError
 from taskguard.guarded import GuardedFunction
 from taskguard.model.delivery import Delivery, MessageRef
-from taskguard.outbox import _refuse_duplicates_of_messages
+from taskguard.outbox.enqueue import _refuse_duplicates_of_messages
 
 
 def combinations() -> Iterator[dict[str, str]]:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from support.leaving import exiting_at_sigterm
-from taskguard.shutdown import is_cancellation, is_shutdown
+from taskguard.run.shutdown import is_cancellation, is_shutdown
 
 
 def raised_by(body: Callable[[], Any]) -> BaseException:

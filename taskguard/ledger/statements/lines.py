@@ -19,8 +19,8 @@ Does not guarantee that only one is called at a time: two that look at the same 
 The claim of the key decides, and who comes second is parked again, in its old place. Nor that
 nobody overtakes: what claims without looking at the line may do so.
 
-Nothing is sent here: `taskguard/parking.py` does. PostgreSQL's statements give the same answers;
-the contract suite compares the two.
+Nothing is sent here: `taskguard/run/parking.py` does. PostgreSQL's statements give the same
+answers; the contract suite compares the two.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from support.guarded_shop import GuardedShop
 from support.waiting import patience_s, wait_until
 from taskguard.errors import ConfigurationError, FencedRowMissingError, StaleTokenError
 from taskguard.fenced.rows import FencedUpdate
-from taskguard.guard import Guard
+from taskguard.run.guard import Guard
 
 # Beyond what a double can tell apart, and the largest there is.
 EDGES = [2**53, 2**53 + 1, 2**63 - 1]

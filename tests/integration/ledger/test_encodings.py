@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from support.guarded_shop import GuardedShop, write
-from taskguard.guard import MAX_RESULT_BYTES, Guard
 from taskguard.model.states import State
+from taskguard.run.guard import MAX_RESULT_BYTES, Guard
 from taskguard_sandbox.servers import Postgres
 
 TEXT = "5 €, 日本, \U0001f40d"

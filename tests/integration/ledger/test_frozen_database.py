@@ -14,7 +14,7 @@ from support.guarded_shop import GuardedShop, NotingQueue, write
 from support.needs import need
 from support.waiting import patience_s, wait_until
 from taskguard.errors import LeaseLostError, LedgerUnavailableError
-from taskguard.guard import Guard
+from taskguard.run.guard import Guard
 from taskguard_sandbox.servers import MariaDB, Postgres
 
 pytestmark = pytest.mark.once

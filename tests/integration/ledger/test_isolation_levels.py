@@ -12,7 +12,7 @@ from support.guarded_shop import GuardedShop, NotingQueue, write
 from support.needs import need
 from support.pgbouncer import PgBouncer
 from support.waiting import wait_until
-from taskguard.guard import Guard
+from taskguard.run.guard import Guard
 from taskguard_sandbox.servers import Postgres
 
 SNAPSHOTS = ["repeatable read", "serializable"]

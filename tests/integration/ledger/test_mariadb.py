@@ -28,7 +28,6 @@ from taskguard.errors import (
     TransactionRetryError,
     TransactionUsageError,
 )
-from taskguard.guard import MAX_RESULT_BYTES, Guard
 from taskguard.ledger.connections import database
 from taskguard.ledger.connections.database import CannotWriteError
 from taskguard.ledger.schema.creation import ddl
@@ -37,6 +36,7 @@ from taskguard.ledger.tables import KEYS, WORK
 from taskguard.locks.base import Renewal
 from taskguard.model.claims import Busy, Claimed, MessageRef
 from taskguard.model.states import State
+from taskguard.run.guard import MAX_RESULT_BYTES, Guard
 from taskguard_sandbox.servers import MariaDB
 
 pytestmark = pytest.mark.debian

@@ -30,7 +30,6 @@ from taskguard.errors import (
     StaleTokenError,
     TaskguardError,
 )
-from taskguard.guard import Guard
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.decisions import CLAIMABLE, decide_row
 from taskguard.ledger.own_rows.changes import Found, place
@@ -39,6 +38,7 @@ from taskguard.ledger.tables import KEYS, WORK
 from taskguard.model.claims import Answer, Busy, Claimed, ClaimRequest, MessageRef, RowRef
 from taskguard.model.lease import new_owner
 from taskguard.model.states import Decision
+from taskguard.run.guard import Guard
 from taskguard_celery import guarded_task
 from taskguard_celery.startup import check_worker
 

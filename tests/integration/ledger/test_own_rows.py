@@ -31,8 +31,8 @@ from taskguard.errors import (
     WorkDeadError,
     WorkRevokedError,
 )
-from taskguard.guard import Guard
-from taskguard.runner import Runner
+from taskguard.run.guard import Guard
+from taskguard.run.runner import Runner
 
 
 @pytest.fixture(params=[*DATABASES, "an Engine of PostgreSQL"])

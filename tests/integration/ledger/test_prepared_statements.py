@@ -13,12 +13,12 @@ import pytest
 import sqlalchemy as sa
 
 from support.guarded_shop import GuardedShop, write
-from taskguard.guard import Guard
 from taskguard.ledger.connections import deadlines
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.connections.libpq import Libpq, numbered
 from taskguard.ledger.statements import postgresql
 from taskguard.ledger.transactions import own
+from taskguard.run.guard import Guard
 
 VALUES = {"text": "ü%'\\ 🙂", "number": -(2**62), "yes": True, "no": False, "none": None}
 STATEMENT = (

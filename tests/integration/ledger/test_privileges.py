@@ -14,10 +14,10 @@ import sqlalchemy as sa
 from support.claims import request
 from support.guarded_shop import GuardedShop, NotingQueue
 from taskguard.errors import LedgerSchemaError
-from taskguard.guard import Guard
 from taskguard.ledger.sql import SqlLedger
 from taskguard.model.claims import MessageRef
 from taskguard.model.delivery import Deferred
+from taskguard.run.guard import Guard
 
 TABLES = ("taskguard_keys", "taskguard_work", "taskguard_messages")
 PRIVILEGES = ("select", "insert", "update")

@@ -27,7 +27,7 @@ from taskguard.events import Event, Events
 from taskguard.ledger.sql import SqlLedger
 from taskguard.locks.memory import MemoryLocks
 from taskguard.model.lease import new_owner
-from taskguard.runner import Runner
+from taskguard.run.runner import Runner
 
 KEY = "account:1"
 

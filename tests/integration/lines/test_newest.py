@@ -24,7 +24,7 @@ from taskguard.locks.memory import MemoryLocks
 from taskguard.model.delivery import Parked
 from taskguard.model.lease import new_owner
 from taskguard.model.policy import make_policy
-from taskguard.runner import Runner
+from taskguard.run.runner import Runner
 
 KEY = "index:1"
 

@@ -40,8 +40,8 @@ from taskguard.model.delivery import Answered, Parked
 from taskguard.model.lease import Owner, new_owner
 from taskguard.model.policy import make_policy
 from taskguard.model.states import State
-from taskguard.parking import EXPECTED_S
-from taskguard.runner import Runner
+from taskguard.run.parking import EXPECTED_S
+from taskguard.run.runner import Runner
 
 KEY = "account:1"
 

@@ -14,8 +14,8 @@ import pytest
 import taskguard
 from taskguard import Guard, TaskGuard
 from taskguard.errors import KeyAlreadyHeldError, KeyBusyError, TransactionUsageError
-from taskguard.guard import held_keys
 from taskguard.locks.memory import MemoryLocks
+from taskguard.run.guard import held_keys
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_locks_handed_over_for_ever_leave_nothing_behind(tg: TaskGuard) -> None:
 
 def _links() -> int:
     """How many guards are reachable from here, ended ones included."""
-    guard, count = taskguard.guard._running.get(), 0
+    guard, count = taskguard.run.guard._running.get(), 0
     while guard is not None:
         guard, count = guard.enclosing, count + 1
     return count

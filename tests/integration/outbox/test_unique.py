@@ -16,7 +16,7 @@ from support.databases import DATABASES
 from taskguard import Delivery, Guard, MessageRef, enqueue_in
 from taskguard.errors import AlreadyEnqueuedError, ConfigurationError, FingerprintMismatchError
 from taskguard.model.delivery import Dropped
-from taskguard.outbox import Placed
+from taskguard.outbox.enqueue import Placed
 
 
 class Rig(SweepRig):

@@ -16,10 +16,10 @@ import sqlalchemy as sa
 import taskguard
 from support.guarded_shop import GuardedShop, NotingQueue, write
 from support.waiting import wait_until
-from taskguard import watchdog
 from taskguard.errors import ConfigurationError, StaleTokenError
-from taskguard.guard import Guard
 from taskguard.model.delivery import Deferred
+from taskguard.run import watchdog
+from taskguard.run.guard import Guard
 
 HALF = "caf\udce9"  # what os.fsdecode makes of b"caf\xe9"
 

@@ -37,7 +37,7 @@ from taskguard.ledger.sql import SqlLedger
 from taskguard.locks.memory import MemoryLocks
 from taskguard.model.policy import make_policy
 from taskguard.model.states import State
-from taskguard.runner import Runner
+from taskguard.run.runner import Runner
 
 
 class NotingQueue:

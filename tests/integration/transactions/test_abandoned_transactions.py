@@ -8,7 +8,7 @@ import pytest
 
 from support.guarded_shop import GuardedShop, NotingQueue, write
 from taskguard.errors import TransactionAbandonedError
-from taskguard.guard import Guard
+from taskguard.run.guard import Guard
 
 
 class SoftTimeLimitError(Exception):

@@ -29,9 +29,9 @@ from taskguard.errors import (
     StaleTokenError,
     TransactionUsageError,
 )
-from taskguard.guard import Guard
 from taskguard.ledger.sql import SqlLedger
 from taskguard.model.delivery import Completed
+from taskguard.run.guard import Guard
 
 
 class Base(DeclarativeBase):

@@ -15,8 +15,8 @@ from sqlalchemy.orm import Session
 from support.claims import end_leases
 from support.guarded_shop import GuardedShop, NotingQueue, write
 from taskguard.errors import TaskguardError, TransactionUsageError
-from taskguard.guard import Guard
 from taskguard.model.delivery import Answered, Completed
+from taskguard.run.guard import Guard
 
 ENDERS = {
     "pg_url": ("select pg_backend_pid()", "select pg_terminate_backend({})"),

@@ -16,7 +16,7 @@ from support.claims import overtake
 from support.guarded_shop import GuardedShop, NotingQueue
 from support.proxy import Mode, Proxy
 from taskguard.errors import ConfigurationError, StaleTokenError, TransactionUsageError
-from taskguard.guard import Guard
+from taskguard.run.guard import Guard
 
 INSERT = "insert into effects values ('x')"
 

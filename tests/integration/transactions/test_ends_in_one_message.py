@@ -11,8 +11,8 @@ import sqlalchemy as sa
 from support.claims import overtake, request
 from support.guarded_shop import GuardedShop, write
 from taskguard.errors import StaleTokenError, TransactionUsageError
-from taskguard.guard import Guard
 from taskguard.model.claims import Claim, Claimed
+from taskguard.run.guard import Guard
 
 
 def claim(shop: GuardedShop) -> Claim:

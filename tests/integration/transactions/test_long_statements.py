@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from support.guarded_shop import GuardedShop, NotingQueue
 from taskguard.errors import TransactionUsageError
-from taskguard.guard import Guard
+from taskguard.run.guard import Guard
 
 LIMIT = "select @@max_allowed_packet"
 

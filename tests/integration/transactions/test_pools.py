@@ -18,10 +18,10 @@ import sqlalchemy as sa
 from support.guarded_shop import GuardedShop, NotingQueue, write
 from support.waiting import patience_s, wait_until
 from taskguard.errors import LedgerUnavailableError
-from taskguard.guard import Guard
 from taskguard.ledger.connections import pools
 from taskguard.model.delivery import Deferred, Delivery, MessageRef
 from taskguard.model.policy import Policy
+from taskguard.run.guard import Guard
 
 SERVERS = ["pg_url", "mariadb_url", "mysql_url"]
 MANY = 80

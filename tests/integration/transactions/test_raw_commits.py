@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from support.guarded_shop import GuardedShop, write
 from taskguard.errors import TransactionUsageError
-from taskguard.guard import Guard
+from taskguard.run.guard import Guard
 
 
 def _script(db: Any) -> None:

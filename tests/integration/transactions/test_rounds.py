@@ -10,10 +10,10 @@ import pytest
 import taskguard
 from support.guarded_shop import GuardedShop, NotingQueue, write
 from taskguard.errors import TransactionFailedError, TransactionRetryError
-from taskguard.guard import Guard
 from taskguard.ledger.sql import SqlLedger
 from taskguard.model.delivery import Completed, Deferred, Delivery, MessageRef
 from taskguard.model.policy import Policy
+from taskguard.run.guard import Guard
 
 ASK_AGAIN = "do $$ begin raise exception sqlstate '40001'; end $$"
 
@@ -21,7 +21,7 @@ ASK_AGAIN = "do $$ begin raise exception sqlstate '40001'; end $$"
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody else writes here for whom a body would have to wait."""
-    monkeypatch.setattr("taskguard.runner._LONGEST_PAUSE_S", 0.01)
+    monkeypatch.setattr("taskguard.run.runner._LONGEST_PAUSE_S", 0.01)
 
 
 def deliver(shop: GuardedShop, body: Any, deferrals: int) -> Any:

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from support.guarded_shop import GuardedShop, write
 from support.waiting import wait_until
 from taskguard.errors import TaskguardError
-from taskguard.guard import Guard
+from taskguard.run.guard import Guard
 
 ON_POSTGRESQL = {
     "read-only": "set default_transaction_read_only = on",

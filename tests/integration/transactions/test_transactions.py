@@ -19,8 +19,8 @@ from support.guarded_shop import GuardedShop, NotingQueue, write
 from support.proxy import Mode, Proxy
 from support.waiting import wait_until
 from taskguard.errors import ConfigurationError, TransactionUsageError
-from taskguard.guard import Guard
 from taskguard.model.claims import Claimed, MessageRef
+from taskguard.run.guard import Guard
 
 SNAPSHOTS = ["REPEATABLE READ", "SERIALIZABLE"]
 

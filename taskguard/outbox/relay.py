@@ -33,12 +33,12 @@ from taskguard.errors import (
     TaskguardError,
 )
 from taskguard.guarded import prefix_of
-from taskguard.leader import Leader, Leadership
 from taskguard.model.bounds import MOST_SLOTS, Rate
 from taskguard.model.delivery import MessageRef
-from taskguard.outbox import Send, outbox_of
-from taskguard.parking import AHEAD_S, EXPECTED_S, call_next, send_stored
-from taskguard.sweep import REFUSED_AGAIN_S, Sweeper, Swept, away_of, namespace_of
+from taskguard.outbox.enqueue import Send, outbox_of
+from taskguard.outbox.sweep import REFUSED_AGAIN_S, Sweeper, Swept, away_of, namespace_of
+from taskguard.periodic.leader import Leader, Leadership
+from taskguard.run.parking import AHEAD_S, EXPECTED_S, call_next, send_stored
 
 if TYPE_CHECKING:
     from taskguard.ledger.ports import LineLedger, Outbox
@@ -91,7 +91,7 @@ class Relay:
         self._every_s = every_s
         # A relay that sends to RQ keeps none from sending to Celery.
         name = f"{_NAME}:{'+'.join(sorted(senders))}"
-        from taskguard.following import Following  # with locks only there is no SQLAlchemy
+        from taskguard.outbox.following import Following  # with locks only there is no SQLAlchemy
 
         self._following = Following(
             runtime.runner.locks,

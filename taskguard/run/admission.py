@@ -47,7 +47,7 @@ from taskguard.model.claims import Answer, Busy, Claim, Claimed, ClaimRequest
 from taskguard.model.delivery import Delivery
 from taskguard.model.lease import Lease, Owner, asked, new_owner, trusted_until_s
 from taskguard.model.states import Decision
-from taskguard.watchdog import TrackedLease, Watchdog
+from taskguard.run.watchdog import TrackedLease, Watchdog
 
 if TYPE_CHECKING:
     from taskguard.ledger.ports import Ledger

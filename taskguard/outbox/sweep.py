@@ -34,7 +34,7 @@ from taskguard.api import TaskGuard
 from taskguard.errors import ConfigurationError, StoredCallError
 from taskguard.model.delivery import NOT_BEFORE
 from taskguard.model.policy import MOST_ROWS, check_number
-from taskguard.outbox import AGAIN_AFTER_S, Send, outbox_of, waits_s
+from taskguard.outbox.enqueue import AGAIN_AFTER_S, Send, outbox_of, waits_s
 from taskguard.values import value
 
 if TYPE_CHECKING:

@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
-from taskguard.admission import Admission, Admitted
 from taskguard.clock import SYSTEM_CLOCK, Clock
 from taskguard.errors import (
     BodyCancelledError,
@@ -58,7 +57,6 @@ from taskguard.events import (
     StillDead,
 )
 from taskguard.events import Deferred as DeferredEvent
-from taskguard.guard import JSON, Guard, encode, holders_around, running
 from taskguard.ledger.connections.errors import ConnectionBrokenError, NoConnectionError
 from taskguard.locks.base import LockProvider
 from taskguard.model.claims import Answer, Busy, Claim, Claimed, ClaimRequest
@@ -74,9 +72,11 @@ from taskguard.model.delivery import (
 )
 from taskguard.model.lease import Lease, Owner
 from taskguard.model.states import Decision, State
-from taskguard.parking import CALLED_WAIT_S, Line
-from taskguard.shutdown import is_cancellation, is_shutdown
-from taskguard.watchdog import TrackedLease, Watchdog
+from taskguard.run.admission import Admission, Admitted
+from taskguard.run.guard import JSON, Guard, encode, holders_around, running
+from taskguard.run.parking import CALLED_WAIT_S, Line
+from taskguard.run.shutdown import is_cancellation, is_shutdown
+from taskguard.run.watchdog import TrackedLease, Watchdog
 
 if TYPE_CHECKING:
     from taskguard.ledger.ports import Ledger, LineLedger

@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from taskguard.relay import Relay
+from taskguard.outbox.relay import Relay
 
 __all__ = ["RelayProcess"]
 

@@ -30,7 +30,7 @@ from taskguard.errors import (
 from taskguard.model.claims import Claim, Claimed
 from taskguard.model.delivery import Codec, Delivery
 from taskguard.model.lease import Lease
-from taskguard.progress import Progress
+from taskguard.run.progress import Progress
 
 if TYPE_CHECKING:
     import sqlalchemy as sa

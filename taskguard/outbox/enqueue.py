@@ -28,12 +28,12 @@ from taskguard.errors import (
     ConfigurationError,
     FingerprintMismatchError,
 )
-from taskguard.guard import guard_with
 from taskguard.ledger.transactions.external import ExternalConnection
 from taskguard.model.claims import ClaimRequest
 from taskguard.model.delivery import NOT_BEFORE, Delivery, MessageRef
 from taskguard.model.policy import DAY_S, check_number
 from taskguard.model.records import Once, Standing
+from taskguard.run.guard import guard_with
 
 if TYPE_CHECKING:
     from taskguard.ledger.ports import LineLedger

@@ -16,7 +16,7 @@ lease does what is left until the interrupt arrives (after the C call that it is
 asks `leadership.check()`. Its fence is lower than its follower's: what it writes with that can be
 refused.
 
-Read next: `runner.py` (`hold()`), `watchdog.py`.
+Read next: `run/runner.py` (`hold()`), `run/watchdog.py`.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from taskguard.model.delivery import Delivery, MessageRef
 from taskguard.model.policy import MOST_ROWS, make_policy
 
 if TYPE_CHECKING:
-    from taskguard.guard import Guard
     from taskguard.model.lease import Lease
-    from taskguard.runner import Runner
-    from taskguard.watchdog import TrackedLease
+    from taskguard.run.guard import Guard
+    from taskguard.run.runner import Runner
+    from taskguard.run.watchdog import TrackedLease
 
 __all__ = ["Leader", "Leadership"]
 

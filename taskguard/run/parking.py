@@ -3,7 +3,7 @@
 A delivery that finds its key taken is stored with its call, and acknowledged: no worker, no thread
 and no retry is held meanwhile. Whoever is done with the key calls the first in line: its message is
 sent again. What was not called, because a process died, because the key was freed by something that
-does not look, or because a call got lost, is called by a relay (`relay.py`).
+does not look, or because a call got lost, is called by a relay (`outbox/relay.py`).
 
 Guarantees: a message is acknowledged only after it stands in the ledger, flushed; it goes on from
 there until its work is claimed or ended. Who has stored one looks whether the key is free by now,

@@ -1,0 +1,1 @@
+"""Leaders, and the names of ticks."""
