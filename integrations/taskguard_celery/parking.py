@@ -90,7 +90,7 @@ def gave_up(task: Task, request: Any) -> None:
         runtime = runtime_of(task.app)
         again = claim.request.message.retries + 1
         parking = CeleryParking(task)
-        runtime.runner.line.gave_up(claim, parking, retries=again, app=runtime.namespace)
+        runtime.runner.gave_up(claim, parking, retries=again, app=runtime.namespace)
 
 
 def _on_failure(sender: Any = None, **_: Any) -> None:
@@ -116,9 +116,9 @@ def _on_retry(sender: Any = None, request: Any = None, reason: Any = None, **_: 
         if name != marks.message or _arguments(reason.sig) != _arguments(request):
             message = replace(claim.request.message, id=name, retries=again, deferrals=0)
             delivery = _retry_of(sender, reason.sig, claim, call, message)
-    line, app = runtime.runner.line, runtime.namespace
+    runner, app = runtime.runner, runtime.namespace
     parking = CeleryParking(sender)
-    line.retried(claim, parking, retries=again, call=call, again=delivery, app=app, in_s=in_s)
+    runner.retried(claim, parking, retries=again, call=call, again=delivery, app=app, in_s=in_s)
 
 
 def _arguments(call: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

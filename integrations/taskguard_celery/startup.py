@@ -324,7 +324,7 @@ def _end(
     called = marks_of(context).called is not None
     if compiled.policy.parks and (any(ended) or called):
         delivery = replace(delivery, parking=CeleryParking(task), called=called)
-        runtime.runner.line.left(delivery)
+        runtime.runner.never_runs(delivery)
 
 
 worker_init.connect(_on_worker_init, weak=False)

@@ -218,7 +218,7 @@ def expired(job: Job, delivery: Delivery) -> CanceledJob | None:
     """
     if not _has_expired(job, delivery):
         return None
-    runtime().runner.line.left(delivery)
+    runtime().runner.never_runs(delivery)
     said = f"{job.func_name}: job {job.id} waited for {delivery.key} until its ttl was over"
     if not getattr(job, _ALLOWED, False):
         take_out(job, WAITS)
@@ -317,15 +317,15 @@ def tell_line(job: Job, *, in_s: float) -> None:
     claim, parking = failed
     try:
         here, message = runtime(), claim.request.message
-        line, app, retries = here.runner.line, here.namespace, message.retries
+        runner, app, retries = here.runner, here.namespace, message.retries
         if job.get_status(refresh=False) in _COMES_AGAIN:
             call = call_of(job, message)
             again = parking.next_delivery(message, call)
-            line.retried(
+            runner.retried(
                 claim, parking, retries=retries, call=call, again=again, app=app, in_s=in_s
             )
         else:
-            line.gave_up(claim, parking, retries=retries, app=app)
+            runner.gave_up(claim, parking, retries=retries, app=app)
     except Exception:
         logger.exception("%s: what RQ has made of its job %s is not noted", claim.work, job.id)
 
@@ -365,7 +365,7 @@ def _end_unreached(job: Job) -> None:
         ended = [end(work, error=error) for work in (delivery.work, *delivery.formerly)]
         take_out(job, marks.line)
         if function.policy.parks and (any(ended) or delivery.called):
-            runtime().runner.line.left(delivery)
+            runtime().runner.never_runs(delivery)
     except Exception as failed:  # noqa: BLE001  # anybody's function, or its arguments
         logger.warning("job %s: its failure was not recorded: %s", job.id, failed)
 

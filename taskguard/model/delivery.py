@@ -98,7 +98,7 @@ class Parking(Protocol):
     def failed(self, claim: Claim) -> None:
         """Note that the present message's work is FAILED, and keeps its position in its line.
 
-        The queue then says whether the message comes again: `Line.retried()` or `.gave_up()`.
+        The queue then says whether the message comes again: `Runner.retried()` or `.gave_up()`.
         """
         ...
 

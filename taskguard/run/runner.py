@@ -18,7 +18,7 @@ import logging
 import os
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, cast
 
@@ -69,6 +69,7 @@ from taskguard.model.delivery import (
     Dropped,
     Outcome,
     Parked,
+    Parking,
 )
 from taskguard.model.lease import Lease, Owner
 from taskguard.model.states import Decision, State
@@ -253,6 +254,42 @@ class Runner:
     def request(self, delivery: Delivery) -> ClaimRequest:
         """What a delivery would ask the ledger for, with an owner that holds nothing."""
         return self._admission.request(delivery, Owner("", ""))
+
+    # -- said by the queue, of messages that have a line ----------------------------------------
+
+    def retried(
+        self,
+        claim: Claim,
+        parking: Parking,
+        *,
+        retries: int,
+        call: Mapping[str, Any] | None,
+        again: Delivery | None,
+        app: str,
+        in_s: float,
+    ) -> None:
+        """The queue sends the message of FAILED work again, to come in `in_s`. Never raises.
+
+        Args:
+            claim: what `Parking.failed()` was given.
+            parking: how to send the next message of its line.
+            retries: the number with which the message comes.
+            call: how to send the message again. None: unknown.
+            again: its next delivery. None: unknown; the message keeps its position in its line.
+            app: the application's namespace.
+            in_s: how long after now the message comes.
+        """
+        self.line.retried(
+            claim, parking, retries=retries, call=call, again=again, app=app, in_s=in_s
+        )
+
+    def gave_up(self, claim: Claim, parking: Parking, *, retries: int, app: str) -> None:
+        """The queue does not send the message of FAILED work again. Never raises."""
+        self.line.gave_up(claim, parking, retries=retries, app=app)
+
+    def never_runs(self, delivery: Delivery) -> None:
+        """The message was revoked, or has expired: promote the next one. Never raises."""
+        self.line.left(delivery)
 
     # -- enter --------------------------------------------------------------------------------
 

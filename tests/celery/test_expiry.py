@@ -85,7 +85,7 @@ def test_who_drops_a_message_says_that_it_was_called(
 ) -> None:
     """Its key is kept for it: the line is told so, and gives it back."""
     task, left = shop.tasks.queue_up, []
-    monkeypatch.setattr(runtime_of(task.app).runner.line, "left", left.append)
+    monkeypatch.setattr(runtime_of(task.app).runner, "never_runs", left.append)
     for headers in ({}, {HEADER: Marks("m", called=("shop", None, None)).header()}):
         request = Context(id="m", args=["a", 1], kwargs={}, headers=headers)
         task_revoked.send(sender=task, request=request, expired=True)

@@ -342,12 +342,12 @@ class LineWorld(World):
         again = claim.request.message.retries + 1
         if isinstance(told, BoomError):
             parking = PortParking(worker, message)
-            worker.runner.line.retried(
+            worker.runner.retried(
                 claim, parking, retries=again, call=None, again=None, app="", in_s=0.5
             )
         else:
             parking = PortParking(worker, message)
-            worker.runner.line.gave_up(claim, parking, retries=again, app="")
+            worker.runner.gave_up(claim, parking, retries=again, app="")
 
     def parking_of(self, worker: Worker, message: Message) -> PortParking | None:
         parks = message.task.policy.busy == "park"
@@ -373,7 +373,7 @@ class LineWorld(World):
             self.needs_relay = True
         else:
             if (ended or delivery.called) and delivery.parking is not None:
-                worker.runner.line.left(delivery)
+                worker.runner.never_runs(delivery)
         return Dropped("expired")
 
     def call_of(self, message: Message) -> dict[str, Any]:

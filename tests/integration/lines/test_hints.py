@@ -77,7 +77,7 @@ class Office:
     def expire(self, number: int) -> None:
         """A message that was called is dropped: it has expired."""
         assert self.ledger.expire(f"book {number}", message=MessageRef(f"m{number}"))
-        self.runner.line.left(self._delivery(number, called=True))
+        self.runner.never_runs(self._delivery(number, called=True))
 
     def _delivery(self, number: int, *, busy: Busy = "park", **values: Any) -> Delivery:
         return Delivery(
