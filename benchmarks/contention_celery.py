@@ -13,7 +13,8 @@ from celery import Celery
 from celery.signals import worker_process_init
 
 from benchmarks.journal import note, work_until_commit
-from taskguard import Guard, MessageRef
+from taskguard import Guard
+from taskguard.integration import MessageRef
 from taskguard.model.claims import ClaimRequest
 from taskguard.model.delivery import stored_call
 from taskguard.model.lease import new_owner

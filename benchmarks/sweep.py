@@ -14,7 +14,7 @@ from rq import Queue
 import taskguard
 from benchmarks.measure import CONSOLE
 from benchmarks.scale import fill
-from taskguard import Sweeper
+from taskguard.integration import Sweeper
 from taskguard.ledger.sql import SqlLedger
 from taskguard_celery.calls import NAME as CELERY
 from taskguard_celery.calls import CelerySender, call_of

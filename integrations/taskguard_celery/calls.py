@@ -28,7 +28,8 @@ from celery.utils.time import maybe_make_aware
 from kombu.exceptions import OperationalError
 from kombu.serialization import dumps, loads, prepare_accept_content
 
-from taskguard import NOT_BEFORE, MessageRef, Standing, errors
+from taskguard import errors
+from taskguard.integration import NOT_BEFORE, MessageRef, Standing
 from taskguard_celery.eager import failed_eagerly
 from taskguard_celery.forwarding import came, forward, outside, signature_in_hand
 from taskguard_celery.hand_off import to_hand_off

@@ -24,17 +24,14 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 from celery import Task, current_app
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 
-from taskguard import (
+from taskguard import Former, Guard, TaskGuard, errors
+from taskguard.integration import (
     Answered,
     Completed,
     Delivery,
     Dropped,
-    Former,
-    Guard,
     GuardedFunction,
     MessageRef,
-    TaskGuard,
-    errors,
 )
 from taskguard_celery.calls import call_in_hand, task_id_in
 from taskguard_celery.chords import count_once
@@ -67,7 +64,7 @@ from taskguard_celery.runtime import KEPT, runtime_of
 from taskguard_celery.tracing import begun_s
 
 if TYPE_CHECKING:
-    from taskguard import Decorator
+    from taskguard.integration import Decorator
 
 __all__ = ["guarded_task"]
 
@@ -106,7 +103,7 @@ def guarded_task(
             with the effects, and says whether there is anything to do.
         formerly: a `taskguard.Former`, or several: how this guard was declared before, where that
             gave the same work another id. See docs/how-to/changing-a-guard.md.
-        options: see `taskguard.Policy`.
+        options: see `taskguard.integration.Policy`.
 
     Raises:
         ConfigurationError: it stands over `@app.task`, or an option is wrong.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from taskguard import Configuration, Finding, GuardedTask, TaskGuard
+from taskguard import TaskGuard
+from taskguard.integration import Configuration, Finding, GuardedTask
 from taskguard_celery.broker import broker_urls
 from taskguard_celery.health import (
     judge_app,

@@ -19,16 +19,14 @@ from typing import Any
 from celery import Task
 from celery.app.task import Context
 
-from taskguard import (
+from taskguard import Guard, TaskGuard, errors
+from taskguard.integration import (
     Answered,
     Completed,
     Deferred,
     Delivery,
-    Guard,
     GuardedFunction,
     MessageRef,
-    TaskGuard,
-    errors,
 )
 from taskguard_celery.message import longest_wait_s
 

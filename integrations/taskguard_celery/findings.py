@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from taskguard import FindingTemplate, Level
+from taskguard.integration import FindingTemplate, Level
 
 _CELERY = "docs/reference/settings.md#what-celery-needs"
 _VISIBILITY = "docs/how-to/long-tasks.md"

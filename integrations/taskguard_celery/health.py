@@ -11,7 +11,7 @@ from typing import Any
 
 from celery import Task
 
-from taskguard import Finding
+from taskguard.integration import Finding
 from taskguard_celery import findings
 from taskguard_celery.broker import broker_kind, visibility_timeout_s
 from taskguard_celery.message import detect_quorum_queues

@@ -22,16 +22,8 @@ from celery import Task
 from celery._state import _task_stack
 from celery.exceptions import Ignore
 
-from taskguard import (
-    Answered,
-    Completed,
-    Dropped,
-    Guard,
-    GuardedFunction,
-    MessageRef,
-    Outcome,
-    TaskGuard,
-)
+from taskguard import Guard, TaskGuard
+from taskguard.integration import Answered, Completed, Dropped, GuardedFunction, MessageRef, Outcome
 from taskguard_celery.errbacks import InPlace, call_in_place
 from taskguard_celery.message import (
     CeleryQueue,

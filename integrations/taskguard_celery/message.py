@@ -29,7 +29,8 @@ from celery import Task
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
 from celery.utils.time import maybe_make_aware
 
-from taskguard import MessageRef, errors
+from taskguard import errors
+from taskguard.integration import MessageRef
 from taskguard_celery.broker import broker_kind, visibility_timeout_s
 from taskguard_celery.forwarding import forward, signature_in_hand
 from taskguard_celery.marks import marks_of

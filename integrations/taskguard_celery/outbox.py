@@ -24,13 +24,13 @@ from celery.exceptions import NotRegistered
 from celery.result import AsyncResult
 from celery.utils.time import maybe_make_aware
 
-from taskguard import (
+from taskguard import errors
+from taskguard.integration import (
     NOT_BEFORE,
     MessageRef,
     Sweeper,
     check_delay,
     enqueue_in,
-    errors,
     not_before_s,
 )
 from taskguard_celery.arguments import body_arguments, sent_arguments
@@ -41,7 +41,8 @@ from taskguard_celery.recognition import guarded_function_of
 from taskguard_celery.runtime import runtime_of
 
 if TYPE_CHECKING:
-    from taskguard import (
+    from taskguard import TaskGuard
+    from taskguard.integration import (
         Delivery,
         Duplicate,
         GuardedFunction,
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
         Placed,
         Standing,
         Swept,
-        TaskGuard,
     )
 
 __all__ = [
@@ -357,7 +357,7 @@ def _fix_time(runtime: TaskGuard, signature: Signature) -> float | None:
 
 
 def sweep(app: Celery, **options: Any) -> Swept:
-    """Publish what is overdue, once. `options`: see `taskguard.Sweeper`.
+    """Publish what is overdue, once. `options`: see `taskguard.integration.Sweeper`.
 
     Raises KeyBusyError if another sweep is running.
     """
@@ -370,7 +370,7 @@ def schedule_sweep(app: Celery, *, every_s: float = 60.0, **options: Any) -> Non
     Args:
         app: the Celery app.
         every_s: seconds from one sweep to the next; 60 by default.
-        options: see `taskguard.Sweeper`.
+        options: see `taskguard.integration.Sweeper`.
 
     Raises ConfigurationError for an `every_s` that is no number of seconds above 0.
     """

@@ -35,7 +35,8 @@ from celery.signals import (
 from celery.states import REVOKED
 from kombu.asynchronous import set_event_loop
 
-from taskguard import MessageRef, Relay, RelayProcess, errors
+from taskguard import errors
+from taskguard.integration import MessageRef, Relay, RelayProcess
 from taskguard_celery.arguments import body_arguments
 from taskguard_celery.calls import NAME, CelerySender, call_in_hand, call_of
 from taskguard_celery.chords import count_once
@@ -45,7 +46,8 @@ from taskguard_celery.recognition import guarded_function_of
 from taskguard_celery.runtime import build, runtime_of
 
 if TYPE_CHECKING:
-    from taskguard import Claim, Delivery, TaskGuard
+    from taskguard import TaskGuard
+    from taskguard.integration import Claim, Delivery
 
 __all__ = ["CeleryParking", "CeleryRelay", "gave_up", "relay_is_needed", "revoke_unrun"]
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from celery import Task
 
-from taskguard import Finding, GuardedFunction
+from taskguard.integration import Finding, GuardedFunction
 from taskguard_celery import findings
 from taskguard_celery.recognition import guarded_function_of, takes_itself
 

@@ -18,7 +18,8 @@ from celery import Celery, Task, current_app
 from celery._state import get_current_task
 from celery.local import Proxy
 
-from taskguard import GuardedFunction, errors
+from taskguard import errors
+from taskguard.integration import GuardedFunction
 
 __all__ = [
     "Call",

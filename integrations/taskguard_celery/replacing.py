@@ -15,7 +15,8 @@ from typing import Any
 from celery import Task
 from celery.signals import before_task_publish
 
-from taskguard import Delivery, MessageRef, TaskGuard, errors
+from taskguard import TaskGuard, errors
+from taskguard.integration import Delivery, MessageRef
 from taskguard_celery.arguments import body_arguments
 from taskguard_celery.recognition import (
     Call,

@@ -33,7 +33,8 @@ from typing import Any
 from celery.app import utils as app_utils
 from kombu.utils import json as kombu_json
 
-from taskguard import UNSET, Codec, TaskGuard, connect, errors
+from taskguard import TaskGuard, connect, errors
+from taskguard.integration import UNSET, Codec
 
 __all__ = ["KEPT", "configure", "runtime_of"]
 

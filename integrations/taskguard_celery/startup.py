@@ -25,7 +25,8 @@ from celery.signals import (
     worker_process_init,
 )
 
-from taskguard import EXPIRED, GuardedFunction, errors, examine, log_findings
+from taskguard import errors
+from taskguard.integration import EXPIRED, GuardedFunction, examine, log_findings
 from taskguard_celery.arguments import body_arguments
 from taskguard_celery.broker import broker_kind, visibility_timeout_s
 from taskguard_celery.chords import count_by_results

@@ -23,7 +23,7 @@ from typing import Any
 from celery.schedules import crontab, schedule
 from celery.signals import beat_init
 
-from taskguard import interval_due_at, tick_name
+from taskguard.integration import interval_due_at, tick_name
 
 __all__ = ["due_at", "name_ticks", "take_tick"]
 

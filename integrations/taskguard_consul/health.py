@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from taskguard import Finding
 from taskguard.errors import LockServerUnavailableError
-from taskguard.locks import LOCK_SERVER_MEMBER, LOCK_SERVER_QUORUM
+from taskguard.locks import LOCK_SERVER_MEMBER, LOCK_SERVER_QUORUM, Finding
 from taskguard_consul import findings
 from taskguard_consul.link import ConsulLink, RefusedError
 

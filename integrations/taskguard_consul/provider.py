@@ -18,9 +18,9 @@ from typing import Any
 
 from urllib3 import BaseHTTPResponse
 
-from taskguard import Finding
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.locks import (
+    Finding,
     Granted,
     Held,
     Hold,

@@ -7,7 +7,7 @@ from typing import Any
 from django.apps import AppConfig
 from django.db.models.signals import post_migrate
 
-from taskguard import set_defaults
+from taskguard.integration import set_defaults
 from taskguard_django import conf
 
 __all__ = ["TaskguardConfig"]

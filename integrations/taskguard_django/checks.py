@@ -12,7 +12,8 @@ from typing import Any
 
 from django.core import checks
 
-from taskguard import UNSET, Configuration, Finding, Level, connect, errors, examine
+from taskguard import connect, errors
+from taskguard.integration import UNSET, Configuration, Finding, Level, examine
 from taskguard_django import conf, findings
 
 __all__ = ["register"]

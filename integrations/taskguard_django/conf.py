@@ -23,7 +23,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakSet
 
-from taskguard import UNSET, Finding, errors
+from taskguard import errors
+from taskguard.integration import UNSET, Finding
 from taskguard_django import findings
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from typing import Any
 
 from django.db import Error, connections, transaction
 
-from taskguard import ExternalConnection, errors
+from taskguard import errors
+from taskguard.integration import ExternalConnection
 from taskguard_django.conf import alias
 
 __all__ = ["DjangoConnection", "connection"]

@@ -22,7 +22,9 @@ from typing import Any
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 from django.test import TransactionTestCase
 
-from taskguard import MemoryLocks, Overrides, events, overridden
+from taskguard import events
+from taskguard.integration import Overrides, overridden
+from taskguard.locks import MemoryLocks
 from taskguard_django.conf import alias, ledger
 from taskguard_django.operations import TABLES
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from taskguard import Finding
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.locks import (
+    Finding,
     Granted,
     Held,
     Hold,

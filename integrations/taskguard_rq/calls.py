@@ -29,7 +29,8 @@ from rq.job import Job, JobStatus
 from rq.registry import DeferredJobRegistry, FailedJobRegistry, ScheduledJobRegistry
 from rq.utils import import_attribute
 
-from taskguard import NOT_BEFORE, MessageRef, Standing, errors
+from taskguard import errors
+from taskguard.integration import NOT_BEFORE, MessageRef, Standing
 from taskguard_rq.expiry import kept_by_redis
 from taskguard_rq.marks import CALLED, LINE, WAITS, Marks, StoredJob, outside, set_mark
 from taskguard_rq.recognition import guarded_function_of

@@ -23,17 +23,17 @@ from rq import get_current_job
 from rq.job import Job
 from rq.timeouts import BaseTimeoutException
 
-from taskguard import (
+from taskguard import Former
+from taskguard.errors import LedgerUnavailableError
+from taskguard.integration import (
     Answered,
     Completed,
     Deferred,
     Dropped,
-    Former,
     GuardedFunction,
     MessageRef,
     Parked,
 )
-from taskguard.errors import LedgerUnavailableError
 from taskguard_rq.calls import call_of
 from taskguard_rq.coroutines import in_thread, loop_runs_here, mark
 from taskguard_rq.expiry import expires_at_s, may_have_expired
@@ -60,7 +60,7 @@ from taskguard_rq.runtime import runtime
 from taskguard_rq.ticks import name_ticks
 
 if TYPE_CHECKING:
-    from taskguard import Decorator
+    from taskguard.integration import Decorator
 
 __all__ = ["guarded_job"]
 
@@ -100,7 +100,7 @@ def guarded_job(
         message_id: what tells one message from another, given the job; by default the job's id,
             when it was created and how many repeats it has left. For schedulers that enqueue
             one job again and again.
-        options: see `taskguard.Policy`.
+        options: see `taskguard.integration.Policy`.
 
     Raises:
         ConfigurationError: an option is wrong.

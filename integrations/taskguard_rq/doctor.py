@@ -18,7 +18,7 @@ from rq.job import Job
 from rq.scheduler import RQScheduler
 from rq.utils import import_attribute
 
-from taskguard import Configuration, Finding, GuardedFunction, GuardedTask
+from taskguard.integration import Configuration, Finding, GuardedFunction, GuardedTask
 from taskguard_rq.health import JobFacts, QueueFacts, judge_cron_job, judge_job, judge_queue
 from taskguard_rq.outbox import connection_at
 from taskguard_rq.recognition import guarded_function_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from taskguard import FindingTemplate, Level
+from taskguard.integration import FindingTemplate, Level
 
 NO_SCHEDULER = FindingTemplate(
     "no_scheduler",

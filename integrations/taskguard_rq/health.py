@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from taskguard import Finding, GuardedFunction
+from taskguard.integration import Finding, GuardedFunction
 from taskguard_rq import findings
 
 __all__ = [

@@ -18,7 +18,8 @@ from redis import Redis
 from rq import Queue, get_current_job
 from rq.job import Job
 
-from taskguard import (
+from taskguard import errors
+from taskguard.integration import (
     NOT_BEFORE,
     Delivery,
     MessageRef,
@@ -26,7 +27,6 @@ from taskguard import (
     Sweeper,
     check_delay,
     enqueue_in,
-    errors,
     not_before_s,
 )
 from taskguard_rq.calls import NAME, RQSender, call_of, job_in
@@ -34,7 +34,8 @@ from taskguard_rq.recognition import guarded_function_of, message_id_of, message
 from taskguard_rq.runtime import runtime
 
 if TYPE_CHECKING:
-    from taskguard import Duplicate, OutcomeOfEnqueue, Placed, Swept, TaskGuard
+    from taskguard import TaskGuard
+    from taskguard.integration import Duplicate, OutcomeOfEnqueue, Placed, Swept
 
 __all__ = ["Enqueued", "connection_at", "enqueue", "open_queue", "sweep"]
 
@@ -208,7 +209,7 @@ def sweep(connection: Redis | None = None, **options: Any) -> Swept:
 
     Args:
         connection: the Redis of the queues; by default that of the job at hand.
-        options: see `taskguard.Sweeper`.
+        options: see `taskguard.integration.Sweeper`.
 
     Raises:
         KeyBusyError: another sweep is running.

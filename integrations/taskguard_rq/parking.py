@@ -33,8 +33,9 @@ from rq import Retry
 from rq.job import Job, JobStatus
 from rq.registry import DeferredJobRegistry
 
-import taskguard
-from taskguard import Claim, Delivery, Dropped, GuardedFunction, MessageRef, errors
+from taskguard import errors
+from taskguard.integration import EXPIRED as WORK_EXPIRED
+from taskguard.integration import Claim, Delivery, Dropped, GuardedFunction, MessageRef
 from taskguard_rq.calls import (
     EXPIRED,
     LINE_META,
@@ -238,7 +239,7 @@ def _has_expired(job: Job, delivery: Delivery) -> bool:
     if any(ended):
         return True
     found = ledger.view(delivery.work)
-    if found is None or found.error != taskguard.EXPIRED or found.message != message.name:
+    if found is None or found.error != WORK_EXPIRED or found.message != message.name:
         return False
     # Whoever said so first may have died before RQ heard of it. And the job may stand in its queue
     # more than once, if its Redis was emptied, and it was sent again: what was enqueued later runs.

@@ -10,7 +10,7 @@ from typing import Any
 
 from rq.job import Job
 
-from taskguard import GuardedFunction, MessageRef
+from taskguard.integration import GuardedFunction, MessageRef
 from taskguard_rq.marks import Marks
 from taskguard_rq.redelivery import is_of_rq_scheduler
 

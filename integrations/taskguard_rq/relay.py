@@ -20,7 +20,8 @@ from typing import Any
 
 from redis import Redis
 
-from taskguard import MessageRef, Relay, RelayProcess, errors
+from taskguard import errors
+from taskguard.integration import MessageRef, Relay, RelayProcess
 from taskguard_rq.calls import NAME, RQSender
 from taskguard_rq.runtime import runtime
 

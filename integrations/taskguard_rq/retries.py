@@ -18,8 +18,9 @@ from typing import Any
 
 from rq import Retry
 
-from taskguard import Guard, GuardedFunction
+from taskguard import Guard
 from taskguard.errors import ConfigurationError
+from taskguard.integration import GuardedFunction
 from taskguard_rq.coroutines import loop_runs_here, run_body
 
 __all__ = ["GuardedJobFunction", "RetryReturnedError"]

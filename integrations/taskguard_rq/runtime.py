@@ -10,7 +10,8 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from taskguard import UNSET, TaskGuard, connect
+from taskguard import TaskGuard, connect
+from taskguard.integration import UNSET
 
 __all__ = ["configure", "runtime"]
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from rq.job import Job
 
-from taskguard import interval_due_at, tick_name
+from taskguard.integration import interval_due_at, tick_name
 from taskguard_rq.marks import TICK, set_mark
 
 __all__ = ["entry_name", "name_ticks"]

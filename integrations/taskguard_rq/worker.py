@@ -30,8 +30,8 @@ from rq import Queue, SimpleWorker, Worker
 from rq.job import Job, JobStatus
 from rq.worker import BaseWorker, DequeueStrategy, SpawnWorker
 
-from taskguard import Configuration, examine, log_findings
 from taskguard.errors import ConfigurationError, LedgerUnavailableError
+from taskguard.integration import Configuration, examine, log_findings
 from taskguard_rq.parking import (
     CanceledJob,
     ParkedJob,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from taskguard import FindingTemplate, Level
+from taskguard.locks import FindingTemplate, Level
 
 LOCK_SERVER_RIGHTS = FindingTemplate(
     "lock_server_rights",

@@ -13,9 +13,8 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from taskguard import Finding
 from taskguard.errors import LockServerUnavailableError
-from taskguard.locks import LOCK_SERVER_MEMBER, LOCK_SERVER_QUORUM, Endpoint
+from taskguard.locks import LOCK_SERVER_MEMBER, LOCK_SERVER_QUORUM, Endpoint, Finding
 from taskguard_zookeeper import findings
 from taskguard_zookeeper.address import Address
 from taskguard_zookeeper.session import RefusedError, Session

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from taskguard import Finding
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.locks import (
+    Finding,
     Granted,
     Held,
     Hold,

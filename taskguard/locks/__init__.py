@@ -8,83 +8,59 @@ Read next: `base.py`, what a provider does; `registry.py`, how a URL finds its p
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
-from taskguard.locks.base import (
-    CALLED,
-    KEPT_S,
-    NO_LIMIT,
-    NOBODY,
-    Granted,
-    Held,
-    HintingLocks,
-    Hold,
-    Holder,
-    LockProvider,
-    Renewal,
-    SharingLocks,
-    Traits,
-    in_batches,
-)
-from taskguard.model.lease import Owner
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from taskguard.locks.endpoints import Endpoint, Endpoints, ServerUrl, parse_url
-    from taskguard.locks.findings import LOCK_SERVER_MEMBER, LOCK_SERVER_QUORUM
-    from taskguard.locks.idle import IdleQueue
-    from taskguard.locks.per_process import PerProcess
-    from taskguard.locks.tls import Tls
-    from taskguard.model.policy import check_number
-    from taskguard.native import greenlets
+    from taskguard.findings import Finding as Finding
+    from taskguard.findings import FindingTemplate as FindingTemplate
+    from taskguard.findings import Level as Level
+    from taskguard.locks.base import CALLED as CALLED
+    from taskguard.locks.base import KEPT_S as KEPT_S
+    from taskguard.locks.base import NO_LIMIT as NO_LIMIT
+    from taskguard.locks.base import NOBODY as NOBODY
+    from taskguard.locks.base import Granted as Granted
+    from taskguard.locks.base import Held as Held
+    from taskguard.locks.base import HintingLocks as HintingLocks
+    from taskguard.locks.base import Hold as Hold
+    from taskguard.locks.base import Holder as Holder
+    from taskguard.locks.base import LockProvider as LockProvider
+    from taskguard.locks.base import Renewal as Renewal
+    from taskguard.locks.base import SharingLocks as SharingLocks
+    from taskguard.locks.base import Traits as Traits
+    from taskguard.locks.base import in_batches as in_batches
+    from taskguard.locks.endpoints import Endpoint as Endpoint
+    from taskguard.locks.endpoints import Endpoints as Endpoints
+    from taskguard.locks.endpoints import ServerUrl as ServerUrl
+    from taskguard.locks.endpoints import parse_url as parse_url
+    from taskguard.locks.findings import LOCK_SERVER_MEMBER as LOCK_SERVER_MEMBER
+    from taskguard.locks.findings import LOCK_SERVER_QUORUM as LOCK_SERVER_QUORUM
+    from taskguard.locks.idle import IdleQueue as IdleQueue
+    from taskguard.locks.memory import MemoryLocks as MemoryLocks
+    from taskguard.locks.per_process import PerProcess as PerProcess
+    from taskguard.locks.tls import Tls as Tls
+    from taskguard.model.lease import Owner as Owner
+    from taskguard.model.lease import new_owner as new_owner
+    from taskguard.model.policy import check_number as check_number
+    from taskguard.native import greenlets as greenlets
+else:
+    from taskguard.lazy import lazy_names
 
-__all__ = [
-    "CALLED",
-    "KEPT_S",
-    "LOCK_SERVER_MEMBER",
-    "LOCK_SERVER_QUORUM",
-    "NOBODY",
-    "NO_LIMIT",
-    "Endpoint",
-    "Endpoints",
-    "Granted",
-    "Held",
-    "HintingLocks",
-    "Hold",
-    "Holder",
-    "IdleQueue",
-    "LockProvider",
-    "Owner",
-    "PerProcess",
-    "Renewal",
-    "ServerUrl",
-    "SharingLocks",
-    "Tls",
-    "Traits",
-    "check_number",
-    "greenlets",
-    "in_batches",
-    "parse_url",
-]
-
-# Loaded when first used: most lock servers need none of them.
-_LAZY = {
-    "LOCK_SERVER_MEMBER": "taskguard.locks.findings",
-    "LOCK_SERVER_QUORUM": "taskguard.locks.findings",
-    "Endpoint": "taskguard.locks.endpoints",
-    "Endpoints": "taskguard.locks.endpoints",
-    "IdleQueue": "taskguard.locks.idle",
-    "PerProcess": "taskguard.locks.per_process",
-    "ServerUrl": "taskguard.locks.endpoints",
-    "Tls": "taskguard.locks.tls",
-    "check_number": "taskguard.model.policy",
-    "greenlets": "taskguard.native",
-    "parse_url": "taskguard.locks.endpoints",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module 'taskguard.locks' has no attribute {name!r}")
-    found = globals()[name] = getattr(importlib.import_module(_LAZY[name]), name)
-    return found
+    __all__, __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "taskguard.findings": "Finding FindingTemplate Level",
+            "taskguard.locks.base": (
+                "CALLED KEPT_S NOBODY NO_LIMIT Granted Held HintingLocks Hold Holder LockProvider "
+                "Renewal SharingLocks Traits in_batches"
+            ),
+            "taskguard.locks.endpoints": "Endpoint Endpoints ServerUrl parse_url",
+            "taskguard.locks.findings": "LOCK_SERVER_MEMBER LOCK_SERVER_QUORUM",
+            "taskguard.locks.idle": "IdleQueue",
+            "taskguard.locks.memory": "MemoryLocks",
+            "taskguard.locks.per_process": "PerProcess",
+            "taskguard.locks.tls": "Tls",
+            "taskguard.model.lease": "Owner new_owner",
+            "taskguard.model.policy": "check_number",
+            "taskguard.native": "greenlets",
+        },
+    )

@@ -18,7 +18,7 @@ from celery.utils.time import timezone as celery_timezone
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from taskguard import tick_name
+from taskguard.integration import tick_name
 from taskguard_celery.beat import _Term
 from taskguard_celery.ticks import due_at
 

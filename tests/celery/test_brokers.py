@@ -12,7 +12,7 @@ import pytest
 from celery import Celery
 
 from support.waiting import patience_s, wait_until
-from taskguard import MessageRef
+from taskguard.integration import MessageRef
 from taskguard_celery.calls import CelerySender, call_of
 
 # Of Debian's stable and of its unstable.

@@ -16,8 +16,8 @@ from celery import Celery
 from celery.beat import BeatLazyFunc
 
 import taskguard_celery
-from taskguard import Finding, Level, examine
 from taskguard.cli import main
+from taskguard.integration import Finding, Level, examine
 from taskguard.ledger.sql import SqlLedger
 from taskguard_celery import guarded_task
 from taskguard_celery.doctor import configuration_of

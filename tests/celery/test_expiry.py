@@ -19,7 +19,7 @@ from celery.signals import before_task_publish, task_revoked
 
 from support.ear import Ear
 from support.waiting import patience_s, wait_until
-from taskguard import MessageRef
+from taskguard.integration import MessageRef
 from taskguard.ledger.tables import WORK
 from taskguard.model.states import EXPIRED
 from taskguard_celery.calls import CelerySender, call_of

@@ -13,7 +13,7 @@ from celery.exceptions import ChordError, TaskRevokedError
 
 import taskguard_celery
 from support.waiting import patience_s, wait_until
-from taskguard import Delivery, Dropped
+from taskguard.integration import Delivery, Dropped
 from taskguard.model.delivery import DROPPED
 from taskguard_celery import enqueue, guarded_task, runtime_of
 

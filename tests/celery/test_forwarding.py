@@ -23,7 +23,7 @@ from support.celery_process import come, local_app, messages_of
 from support.claims import request
 from support.request_ids import request_id, requests
 from support.waiting import patience_s, wait_until
-from taskguard import MessageRef
+from taskguard.integration import MessageRef
 from taskguard.model.states import State
 from taskguard_celery import enqueue, guarded_task
 from taskguard_celery.calls import CelerySender

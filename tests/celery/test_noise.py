@@ -10,8 +10,8 @@ import pytest
 
 import taskguard_celery
 from support.celery_process import deliver, local_app
-from taskguard import MessageRef
 from taskguard.errors import WorkDeadError
+from taskguard.integration import MessageRef
 from taskguard.model.lease import new_owner
 from taskguard_celery import guarded_task
 

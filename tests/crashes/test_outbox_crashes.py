@@ -19,7 +19,8 @@ import taskguard
 from support.databases import DATABASES
 from support.exploration import Exploration
 from support.killing import KillAt, was_killed
-from taskguard import Delivery, Guard, MessageRef, Sweeper, enqueue_in
+from taskguard import Guard
+from taskguard.integration import Delivery, MessageRef, Sweeper, enqueue_in
 from taskguard.ledger.sql import SqlLedger
 from taskguard.model.policy import make_policy
 from taskguard.outbox.enqueue import Duplicate

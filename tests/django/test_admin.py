@@ -12,8 +12,9 @@ import sqlalchemy as sa
 import taskguard
 from support.django_shop import django_on
 from support.guarded_shop import NotingQueue
-from taskguard import Delivery, Guard, Policy
+from taskguard import Guard
 from taskguard.errors import StaleTokenError
+from taskguard.integration import Delivery, Policy
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import KEYS, WORK
 from taskguard.model.claims import Claim, Claimed, ClaimRequest, MessageRef

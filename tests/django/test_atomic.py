@@ -17,13 +17,14 @@ from support.django_shop import django_on
 from support.guarded_shop import NotingQueue
 from support.proxy import Mode, Proxy
 from support.waiting import patience_s
-from taskguard import Delivery, Guard, MessageRef, Policy
+from taskguard import Guard
 from taskguard.errors import (
     ConfigurationError,
     StaleTokenError,
     TransactionRetryError,
     TransactionUsageError,
 )
+from taskguard.integration import Delivery, MessageRef, Policy
 
 PARTS = "packed", "shipped"
 

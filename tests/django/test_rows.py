@@ -12,8 +12,9 @@ import pytest
 
 import taskguard
 from support.django_shop import django_on
-from taskguard import Delivery, Guard, MessageRef, Policy, Sweeper, enqueue_in
+from taskguard import Guard
 from taskguard.errors import ConfigurationError, RowIneligibleError
+from taskguard.integration import Delivery, MessageRef, Policy, Sweeper, enqueue_in
 
 
 @pytest.fixture(params=["pg_url", "sqlite_url"])

@@ -10,7 +10,8 @@ import pytest
 import sqlalchemy as sa
 
 from support.django_shop import django_on
-from taskguard import Level, errors
+from taskguard import errors
+from taskguard.integration import Level
 from taskguard.ledger.sql import SqlLedger
 
 TENANTS = {"TENANT_APPS": ["django.contrib.auth", "taskguard_django"]}

@@ -16,8 +16,9 @@ import pytest
 
 from support.findings_page import PAGE, fields_of, page_as_generated, templates
 from support.pages import PAGES, ROOT
-from taskguard import Level, errors, events
+from taskguard import errors, events
 from taskguard.combinations import DELIVERIES, DIMENSIONS, ENQUEUES, REFUSALS
+from taskguard.integration import Level
 from taskguard.model.delivery import DROPPED
 from taskguard.model.policy import Policy
 from taskguard.model.states import BY_ROW, TRANSITIONS, State

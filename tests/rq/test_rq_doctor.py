@@ -12,8 +12,8 @@ from rq import Queue, Retry
 import taskguard_rq
 from support import invoices
 from support.office import Office
-from taskguard import Level
 from taskguard.cli import main
+from taskguard.integration import Level
 from taskguard_rq import guarded_job
 from taskguard_rq.cron import LeaderCronScheduler
 from taskguard_rq.health import JobFacts, judge_job

@@ -19,7 +19,7 @@ from rq.job import Job
 from support.invoices import latest, queue_up
 from support.office import SHORT_LEASES
 from support.waiting import wait_until
-from taskguard import MessageRef
+from taskguard.integration import MessageRef
 from taskguard.ledger.tables import WORK
 from taskguard.model.states import EXPIRED
 from taskguard.run.parking import send_stored

@@ -11,7 +11,7 @@ from rq.cron import CronJob
 from rq.job import Job
 
 from support.invoices import each, for_request, tick_again
-from taskguard import MessageRef
+from taskguard.integration import MessageRef
 from taskguard_rq.calls import RQSender, call_of
 from taskguard_rq.marks import marks_of
 

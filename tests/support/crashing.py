@@ -24,7 +24,8 @@ import taskguard_rq
 import taskguard_rq.decorator
 from pytest_taskguard.crashes import Crashes, kill_process
 from support.fault_injection import inject
-from taskguard import Guard, Relay
+from taskguard import Guard
+from taskguard.integration import Relay
 from taskguard.settings import make_ledger, make_locks
 
 if TYPE_CHECKING:

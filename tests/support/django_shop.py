@@ -80,14 +80,14 @@ def database_of(url: str) -> dict[str, Any]:
 @contextlib.contextmanager
 def django_on(**urls: str) -> Iterator[None]:
     """DATABASES by their aliases, migrated; afterwards nothing of it is left."""
-    import taskguard
+    from taskguard.integration import set_defaults
     from taskguard_django import conf
 
     set_up()
     from django.core.management import call_command
     from django.db import connections
 
-    taskguard.set_defaults(locks=conf.locks, ledger=conf.ledger, namespace=conf.namespace)
+    set_defaults(locks=conf.locks, ledger=conf.ledger, namespace=conf.namespace)
     databases = {name: database_of(url) for name, url in urls.items()}
     _forget_connections()
     connections.settings = connections.configure_settings(databases)
@@ -97,7 +97,7 @@ def django_on(**urls: str) -> Iterator[None]:
         yield
     finally:
         _forget_connections()
-        taskguard.set_defaults()
+        set_defaults()
         for ledger in conf._made.values():
             ledger.close()
         conf._made.clear()

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from string import Formatter
 
 from support.pages import ROOT
-from taskguard import FindingTemplate
+from taskguard.integration import FindingTemplate
 
 __all__ = ["PAGE", "fields_of", "modules", "page_as_generated", "templates"]
 

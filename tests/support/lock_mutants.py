@@ -11,9 +11,8 @@ from dataclasses import replace
 
 from pytest_taskguard.lock_contract import LockServer
 from support.session_locks import SessionLocks, SessionServer, session_kind
-from taskguard import MemoryLocks
 from taskguard.errors import LockServerUnavailableError
-from taskguard.locks import Granted, Held, Hold, Holder, Owner, Renewal, Traits
+from taskguard.locks import Granted, Held, Hold, Holder, MemoryLocks, Owner, Renewal, Traits
 from taskguard.model.lease import new_owner
 
 MUTANTS: dict[str, tuple[Callable[[], LockServer], str]] = {}

@@ -9,8 +9,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from support.guarded_shop import NotingQueue
-from taskguard import GuardedFunction, GuardedRow, MessageRef
+from taskguard import GuardedRow
 from taskguard.events import Event, Events
+from taskguard.integration import GuardedFunction, MessageRef
 from taskguard.ledger.sql import SqlLedger
 from taskguard.locks.memory import MemoryLocks
 from taskguard.run.guard import Guard

@@ -15,8 +15,8 @@ from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 
 from support.lock_servers import LockServer
-from taskguard import Finding
 from taskguard.errors import LockServerUnavailableError
+from taskguard.integration import Finding
 from taskguard.locks import Granted, Held, Hold, Holder, LockProvider, Owner, Renewal, Traits
 
 SESSION_S = 2.0

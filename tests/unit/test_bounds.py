@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from taskguard import GuardedFunction, MessageRef
 from taskguard.errors import ConfigurationError
+from taskguard.integration import GuardedFunction, MessageRef
 from taskguard.model.bounds import Rate, rate_of, slots_of
 
 MINUTE_US = 60_000_000

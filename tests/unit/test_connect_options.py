@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from taskguard import Policy
 from taskguard.doctor import GuardedTask
 from taskguard.doctor.ledger import check_ledger
+from taskguard.integration import Policy
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.connections.engine import hosts_of
 from taskguard.ledger.sql import SqlLedger

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from taskguard import GuardedFunction, MessageRef
 from taskguard.errors import ConfigurationError, KeyTemplateError
+from taskguard.integration import GuardedFunction, MessageRef
 
 M1 = MessageRef("m1")
 

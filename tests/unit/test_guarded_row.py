@@ -10,8 +10,9 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from taskguard import GuardedFunction, GuardedRow, MessageRef
+from taskguard import GuardedRow
 from taskguard.errors import ConfigurationError, KeyArgumentError, KeyTemplateError
+from taskguard.integration import GuardedFunction, MessageRef
 from taskguard.model.claims import RowRef
 
 M1 = MessageRef("m1")

@@ -6,11 +6,11 @@ from collections.abc import Iterable
 
 import pytest
 
-from taskguard import Finding
 from taskguard.advisory_locks import health as advisory
 from taskguard.advisory_locks.session import Opened
 from taskguard.doctor.queues import judge_queue_server
 from taskguard.errors import LockServerUnavailableError
+from taskguard.integration import Finding
 from taskguard.ledger.health.facts import Bodies, ServerFacts, TableFacts
 from taskguard.ledger.health.judge import judge_server, judge_tables
 from taskguard.lock_table import health as lock_table

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from support.drivers import run_without
-from taskguard import MemoryLocks, connect
+from taskguard import connect
 from taskguard.errors import ConfigurationError
+from taskguard.locks import MemoryLocks
 from taskguard.settings import make_locks
 
 PROVIDER = """
-from taskguard import MemoryLocks
+from taskguard.locks import MemoryLocks
 
 class Locks(MemoryLocks):
     pass

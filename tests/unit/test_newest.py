@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from taskguard import Former, GuardedFunction, MessageRef
+from taskguard import Former
 from taskguard.errors import ConfigurationError
+from taskguard.integration import GuardedFunction, MessageRef
 from taskguard.model.states import is_outdated, sent_at_us
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import taskguard
 from support.waiting import patience_s
-from taskguard import Overrides, overridden
+from taskguard.integration import Overrides, overridden
 from taskguard.locks.memory import MemoryLocks
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import taskguard
-from taskguard import Sweeper
 from taskguard.cli import _duration_s
 from taskguard.errors import ConfigurationError
+from taskguard.integration import Sweeper
 from taskguard.ledger.sql import SqlLedger
 from taskguard.locks.redis import RedisLocks
 from taskguard.model.policy import Policy, make_policy

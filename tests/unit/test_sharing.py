@@ -12,8 +12,8 @@ import pytest
 import taskguard
 from support.session_locks import SessionLocks, SessionServer
 from support.waiting import patience_s, wait_until
-from taskguard import MemoryLocks
 from taskguard.errors import ConfigurationError, KeyBusyError, LeaseLostError
+from taskguard.locks import MemoryLocks
 from taskguard.locks.base import NO_LIMIT
 from taskguard.model.lease import Lease, new_owner
 

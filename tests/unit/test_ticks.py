@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from celery.schedules import crontab, schedule
 
-from taskguard import interval_due_at, tick_name
+from taskguard.integration import interval_due_at, tick_name
 from taskguard_celery.ticks import due_at
 
 BERLIN = ZoneInfo("Europe/Berlin")

@@ -10,9 +10,8 @@ import taskguard
 from support import session_locks
 from support.session_locks import SessionLocks, SessionServer
 from support.waiting import wait_until
-from taskguard import MemoryLocks
 from taskguard.errors import ConfigurationError, KeyBusyError
-from taskguard.locks import Granted, Held, Traits
+from taskguard.locks import Granted, Held, MemoryLocks, Traits
 from taskguard.model.lease import new_owner
 
 

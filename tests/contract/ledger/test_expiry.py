@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from support.claims import request
-from taskguard import MessageRef
+from taskguard.integration import MessageRef
 from taskguard.model.claims import Answer, Claimed, ClaimRequest, ParkedNewest
 from taskguard.model.states import Decision
 

@@ -15,20 +15,18 @@ import sqlalchemy as sa
 from celery import Celery
 
 from support.guarded_shop import GuardedShop, NotingQueue, write
-from taskguard import (
+from taskguard import Former, Guard, GuardedRow
+from taskguard.errors import ConfigurationError, KeyTemplateError, WorkDeadError
+from taskguard.events import DoneElsewhere
+from taskguard.integration import (
     Answered,
     Completed,
     Deferred,
     Delivery,
     Dropped,
-    Former,
-    Guard,
     GuardedFunction,
-    GuardedRow,
     MessageRef,
 )
-from taskguard.errors import ConfigurationError, KeyTemplateError, WorkDeadError
-from taskguard.events import DoneElsewhere
 from taskguard.locks.memory import MemoryLocks
 from taskguard_celery import guarded_task
 from taskguard_celery.message import is_redelivered

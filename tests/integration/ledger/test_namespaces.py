@@ -18,10 +18,11 @@ import taskguard
 import taskguard_celery
 import taskguard_rq
 from support.etcd import forget
-from taskguard import Sweeper, TaskGuard, enqueue_in
+from taskguard import TaskGuard
 from taskguard.errors import ConfigurationError, KeyBusyError
 from taskguard.events import Event
 from taskguard.guarded import GuardedFunction
+from taskguard.integration import UNSET, Configuration, Sweeper, enqueue_in, examine
 from taskguard.ledger.sql import SqlLedger
 from taskguard.lock_table import TableLocks
 from taskguard.model.delivery import MessageRef
@@ -39,7 +40,7 @@ def ledger_url(sqlite_url: str) -> str:
 
 
 @contextmanager
-def application(ledger: str, locks: Any, namespace: Any = taskguard.UNSET) -> Iterator[TaskGuard]:
+def application(ledger: str, locks: Any, namespace: Any = UNSET) -> Iterator[TaskGuard]:
     tg = taskguard.connect(locks=locks, ledger=ledger, namespace=namespace)
     yield tg
     tg.close()
@@ -268,7 +269,7 @@ class TestDoctor:
     @staticmethod
     def names(locks: str, ledger: str, *, namespace: str = "", starts: bool = False) -> list[str]:
         made = taskguard.connect(locks=locks, ledger=ledger, namespace=namespace)
-        reports = taskguard.examine(taskguard.Configuration(lambda: made, starts=starts))
+        reports = examine(Configuration(lambda: made, starts=starts))
         found = [each for report in reports for each in report.findings]
         shared = [each for each in found if each.name == "namespace_shared"]
         assert all("SqlLedger sqlite" in each.what and "/shop" in each.what for each in shared)

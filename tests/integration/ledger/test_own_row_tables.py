@@ -22,7 +22,7 @@ from support.databases import DATABASES
 from support.own_rows import ORDERS, Shop, Step, own_row
 from support.proxy import Mode, Proxy
 from support.waiting import patience_s, wait_until
-from taskguard import Completed, Deferred, GuardedRow
+from taskguard import GuardedRow
 from taskguard.errors import (
     LedgerSchemaError,
     RowChangedError,
@@ -30,6 +30,7 @@ from taskguard.errors import (
     StaleTokenError,
     TaskguardError,
 )
+from taskguard.integration import Completed, Deferred
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.decisions import CLAIMABLE, decide_row
 from taskguard.ledger.own_rows.changes import Found, place

@@ -20,7 +20,6 @@ from support.databases import DATABASES
 from support.leaving import exiting_at_sigterm
 from support.own_rows import EFFECTS, ORDERS, Shop
 from support.waiting import patience_s
-from taskguard import Answered, Completed, Deferred, Dropped
 from taskguard.errors import (
     ConfigurationError,
     FingerprintMismatchError,
@@ -31,6 +30,7 @@ from taskguard.errors import (
     WorkDeadError,
     WorkRevokedError,
 )
+from taskguard.integration import Answered, Completed, Deferred, Dropped
 from taskguard.run.guard import Guard
 from taskguard.run.runner import Runner
 

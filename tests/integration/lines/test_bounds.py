@@ -16,7 +16,7 @@ import pytest
 import sqlalchemy as sa
 
 from support.waiting import patience_s, wait_until
-from taskguard import Completed, Deferred, Delivery, Dropped, Guard, GuardedFunction, MessageRef
+from taskguard import Guard
 from taskguard.errors import (
     ConfigurationError,
     KeyAlreadyHeldError,
@@ -24,6 +24,14 @@ from taskguard.errors import (
     LockServerUnavailableError,
 )
 from taskguard.events import Event, Events
+from taskguard.integration import (
+    Completed,
+    Deferred,
+    Delivery,
+    Dropped,
+    GuardedFunction,
+    MessageRef,
+)
 from taskguard.ledger.sql import SqlLedger
 from taskguard.locks.memory import MemoryLocks
 from taskguard.model.lease import new_owner

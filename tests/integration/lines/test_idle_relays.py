@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 import taskguard
 from support.waiting import patience_s, wait_until
-from taskguard import Relay
+from taskguard.integration import Relay
 from taskguard.ledger.sql import SqlLedger
 
 RELAYS = 5

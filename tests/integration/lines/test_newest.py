@@ -16,8 +16,9 @@ import pytest
 
 from support.guarded_shop import NotingQueue
 from support.waiting import patience_s
-from taskguard import Claim, Completed, Delivery, Dropped, Guard, MessageRef
+from taskguard import Guard
 from taskguard.errors import SupersededError
+from taskguard.integration import Claim, Completed, Delivery, Dropped, MessageRef
 from taskguard.ledger.sql import SqlLedger
 from taskguard.locks.base import Held
 from taskguard.locks.memory import MemoryLocks

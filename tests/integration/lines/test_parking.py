@@ -20,18 +20,9 @@ import sqlalchemy as sa
 from support.claims import request
 from support.due import make_due
 from support.guarded_shop import NotingQueue
-from taskguard import (
-    Completed,
-    Deferred,
-    Delivery,
-    Dropped,
-    Guard,
-    MessageRef,
-    Relay,
-    Sweeper,
-    connect,
-)
+from taskguard import Guard, connect
 from taskguard.errors import LedgerUnavailableError, WorkDeadError
+from taskguard.integration import Completed, Deferred, Delivery, Dropped, MessageRef, Relay, Sweeper
 from taskguard.ledger.sql import SqlLedger
 from taskguard.locks.base import Granted, Held
 from taskguard.locks.memory import MemoryLocks

@@ -14,16 +14,8 @@ from support import claims
 from support.databases import DATABASES
 from support.needs import need
 from support.pgbouncer import PgBouncer
-from taskguard import (
-    Configuration,
-    Finding,
-    GuardedRow,
-    GuardedTask,
-    Level,
-    Policy,
-    connect,
-    examine,
-)
+from taskguard import GuardedRow, connect
+from taskguard.integration import Configuration, Finding, GuardedTask, Level, Policy, examine
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import WORK
 from taskguard_sandbox.servers import MariaDB, Postgres, free_port

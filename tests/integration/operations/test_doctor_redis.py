@@ -10,10 +10,11 @@ import pytest
 import redis
 
 from support.waiting import wait_until
-from taskguard import Configuration, Finding, GuardedTask, Level, Policy, Report, connect
+from taskguard import connect
 from taskguard.doctor import examine
 from taskguard.doctor.locks import judge_leases
 from taskguard.errors import LockServerUnavailableError
+from taskguard.integration import Configuration, Finding, GuardedTask, Level, Policy, Report
 from taskguard.locks import Traits
 from taskguard.locks.memory import MemoryLocks
 from taskguard.locks.redis import RedisLocks

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 import taskguard
 from support.guarded_shop import GuardedShop
-from taskguard import Guard, MemoryLocks
+from taskguard import Guard
 from taskguard.cli import main
 from taskguard.errors import (
     ConfigurationError,
@@ -23,6 +23,7 @@ from taskguard.errors import (
     LeaseLostError,
     LockServerUnavailableError,
 )
+from taskguard.locks import MemoryLocks
 from taskguard.model.lease import Owner, new_owner
 
 KEY = "inventory:42"

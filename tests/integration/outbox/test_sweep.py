@@ -19,8 +19,9 @@ from sqlalchemy import orm
 import taskguard
 from support.databases import DATABASES
 from support.waiting import patience_s
-from taskguard import Delivery, Guard, MessageRef, Sweeper, Swept, enqueue_in
+from taskguard import Guard
 from taskguard.errors import ConfigurationError, KeyBusyError, StoredCallError
+from taskguard.integration import Delivery, MessageRef, Sweeper, Swept, enqueue_in
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import WORK
 from taskguard.model.claims import Claimed, ClaimRequest

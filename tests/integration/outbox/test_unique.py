@@ -13,8 +13,9 @@ from integration.outbox.test_sweep import SweepRig
 from sqlalchemy import orm
 
 from support.databases import DATABASES
-from taskguard import Delivery, Guard, MessageRef, enqueue_in
+from taskguard import Guard
 from taskguard.errors import AlreadyEnqueuedError, ConfigurationError, FingerprintMismatchError
+from taskguard.integration import Delivery, MessageRef, enqueue_in
 from taskguard.model.delivery import Dropped
 from taskguard.outbox.enqueue import Placed
 

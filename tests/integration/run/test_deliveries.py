@@ -21,7 +21,7 @@ import sqlalchemy as sa
 
 from support.leaving import exiting_at_sigterm
 from support.waiting import wait_until
-from taskguard import Answered, Completed, Deferred, Delivery, Dropped, Guard, MessageRef
+from taskguard import Guard
 from taskguard.errors import (
     BodyCancelledError,
     KeyBusyError,
@@ -33,6 +33,7 @@ from taskguard.errors import (
     WorkDeadError,
 )
 from taskguard.events import Event, Events
+from taskguard.integration import Answered, Completed, Deferred, Delivery, Dropped, MessageRef
 from taskguard.ledger.sql import SqlLedger
 from taskguard.locks.memory import MemoryLocks
 from taskguard.model.policy import make_policy

@@ -29,6 +29,7 @@ from taskguard.errors import (
     WorkDeadError,
 )
 from taskguard.events import Event
+from taskguard.integration import UNSET
 from taskguard.ledger.sql import SqlLedger
 from taskguard_sandbox.servers import Postgres
 
@@ -318,7 +319,7 @@ def test_without_tables_the_error_names_the_command(redis_url: str, sqlite_url: 
     ("locks", "ledger", "said"),
     [
         (None, None, "nothing would be guarded"),
-        ("redis://localhost:1", taskguard.UNSET, "TASKGUARD_LEDGER_URL"),
+        ("redis://localhost:1", UNSET, "TASKGUARD_LEDGER_URL"),
         ("http://:secret@localhost", None, "redis, rediss"),
         ("memory://", "postgres://u:secret@h/d", "postgresql"),
         ("memory://", "oracle+nosuch://u:secret@h/d", "ledger"),

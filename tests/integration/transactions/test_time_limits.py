@@ -20,8 +20,9 @@ import sqlalchemy as sa
 from support.guarded_shop import GuardedShop, write
 from support.proxy import Mode, Proxy
 from support.waiting import wait_until
-from taskguard import Answered, Completed, Deferred, Dropped, Guard
+from taskguard import Guard
 from taskguard.errors import LedgerUnavailableError, TransactionAbandonedError
+from taskguard.integration import Answered, Completed, Deferred, Dropped
 from taskguard.locks.memory import MemoryLocks
 
 

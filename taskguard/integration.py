@@ -1,0 +1,89 @@
+"""Public names for authors of an integration: of a queue, a framework or a test tool.
+
+The integrations for Celery, RQ and Django import nothing of taskguard but these names, those of
+`taskguard` and `taskguard.locks`, and the modules `errors`, `events` and `fenced`.
+
+Read next: `docs/how-to/queue.md`, an integration from top to bottom.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from taskguard.decorated import Decorator as Decorator
+    from taskguard.doctor import Configuration as Configuration
+    from taskguard.doctor import GuardedTask as GuardedTask
+    from taskguard.doctor import Report as Report
+    from taskguard.doctor import examine as examine
+    from taskguard.doctor import log_findings as log_findings
+    from taskguard.findings import Finding as Finding
+    from taskguard.findings import FindingTemplate as FindingTemplate
+    from taskguard.findings import Level as Level
+    from taskguard.guarded import GuardedFunction as GuardedFunction
+    from taskguard.ledger.transactions.external import ExternalConnection as ExternalConnection
+    from taskguard.model.claims import Claim as Claim
+    from taskguard.model.delivery import NOT_BEFORE as NOT_BEFORE
+    from taskguard.model.delivery import Answered as Answered
+    from taskguard.model.delivery import Codec as Codec
+    from taskguard.model.delivery import Completed as Completed
+    from taskguard.model.delivery import Deferred as Deferred
+    from taskguard.model.delivery import Delivery as Delivery
+    from taskguard.model.delivery import Dropped as Dropped
+    from taskguard.model.delivery import MessageRef as MessageRef
+    from taskguard.model.delivery import Outcome as Outcome
+    from taskguard.model.delivery import Parked as Parked
+    from taskguard.model.delivery import Parking as Parking
+    from taskguard.model.delivery import Queue as Queue
+    from taskguard.model.policy import Policy as Policy
+    from taskguard.model.records import Standing as Standing
+    from taskguard.model.states import EXPIRED as EXPIRED
+    from taskguard.outbox.enqueue import Duplicate as Duplicate
+    from taskguard.outbox.enqueue import OutcomeOfEnqueue as OutcomeOfEnqueue
+    from taskguard.outbox.enqueue import Placed as Placed
+    from taskguard.outbox.enqueue import Send as Send
+    from taskguard.outbox.enqueue import check_delay as check_delay
+    from taskguard.outbox.enqueue import enqueue_in as enqueue_in
+    from taskguard.outbox.enqueue import not_before_s as not_before_s
+    from taskguard.outbox.relay import Relay as Relay
+    from taskguard.outbox.relay_process import RelayProcess as RelayProcess
+    from taskguard.outbox.sweep import Sweeper as Sweeper
+    from taskguard.outbox.sweep import Swept as Swept
+    from taskguard.overrides import Overrides as Overrides
+    from taskguard.overrides import overridden as overridden
+    from taskguard.periodic.ticks import interval_due_at as interval_due_at
+    from taskguard.periodic.ticks import tick_name as tick_name
+    from taskguard.run.runner import Runner as Runner
+    from taskguard.settings import UNSET as UNSET
+    from taskguard.settings import set_defaults as set_defaults
+else:
+    from taskguard.lazy import lazy_names
+
+    __all__, __getattr__, __dir__ = lazy_names(
+        __name__,
+        {
+            "taskguard.decorated": "Decorator",
+            "taskguard.doctor": "Configuration GuardedTask Report examine log_findings",
+            "taskguard.findings": "Finding FindingTemplate Level",
+            "taskguard.guarded": "GuardedFunction",
+            "taskguard.ledger.transactions.external": "ExternalConnection",
+            "taskguard.model.claims": "Claim",
+            "taskguard.model.delivery": (
+                "NOT_BEFORE Answered Codec Completed Deferred Delivery Dropped MessageRef Outcome "
+                "Parked Parking Queue"
+            ),
+            "taskguard.model.policy": "Policy",
+            "taskguard.model.records": "Standing",
+            "taskguard.model.states": "EXPIRED",
+            "taskguard.outbox.enqueue": (
+                "Duplicate OutcomeOfEnqueue Placed check_delay enqueue_in not_before_s Send"
+            ),
+            "taskguard.outbox.relay": "Relay",
+            "taskguard.outbox.relay_process": "RelayProcess",
+            "taskguard.outbox.sweep": "Sweeper Swept",
+            "taskguard.overrides": "Overrides overridden",
+            "taskguard.periodic.ticks": "interval_due_at tick_name",
+            "taskguard.run.runner": "Runner",
+            "taskguard.settings": "UNSET set_defaults",
+        },
+    )
