@@ -11,10 +11,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from taskguard.ledger.connections.database import Database
+from taskguard.ledger.connections.database import WRITE_LOCK_S, Database
 from taskguard.ledger.own_rows import changes
 from taskguard.ledger.records import message_of
-from taskguard.ledger.statements import WRITE_LOCK_S
 from taskguard.ledger.tables import FREE, KEYS, NO_PLACE, WORK, holding, standing
 from taskguard.model.claims import Claim, MessageRef
 from taskguard.model.states import EXPIRED, State

@@ -12,10 +12,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from taskguard.ledger import unique
-from taskguard.ledger.connections.database import Database
+from taskguard.ledger.connections.database import WRITE_LOCK_S, Database
 from taskguard.ledger.decisions import view_of
 from taskguard.ledger.endings import storable
-from taskguard.ledger.statements import WRITE_LOCK_S
 from taskguard.ledger.tables import FREE, KEYS, MESSAGES, NO_PLACE, WORK
 from taskguard.locks.base import Holder
 from taskguard.model.bounds import is_slot, range_of_slots

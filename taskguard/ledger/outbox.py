@@ -17,6 +17,9 @@ import sqlalchemy as sa
 
 from taskguard.ledger import unique
 from taskguard.ledger.connections.database import Database
+from taskguard.ledger.lines import relay
+from taskguard.ledger.lines.park import place_of
+from taskguard.ledger.lines.states import in_line, stands
 from taskguard.ledger.own_rows import changes as rows
 from taskguard.ledger.records import (
     UNHARMED,
@@ -25,8 +28,6 @@ from taskguard.ledger.records import (
     overdue_from,
     waiting_values,
 )
-from taskguard.ledger.statements import lines
-from taskguard.ledger.statements.lines import in_line, place_of, stands
 from taskguard.ledger.tables import FREE, MESSAGES, NO_PLACE, WORK
 from taskguard.model.bounds import Rate
 from taskguard.model.claims import SENDS, ClaimRequest, Overdue
@@ -168,17 +169,17 @@ def look(
         if announce is not None:
             db.execute(sa.select(sa.func.pg_notify(ANNOUNCEMENTS, announce)))
         now_us = database.now_us(db)
-        expired = lines.has_expired(db, now_us, app=app, queues=queues)
+        expired = relay.has_expired(db, now_us, app=app, queues=queues)
         called = sa.case((sa.or_(in_line(WORK), _UNTOLD), 1), else_=0)
         late = sa.select(sa.literal(1)).where(
             WORK.c.due <= now_us,
             WORK.c.call.is_not(None),
             WORK.c.state.in_(_OPEN),
             called == 1,
-            sa.or_(lines.of_relay(app, queues), WORK.c.call.startswith(_SENT_AGAIN)),
+            sa.or_(relay.of_relay(app, queues), WORK.c.call.startswith(_SENT_AGAIN)),
         )
         overdue = db.execute(late.limit(1)).first() is not None
-        keys, goes_on, early = lines.open_keys(
+        keys, goes_on, early = relay.open_keys(
             db,
             now_us,
             app=app,

@@ -335,7 +335,7 @@ class Outbox(Protocol):
 
 
 class Lines(Protocol):
-    """Keep messages in the line of their key. `ledger/statements/lines.py` says how."""
+    """Keep messages in the line of their key. `ledger/lines/` says how."""
 
     def park(self, request: ClaimRequest, *, only_new: bool = False) -> bool:
         """Store the work with its call in the line of its key. Return False if it may not wait.

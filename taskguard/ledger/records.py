@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
 __all__ = [
+    "COUNTED_CHARS",
     "UNHARMED",
     "Called",
     "expiry_of",
@@ -26,6 +27,9 @@ __all__ = [
     "overdue_of",
     "waiting_values",
 ]
+
+COUNTED_CHARS = 60
+"""Enough of a stored call for the number at its beginning."""
 
 UNHARMED = {"final": 0, "crashes": 0, "crashed_owner": ""}
 """Of work that may run, whatever became of it before."""

@@ -28,8 +28,9 @@ from taskguard.errors import (
 )
 from taskguard.findings import Finding
 from taskguard.ledger import endings, operator, outbox
-from taskguard.ledger.connections.database import Database, LockTimeoutError
+from taskguard.ledger.connections.database import WRITE_LOCK_S, Database, LockTimeoutError
 from taskguard.ledger.decisions import CLAIMABLE
+from taskguard.ledger.lines import newest, reading, relay
 from taskguard.ledger.messages import raise_deferrals
 from taskguard.ledger.own_rows import changes as rows
 from taskguard.ledger.own_rows.guarded_row import GuardedRow
@@ -40,7 +41,6 @@ from taskguard.ledger.schema import creation
 from taskguard.ledger.schema.identity import Identity
 from taskguard.ledger.schema.privileges import check_privileges, check_privileges_on_row
 from taskguard.ledger.schema.upgrades import expect_version, statements_from, upgrade, version_in
-from taskguard.ledger.statements import WRITE_LOCK_S, lines, newest
 from taskguard.ledger.transactions.core import GuardedTransaction, Transactions
 from taskguard.ledger.transactions.external import on_external
 from taskguard.locks.base import Holder
@@ -308,7 +308,7 @@ class SqlLedger:
     def waiting(self, key: str | None = None, *, limit: int = 100) -> list[Waiting]:
         """Who waits in the line of a key, or of each, the first of them first."""
         check_number("limit", limit, at_least=1, at_most=MOST_ROWS, whole=True)
-        return self._database.twice(lambda: lines.waiting(self._database, key, limit=limit))
+        return self._database.twice(lambda: reading.waiting(self._database, key, limit=limit))
 
     def requeue(self, work: str, *, reason: str) -> bool:
         """DEAD or FAILED -> NEW: its next delivery runs it. False if it is in another state.
@@ -468,7 +468,7 @@ class SqlLedger:
     ) -> list[Overdue]:
         """Who waits in a line, and has expired, to be sent for that; see `ports.py`."""
         found = self._database.twice(
-            lambda: lines.expired(self._database, app=app, queues=queues, limit=limit)
+            lambda: relay.expired(self._database, app=app, queues=queues, limit=limit)
         )
         return [overdue_of(each) for each in found]
 
@@ -490,7 +490,7 @@ class SqlLedger:
         At most `most` messages are read.
         """
         found: dict[tuple[str, str], int] = {}
-        for begin, end in self._database.twice(lambda: lines.standing(self._database, most=most)):
+        for begin, end in self._database.twice(lambda: reading.standing(self._database, most=most)):
             queue, app = _QUEUE.search(begin), _APP.search(end)
             if queue is not None:
                 name = json.loads(app[1]) if app is not None else "", queue[1]
@@ -499,7 +499,7 @@ class SqlLedger:
 
     def has_lines(self, *, app: str = "", queues: Sequence[str] | None = None) -> bool:
         """Return True if a message of this namespace, and of these queues (None: any), waits."""
-        return self._database.twice(lambda: lines.has_lines(self._database, app=app, queues=queues))
+        return self._database.twice(lambda: relay.has_lines(self._database, app=app, queues=queues))
 
     def look(
         self,

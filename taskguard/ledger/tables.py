@@ -102,10 +102,10 @@ KEYS = sa.Table(
     sa.Column("owner", _TEXT, nullable=False),
     sa.Column("lease_until", _LONG, nullable=False),
     # Of a key with slots: how many there were at the last claim. With a rate: from when on the next
-    # start is allowed. See `ledger/statements/bounded.py`.
+    # start is allowed. See `ledger/lines/room.py`.
     sa.Column("slots", sa.Integer),
     sa.Column("next_start", _LONG),
-    # When the newest message that has begun was sent; see `ledger/statements/newest.py`.
+    # When the newest message that has begun was sent; see `ledger/lines/newest.py`.
     sa.Column("stamp", _LONG),
 )
 
@@ -138,7 +138,7 @@ WORK = sa.Table(
     sa.Column("call", _JSON),
     sa.Column("due", _LONG),
     # Its place in the line of its key, of the lowest rank first, and whether it keeps that until it
-    # ends; NULL: it stands in none. See `ledger/statements/lines.py`.
+    # ends; NULL: it stands in none. See `ledger/lines/states.py`.
     sa.Column("rank", sa.Integer),
     sa.Column("parked", _LONG),
     sa.Column("strict", sa.SmallInteger),

@@ -24,7 +24,7 @@ key is handed over to one that was sent after it goes next.
 With `busy="latest"` and `"supersede"` one waits, the newest: a message whose place it takes is sent
 again at once, and finds in the ledger that it never runs.
 
-Read next: `ledger/statements/lines.py`, and `newest.py` there.
+Read next: `ledger/lines/`.
 """
 
 from __future__ import annotations

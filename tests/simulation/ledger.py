@@ -30,7 +30,7 @@ from taskguard.ledger.decisions import (
     why_dead,
 )
 from taskguard.ledger.endings import UNDECIDED_S, is_over, waits_for
-from taskguard.ledger.statements.lines import place_of
+from taskguard.ledger.lines.park import place_of
 from taskguard.locks.base import Renewal
 from taskguard.model.bounds import is_slot
 from taskguard.model.claims import (

@@ -1,6 +1,6 @@
 """Messages that take each other's place, for the ledger in memory.
 
-Guarantees what `taskguard/ledger/statements/newest.py` does of the databases: it passes the same
+Guarantees what `taskguard/ledger/lines/newest.py` does of the databases: it passes the same
 contract suite. What is asked of rows here happens at one moment, over rows that are locked.
 """
 
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from simulation.stored_calls import called, is_untold, may_park, stands, waits_again
 from taskguard.ledger.decisions import Records
+from taskguard.ledger.lines.newest import mark_of
+from taskguard.ledger.lines.park import place_of
 from taskguard.ledger.records import expiry_of, overdue_of
-from taskguard.ledger.statements.lines import place_of
-from taskguard.ledger.statements.newest import mark_of
 from taskguard.model.claims import Answer, Busy, ClaimRequest, Overdue, ParkedNewest
 from taskguard.model.states import OUTDATED, Decision, State, is_outdated, sent_at_us
 

@@ -1,6 +1,6 @@
 """Work whose call is stored, for the ledger in memory: the outbox, and the lines of keys.
 
-Guarantees what `taskguard/ledger/outbox.py`, `unique.py` and `statements/lines.py` do of the
+Guarantees what `taskguard/ledger/outbox.py`, `unique.py` and `lines/` do of the
 databases: it passes the same contract suites. Each change happens at one moment, over rows that
 nobody else has locked.
 """
@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from taskguard.errors import LineFullError
-from taskguard.ledger.records import expiry_of, message_of, overdue_of, waiting_values
-from taskguard.ledger.statements.lines import Called, place_of
+from taskguard.ledger.lines.park import place_of
+from taskguard.ledger.records import Called, expiry_of, message_of, overdue_of, waiting_values
 from taskguard.model.bounds import NO_RATES, Bounds, Rate, is_slot
 from taskguard.model.claims import Claim, ClaimRequest, Overdue, sends_of
 from taskguard.model.records import Once, Seen, Standing, Waiting

@@ -44,7 +44,17 @@ from taskguard.ledger.connections.sessions import noting, refuse_autocommit
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = ["CannotWriteError", "Database", "LockTimeoutError", "Lone", "driver_of"]
+__all__ = [
+    "WRITE_LOCK_S",
+    "CannotWriteError",
+    "Database",
+    "LockTimeoutError",
+    "Lone",
+    "driver_of",
+]
+
+WRITE_LOCK_S = 5.0
+"""For how many seconds a change that is no claim waits for a row lock."""
 
 _T = TypeVar("_T")
 

@@ -9,13 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from taskguard.ledger.connections.database import Database
-from taskguard.ledger.statements.portable import WRITE_LOCK_S, Statements
+from taskguard.ledger.statements.portable import Statements
 
-__all__ = [
-    "WRITE_LOCK_S",
-    "Statements",
-    "statements_for",
-]
+__all__ = ["Statements", "statements_for"]
 
 
 def statements_for(database: Database, *, one_statement: bool) -> Statements:

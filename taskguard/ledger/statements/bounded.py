@@ -13,12 +13,11 @@ transaction of its claim, and only there: not if the same owner asks again, and 
 Does not guarantee that a slot which is free by now is seen: holders end without the key's row. Nor
 a fence that grows over all slots: it is the slot's, and its work's.
 
-Read next: `taskguard/model/bounds.py` for the rate, `lines.py` for who is called.
+Read next: `taskguard/model/bounds.py` for the rate, `ledger/lines/room.py` for promotions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -26,14 +25,14 @@ import sqlalchemy as sa
 
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.connections.prepared import Prepared
-from taskguard.ledger.statements import lines
+from taskguard.ledger.lines import turn
 from taskguard.ledger.statements.claims import LockedClaim
-from taskguard.ledger.tables import FREE, KEYS, WORK
-from taskguard.model.bounds import Bounds, Rate, is_slot, range_of_slots
+from taskguard.ledger.tables import FREE, KEYS
+from taskguard.model.bounds import is_slot, range_of_slots
 from taskguard.model.claims import Busy, ClaimRequest
 from taskguard.model.states import Decision
 
-__all__ = ["BoundedClaim", "room"]
+__all__ = ["BoundedClaim"]
 
 
 class BoundedClaim(LockedClaim):
@@ -78,7 +77,7 @@ class BoundedClaim(LockedClaim):
         room = self.bounds.limit - len(self._others)
         if room <= 0:
             return self._busy(min(row.lease_until for row in self._others))
-        if self.request.in_line and lines.is_behind(self.db, self.request, self.now_us, room=room):
+        if self.request.in_line and turn.is_behind(self.db, self.request, self.now_us, room=room):
             return self._busy(None)
         return self._charge()
 
@@ -105,52 +104,6 @@ class BoundedClaim(LockedClaim):
         if any(getattr(before, name) != value for name, value in noted.items()):
             self.db.execute(sa.update(KEYS).where(KEYS.c.key == self.bounds.key).values(**noted))
         return self._busy(opens_us, too_early=True) if early else None
-
-
-def room(
-    db: sa.Connection,
-    key: str,
-    now_us: int,
-    task: str,
-    *,
-    bounds: Bounds | None,
-    ahead_us: int,
-    rates: Mapping[str, Rate | None],
-) -> int | None:
-    """Whether somebody may be called: fewer hold a key, and are expected, than its limit allows.
-
-    And its rate allows a start in at most `ahead_us`: in how many µs. Without `bounds` it goes by
-    what was noted last, and of a key with a rate it calls one at a time. What `rates` says of the
-    task counts more than a rate that was noted: a deploy has removed or raised it.
-    """
-    noted = db.execute(sa.select(KEYS.c.slots, KEYS.c.next_start).where(KEYS.c.key == key)).first()
-    slots, next_start = (None, None) if noted is None else noted
-    limit = bounds.limit if bounds is not None else slots or 1
-    called = sa.select(sa.func.count()).select_from(WORK)
-    called = called.where(lines.called_of(WORK, key, now_us))
-    expected = int(db.execute(called).scalar_one())
-    alone = sa.select(KEYS.c.key).where(KEYS.c.key == key, KEYS.c.lease_until > now_us)
-    held = 0
-    if limit > 1:
-        held = int(db.execute(sa.select(lines.holders(key, now_us))).scalar_one())
-    if expected + held >= limit or db.execute(alone).first() is not None:
-        return None
-    if bounds is None and next_start is not None and task in rates:
-        rate = rates[task]
-        opens_us = None if rate is None else rate.opens_us(next_start, now_us)
-        if opens_us is not None and opens_us != next_start:
-            # Noted, as a claim does: from the next look on the interval has begun.
-            db.execute(sa.update(KEYS).where(KEYS.c.key == key).values(next_start=opens_us))
-        next_start = opens_us
-    opens_us = next_start or 0
-    if bounds is not None and bounds.rate is not None:
-        opens_us = bounds.rate.opens_us(next_start, now_us)
-        for _ in range(expected):  # each of them is going to start
-            opens_us = bounds.rate.charged_us(opens_us, max(opens_us, now_us))
-    elif expected and next_start is not None:
-        return None
-    wait_us = max(0, opens_us - now_us)
-    return wait_us if wait_us <= ahead_us else None
 
 
 class _Statements(NamedTuple):

@@ -22,8 +22,9 @@ from taskguard.ledger.decisions import (
     decide_row,
     why_dead,
 )
+from taskguard.ledger.lines import turn
+from taskguard.ledger.lines.park import place_of
 from taskguard.ledger.own_rows import changes as rows
-from taskguard.ledger.statements.lines import is_behind, place_of
 from taskguard.ledger.tables import FREE, KEYS, MESSAGES, NO_PLACE, WORK
 from taskguard.model.claims import Answer, Busy, ClaimAnswer, Claimed, ClaimRequest
 from taskguard.model.states import Decision, State
@@ -273,7 +274,7 @@ class LockedClaim:
     def _held_up(self, decision: Decision) -> Busy | None:
         """What keeps the work from a key that is free; None: nothing."""
         del decision
-        if self.request.in_line and is_behind(self.db, self.request, self.now_us):
+        if self.request.in_line and turn.is_behind(self.db, self.request, self.now_us):
             return self._busy(None)
         return None
 

@@ -13,12 +13,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from taskguard.ledger.connections.database import Database
+from taskguard.ledger.connections.database import WRITE_LOCK_S, Database
 from taskguard.ledger.connections.libpq import NOT_SENT, Commit
 from taskguard.ledger.connections.prepared import Prepared
+from taskguard.ledger.lines import kept, park, promotion, room
 from taskguard.ledger.own_rows import changes as rows
-from taskguard.ledger.statements import bounded, claims, lines, newest, renewals
-from taskguard.ledger.statements.lines import WRITE_LOCK_S
+from taskguard.ledger.records import Called
+from taskguard.ledger.statements import bounded, claims, newest, renewals
 from taskguard.ledger.tables import (
     FREE,
     KEYS,
@@ -33,7 +34,7 @@ from taskguard.model.bounds import NO_RATES, Bounds, Rate
 from taskguard.model.claims import Claim, ClaimAnswer, ClaimRequest
 from taskguard.model.states import State
 
-__all__ = ["WRITE_LOCK_S", "Statements"]
+__all__ = ["Statements"]
 
 
 class Statements:
@@ -139,7 +140,7 @@ class Statements:
 
     def park(self, request: ClaimRequest, *, only_new: bool = False) -> bool:
         """Store the work with its call in the line of its key; False if it is not to wait."""
-        return lines.park(self.database, request, only_new=only_new)
+        return park.park(self.database, request, only_new=only_new)
 
     def call_next(
         self,
@@ -151,24 +152,24 @@ class Statements:
         bounds: Bounds | None = None,
         ahead_s: float | None = None,
         rates: Mapping[str, Rate | None] = NO_RATES,
-    ) -> lines.Called | None:
+    ) -> Called | None:
         """Note that the first in line is called, if the key is free."""
-        room: lines.Room = lines.room
+        has_room: room.Room = room.of_key
         if ahead_s is not None:
-            room = functools.partial(
-                bounded.room, bounds=bounds, ahead_us=int(ahead_s * 1e6), rates=rates
+            has_room = functools.partial(
+                room.of_bounds, bounds=bounds, ahead_us=int(ahead_s * 1e6), rates=rates
             )
-        return lines.call_next(
-            self.database, key, app=app, queues=queues, expected_s=expected_s, room=room
+        return promotion.call_next(
+            self.database, key, app=app, queues=queues, expected_s=expected_s, room=has_room
         )
 
     def keep(self, claim: Claim, *, retries: int, call: str | None, due_in_s: float) -> bool:
         """The message of FAILED work that keeps its place was sent once more."""
-        return lines.keep(self.database, claim, retries=retries, call=call, due_in_s=due_in_s)
+        return kept.keep(self.database, claim, retries=retries, call=call, due_in_s=due_in_s)
 
     def leave(self, claim: Claim, *, retries: int) -> bool:
         """FAILED work that keeps its place gives it up."""
-        return lines.leave(self.database, claim, retries=retries)
+        return kept.leave(self.database, claim, retries=retries)
 
     # -- leases -------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from taskguard.errors import ConfigurationError
 from taskguard.ledger.connections.database import Database
-from taskguard.ledger.statements.stored import statement
+from taskguard.ledger.stored import statement
 from taskguard.lock_table.steps import Found, Row, Steps
 
 __all__ = ["CHANNEL", "PostgreSQLSteps", "array", "ddl_statements"]

@@ -31,10 +31,13 @@ from taskguard.ledger import decisions as answers
 from taskguard.ledger import endings as ending_statements
 from taskguard.ledger import outbox, retention, unique
 from taskguard.ledger.connections.database import Database
+from taskguard.ledger.lines import kept, newest, park, room, states, turn
+from taskguard.ledger.lines import postgresql as lines
 from taskguard.ledger.messages import raise_deferrals
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.statements import claims as portable_claims
-from taskguard.ledger.statements import lines, mariadb, newest, portable, postgresql, renewals
+from taskguard.ledger.statements import mariadb, portable, postgresql, renewals
+from taskguard.ledger.statements import newest as newest_claims
 from taskguard.ledger.tables import KEYS, WORK
 from taskguard.ledger.transactions import core as transaction
 from taskguard.model.claims import Claim, Claimed
@@ -267,32 +270,32 @@ def without_former_records(made: Mutation) -> None:
 
 def without_former_lines(made: Mutation) -> None:
     """A claim looks at the line of its own key alone."""
-    is_behind = portable_claims.is_behind
+    is_behind = turn.is_behind
 
     def own(db: Any, request: Any, now_us: int, **how: Any) -> bool:
         return is_behind(db, replace(request, line_key=None, keys=(request.line,)), now_us, **how)
 
-    made.replace(portable_claims, "is_behind", own)
+    made.replace(turn, "is_behind", own)
 
 
 def behind_itself(made: Mutation) -> None:
     """A claim takes its message's record under a former id for another message."""
-    is_behind = portable_claims.is_behind
+    is_behind = turn.is_behind
 
     def own(db: Any, request: Any, now_us: int, **how: Any) -> bool:
         return is_behind(db, replace(request, formerly=("none",)), now_us, **how)
 
-    made.replace(portable_claims, "is_behind", own)
+    made.replace(turn, "is_behind", own)
 
 
 def in_both_lines(made: Mutation) -> None:
     """What is parked under its new id stays in its former line."""
-    made.replace(lines, "_leave_former", lambda *_: None)
+    made.replace(park, "_leave_former", lambda *_: None)
 
 
 def with_any_former_state(made: Mutation) -> None:
     """What runs, or has ended, under its former id is parked."""
-    made.replace(lines, "may_wait", lambda *_: True)
+    made.replace(park, "may_wait", lambda *_: True)
 
 
 def purged_by_state_alone(made: Mutation) -> None:
@@ -313,23 +316,23 @@ def without_copies_of_the_end(made: Mutation) -> None:
 
 def without_those_before(made: Mutation) -> None:
     """A claim does not look at the line of its key."""
-    made.replace(portable_claims, "is_behind", lambda *_, **__: False)
+    made.replace(turn, "is_behind", lambda *_, **__: False)
     for name in ("_CLAIM_IN_LINE", "_CLAIM_FIRST_IN_LINE"):
         made.edit(postgresql, name, ("where o.key = %(key)s::text", "where false"))
 
 
 def without_those_called(made: Mutation) -> None:
     """The next one is called while another one is on his way."""
-    made.replace(lines, "expected", lambda *_: sa.false())
-    made.edit(postgresql, "_CALL_NEXT", ("and o.due > (select now_us from asked)", "and false"))
+    made.replace(states, "expected", lambda *_: sa.false())
+    made.edit(lines, "CALL_NEXT", ("and o.due > (select now_us from asked)", "and false"))
 
 
 def with_those_called_for_ever(made: Mutation) -> None:
     """Who was called and does not come holds up all who stand behind him."""
-    made.replace(lines, "expected", lambda work, now_us: work.c.due.is_not(None))
+    made.replace(states, "expected", lambda work, now_us: work.c.due.is_not(None))
     made.edit(
-        postgresql,
-        "_CALL_NEXT",
+        lines,
+        "CALL_NEXT",
         ("""o.strict is null and left(o.call, 8) <> '{"sent":'""", "o.strict is null"),
         ("and o.due > (select now_us from asked)", "and o.due is not null"),
     )
@@ -337,14 +340,14 @@ def with_those_called_for_ever(made: Mutation) -> None:
 
 def with_any_messages_place(made: Mutation) -> None:
     """Another message of work that waits has the place of the one that does."""
-    is_behind = portable_claims.is_behind
+    is_behind = turn.is_behind
 
     def as_own(db: Any, request: Any, now_us: int, **how: Any) -> bool:
         own = db.execute(sa.select(WORK.c.message).where(WORK.c.id == request.work)).scalar()
         message = request.message if own is None else replace(request.message, id=own)
         return is_behind(db, replace(request, message=message), now_us, **how)
 
-    made.replace(portable_claims, "is_behind", as_own)
+    made.replace(turn, "is_behind", as_own)
     for name in ("_CLAIM_IN_LINE", "_CLAIM_FIRST_IN_LINE"):
         made.edit(
             postgresql,
@@ -373,34 +376,34 @@ def with_recalls_of_a_higher_number(made: Mutation) -> None:
 
 def with_the_former_key(made: Mutation) -> None:
     """Work is parked in the line of the key that its record has."""
-    made.edit(postgresql, "_PARK", ("    key = excluded.key,\n", ""))
+    made.edit(lines, "PARK", ("    key = excluded.key,\n", ""))
 
 
 def with_a_held_key(made: Mutation) -> None:
     """Somebody is called while the key is held."""
-    made.replace(lines, "room", lambda *_: 0)
-    made.edit(postgresql, "_CALL_NEXT", ("and k.lease_until > asked.now_us", "and false"))
+    made.replace(room, "of_key", lambda *_: 0)
+    made.edit(lines, "CALL_NEXT", ("and k.lease_until > asked.now_us", "and false"))
 
 
 def with_any_state(made: Mutation) -> None:
     """Whatever a message finds is parked."""
-    made.edit(postgresql, "_PARK", ("or (w.state = 'FAILED' and w.final = 0 and", "or (true or"))
+    made.edit(lines, "PARK", ("or (w.state = 'FAILED' and w.final = 0 and", "or (true or"))
 
 
 def with_any_message(made: Mutation) -> None:
     """One message is parked in the place of another one of its work."""
     own = "(w.call is null or w.message = excluded.message)"
-    made.edit(postgresql, "_PARK", (own, "true"))
+    made.edit(lines, "PARK", (own, "true"))
 
 
 def with_a_new_place(made: Mutation) -> None:
     """Who comes again stands at the end."""
-    made.edit(postgresql, "_PARK", ("        w.parked,\n", "        null,\n"))
+    made.edit(lines, "PARK", ("        w.parked,\n", "        null,\n"))
 
 
 def without_waiting_again(made: Mutation) -> None:
     """Who was called, and finds the key taken, counts as called still."""
-    made.edit(postgresql, "_PARK", ("    due = null,\n", ""))
+    made.edit(lines, "PARK", ("    due = null,\n", ""))
 
 
 def without_leaving_the_line(made: Mutation) -> None:
@@ -412,31 +415,31 @@ def without_leaving_the_line(made: Mutation) -> None:
 
 def with_the_last_first(made: Mutation) -> None:
     """The line is a stack."""
-    made.edit(postgresql, "_CALL_NEXT", ("order by w.rank, w.parked", "order by w.parked desc"))
+    made.edit(lines, "CALL_NEXT", ("order by w.rank, w.parked", "order by w.parked desc"))
 
 
 def without_ranks(made: Mutation) -> None:
     """Who was sent first is called first, whatever his rank."""
-    made.replace(lines, "_in_order", lambda: (WORK.c.parked,))
-    made.edit(postgresql, "_CALL_NEXT", ("order by w.rank, w.parked", "order by w.parked"))
+    made.replace(states, "in_order", lambda: (WORK.c.parked,))
+    made.edit(lines, "CALL_NEXT", ("order by w.rank, w.parked", "order by w.parked"))
 
 
 def without_ranks_of_newcomers(made: Mutation) -> None:
     """Who comes is of the lowest rank, whatever his message says."""
-    is_behind = lines.is_behind
+    is_behind = turn.is_behind
 
     def lowest(db: Any, request: Any, now_us: int, **how: Any) -> bool:
         return is_behind(db, replace(request, rank=-9), now_us, **how)
 
-    made.replace(portable_claims, "is_behind", lowest)
+    made.replace(turn, "is_behind", lowest)
     for name in ("_CLAIM_IN_LINE", "_CLAIM_FIRST_IN_LINE"):
         made.edit(postgresql, name, ("    %(rank)s::integer\n", "    -9\n"))
 
 
 def without_keeping(made: Mutation) -> None:
     """Who has begun, and failed, or was called and is late, holds up nobody."""
-    made.replace(lines, "keeps", lambda *_: sa.false())
-    made.edit(postgresql, "_CALL_NEXT", ("and o.strict = 1", "and false"))
+    made.replace(states, "keeps", lambda *_: sa.false())
+    made.edit(lines, "CALL_NEXT", ("and o.strict = 1", "and false"))
 
 
 def without_keeping_in_claims(made: Mutation) -> None:
@@ -460,7 +463,7 @@ def without_taking_a_place(made: Mutation) -> None:
 
 def without_giving_a_place_up(made: Mutation) -> None:
     """What has failed for good keeps its place."""
-    made.replace(lines, "leave", lambda *_, **_how: True)
+    made.replace(kept, "leave", lambda *_, **_how: True)
 
 
 def without_an_end_of_retries(made: Mutation) -> None:
@@ -471,19 +474,19 @@ def without_an_end_of_retries(made: Mutation) -> None:
 def at_the_end(made: Mutation) -> None:
     """A retry that finds the key taken stands behind all."""
     kept = "        w.parked,\n"
-    made.edit(postgresql, "_PARK", (kept, "        case when w.state = 'NEW' then w.parked end,\n"))
+    made.edit(lines, "PARK", (kept, "        case when w.state = 'NEW' then w.parked end,\n"))
 
 
 def with_any_number(made: Mutation) -> None:
     """A line is never full."""
-    made.replace(lines, "_is_full", lambda *_: False)
+    made.replace(park, "_is_full", lambda *_: False)
 
 
 def of_any_application(made: Mutation) -> None:
     """Another application's messages are called, too."""
     made.edit(
-        postgresql,
-        "_CALL_NEXT",
+        lines,
+        "CALL_NEXT",
         ("coalesce(w.call::json ->> 'app', '') = %(app)s::text", "%(app)s::text is not null"),
     )
 
@@ -519,12 +522,13 @@ def replace_what_is_begun(made: Mutation) -> None:
 
 def by_arrival(made: Mutation) -> None:
     """Who comes later is the newer one, whenever it was sent."""
-    made.replace(newest, "is_outdated", lambda *_, **__: False)
+    for home in (newest, newest_claims):
+        made.replace(home, "is_outdated", lambda *_, **__: False)
 
 
 def without_a_mark(made: Mutation) -> None:
     """Which was the newest that has begun is known by nobody."""
-    made.replace(newest._Mark, "move", lambda *_, **__: None)
+    made.replace(newest.Mark, "move", lambda *_, **__: None)
 
 
 def with_one_mark_for_all_tasks(made: Mutation) -> None:
@@ -534,22 +538,22 @@ def with_one_mark_for_all_tasks(made: Mutation) -> None:
 
 def without_ending_the_older(made: Mutation) -> None:
     """Work whose key a newer one has taken stays as it is."""
-    made.replace(newest.NewestClaim, "_end_older", lambda *_, **__: None)
+    made.replace(newest_claims.NewestClaim, "_end_older", lambda *_, **__: None)
 
 
 def over_any_holder(made: Mutation) -> None:
     """Whoever holds the key is superseded."""
-    made.replace(newest.NewestClaim, "_supersedes", lambda self, live: True)
+    made.replace(newest_claims.NewestClaim, "_supersedes", lambda self, live: True)
 
 
 def without_replacing(made: Mutation) -> None:
     """The older one waits beside the newer one."""
-    made.replace(newest._Line, "replace", lambda *_, **__: ())
+    made.replace(newest.Line, "replace", lambda *_, **__: ())
 
 
 def past_those_who_wait(made: Mutation) -> None:
     """Only what has begun counts as newer."""
-    made.replace(newest._Line, "newest", lambda _: None)
+    made.replace(newest.Line, "newest", lambda _: None)
 
 
 def claim_after_the_former_guard(book: Any) -> None:

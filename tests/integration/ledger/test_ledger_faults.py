@@ -28,8 +28,8 @@ from taskguard.errors import (
     TransactionRetryError,
 )
 from taskguard.ledger.connections.database import Database
+from taskguard.ledger.lines import postgresql
 from taskguard.ledger.sql import SqlLedger
-from taskguard.ledger.statements import postgresql
 from taskguard.ledger.tables import KEYS
 from taskguard.locks.base import Renewal
 from taskguard.model.claims import Claim, Claimed, MessageRef
@@ -494,14 +494,14 @@ def test_a_parked_message_survives_a_crash_of_the_database(monkeypatch: pytest.M
     """It was acknowledged; one whose record is not flushed is gone after kill -9."""
     need(Postgres)
     off = "set_config('synchronous_commit', 'off', true)"
-    park = postgresql._PARK.replace("as now_us,", f"as now_us, {off},", 1)
+    park = postgresql.PARK.replace("as now_us,", f"as now_us, {off},", 1)
     assert off in park
     with Postgres() as server:
         ledger = SqlLedger(server.create_database("crashes"))
         ledger.create_schema()
         for number, flushed in ((1, True), (2, False)):
             if not flushed:
-                monkeypatch.setattr(postgresql, "_PARK", park)
+                monkeypatch.setattr(postgresql, "PARK", park)
             call = json.dumps({"queue": "test", "message": f"m{number}"})
             message = MessageRef(f"m{number}")
             assert ledger.park(request(number, message=message, keys=("account",), call=call))

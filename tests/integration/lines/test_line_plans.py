@@ -15,6 +15,7 @@ import pytest
 import sqlalchemy as sa
 
 from support.claims import request
+from taskguard.ledger.lines.postgresql import CALL_NEXT
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.statements import postgresql
 from taskguard.ledger.tables import WORK
@@ -110,7 +111,7 @@ def test_who_is_called(ledger: SqlLedger) -> None:
             "expected_us": 1,
             "lock_timeout": "1000",
         }
-        asked.append((postgresql._CALL_NEXT, values))
+        asked.append((CALL_NEXT, values))
     plans = [_plan(ledger, *each) for each in asked]
     assert [plan for plan in plans if _reads_all(plan)] == []
 

@@ -18,7 +18,7 @@ from taskguard.ledger.connections.dialects.mysql import is_ended
 from taskguard.ledger.decisions import CLAIMABLE, answer, busy_key, claimed, decide_row
 from taskguard.ledger.own_rows import changes as rows
 from taskguard.ledger.statements.portable import Statements
-from taskguard.ledger.statements.stored import statement
+from taskguard.ledger.stored import statement
 from taskguard.model.claims import Claim, ClaimAnswer, ClaimRequest
 from taskguard.model.states import Decision
 

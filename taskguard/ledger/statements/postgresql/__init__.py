@@ -15,16 +15,18 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from taskguard.errors import TransactionRetryError
-from taskguard.ledger.connections.database import Database, LockTimeoutError
+from taskguard.ledger.connections.database import WRITE_LOCK_S, Database, LockTimeoutError
 from taskguard.ledger.connections.dialects.postgresql import bounding, milliseconds
 from taskguard.ledger.connections.libpq import Commit
 from taskguard.ledger.decisions import CLAIMABLE, answer, busy_key, decide_row
+from taskguard.ledger.lines import postgresql as lines
+from taskguard.ledger.lines.postgresql import place
 from taskguard.ledger.own_rows import changes as rows
+from taskguard.ledger.records import Called
 from taskguard.ledger.refusals import ended_in_block, stale
-from taskguard.ledger.statements.lines import Called
-from taskguard.ledger.statements.portable import WRITE_LOCK_S, Statements
-from taskguard.ledger.statements.postgresql import own_row, place
-from taskguard.ledger.statements.stored import statement
+from taskguard.ledger.statements.portable import Statements
+from taskguard.ledger.statements.postgresql import own_row
+from taskguard.ledger.stored import statement
 from taskguard.ledger.tables import FREE, KEYS
 from taskguard.locks.base import Renewal
 from taskguard.model.bounds import NO_RATES, Bounds, Rate
@@ -39,10 +41,9 @@ _CLAIMS_PER_STATEMENT = 1000
 
 _CLAIM = statement(__package__, "claim", place=place.NONE)
 _CLAIM_FIRST = statement(__package__, "claim_first")
-_IN_LINE = statement(__package__, "in_line")
-_CLAIM_IN_LINE = statement(__package__, "claim", in_line=_IN_LINE, place=place.NONE)
-_CLAIM_FIRST_IN_LINE = statement(__package__, "claim_first", in_line=_IN_LINE)
-_OF_PLACE = {"in_line": _IN_LINE, "place_columns": place.COLUMNS, "place_values": place.VALUES}
+_CLAIM_IN_LINE = statement(__package__, "claim", in_line=lines.IN_LINE, place=place.NONE)
+_CLAIM_FIRST_IN_LINE = statement(__package__, "claim_first", in_line=lines.IN_LINE)
+_OF_PLACE = {"in_line": lines.IN_LINE, "place_columns": place.COLUMNS, "place_values": place.VALUES}
 _CLAIM_STRICT = statement(__package__, "claim", place=place.KEPT, **_OF_PLACE)
 _CLAIM_FIRST_STRICT = statement(__package__, "claim_first", **_OF_PLACE)
 _CLAIM_KEY = statement(__package__, "claim_key")
@@ -58,8 +59,6 @@ _ENDED, _STALE = "taskguard: ", "taskguard: begun"
 _RENEW = statement(__package__, "renew")
 _STORE_RESULT = statement(__package__, "store_result")
 _NOTE = statement(__package__, "note")
-_PARK = statement(__package__, "park")
-_CALL_NEXT = statement(__package__, "call_next")
 
 
 class _Found(NamedTuple):
@@ -319,7 +318,7 @@ class PostgreSQLStatements(Statements):
         if request.max_waiting is not None or request.formerly:
             return super().park(request, only_new=only_new)
         asked = self._asked(request) | {"key": request.line, "only_new": only_new}
-        return bool(self.database.ask(_PARK, asked))
+        return bool(self.database.ask(lines.PARK, asked))
 
     def call_next(
         self,
@@ -350,7 +349,7 @@ class PostgreSQLStatements(Statements):
             "expected_us": int(expected_s * 1e6),
             "lock_timeout": self._lock_timeout,
         }
-        found = self.database.ask(_CALL_NEXT, values)
+        found = self.database.ask(lines.CALL_NEXT, values)
         return None if not found else Called(*found[0])
 
     # -- leases -------------------------------------------------------------------------------

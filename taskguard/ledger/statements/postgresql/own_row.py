@@ -14,10 +14,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from taskguard.ledger.lines.postgresql import place
 from taskguard.ledger.own_rows.changes import declared_of
 from taskguard.ledger.own_rows.guarded_row import GuardedRow
-from taskguard.ledger.statements.postgresql import place
-from taskguard.ledger.statements.stored import statement
+from taskguard.ledger.stored import statement
 from taskguard.model.claims import RowRef
 
 __all__ = ["claiming", "completing", "fits", "values"]

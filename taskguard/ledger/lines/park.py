@@ -1,0 +1,172 @@
+"""Park work in the line of its key: NEW, with its message stored, in the order of sending.
+
+A parked message has been acknowledged: the record of its work is what is left of it.
+
+Guarantees: parking is one transaction, flushed before it returns; work that is parked again keeps
+its position. A claim ends the waiting, whichever process makes it.
+
+Nothing is sent here: `taskguard/run/parking.py` does. PostgreSQL's statements give the same
+answers; the contract suite compares the two.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from taskguard.errors import LineFullError
+from taskguard.ledger.connections.database import WRITE_LOCK_S, Database
+from taskguard.ledger.lines import states
+from taskguard.ledger.records import new_record, waiting_values
+from taskguard.ledger.tables import MESSAGES, NO_PLACE, WORK
+from taskguard.model.claims import ClaimRequest
+from taskguard.model.states import State
+
+__all__ = ["is_on_record", "may_wait", "park", "place_of"]
+
+
+def park(database: Database, request: ClaimRequest, *, only_new: bool = False) -> bool:
+    """Store the work with its call, at the end of its key's line or in the place that it has.
+
+    False if that is not to be: it runs, has ended for good, or another message stands for it, which
+    has its own sender waiting for a result. `only_new`: nor if it, or its message, is on record.
+    Raises LineFullError; two who come at once may both get the last place.
+    """
+    with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
+        if only_new and is_on_record(db, request):
+            return False
+        full = request.max_waiting is not None and _is_full(db, request)
+        parked = not full and _park(database, db, request)
+        if full:
+            _refuse(database, db, request)
+    if full:
+        raise LineFullError(
+            f"{request.task} {request.line}: {request.max_waiting} messages wait for this key, "
+            "which is all that max_waiting= allows. Nothing was run, and this message was not "
+            "stored. Send it again when fewer wait (`taskguard waiting --key …` lists them), or "
+            "allow more.",
+            key=request.line,
+        )
+    return parked
+
+
+def _is_full(db: sa.Connection, request: ClaimRequest) -> bool:
+    """Whether this is one too many. Who has a place, or has begun, is in no case."""
+    known = sa.or_(WORK.c.parked.is_not(None), WORK.c.attempts > 0)
+    ids = (str(request.work), *request.formerly)
+    is_known = sa.select(WORK.c.id).where(WORK.c.id.in_(ids), known)
+    if db.execute(is_known).first() is not None:
+        return False
+    of_lines = WORK.c.key.in_(request.lines), states.stands(WORK)
+    standing = sa.select(sa.literal(1).label("one")).where(*of_lines)
+    first = standing.limit(request.max_waiting).subquery()
+    count: int = db.execute(sa.select(sa.func.count()).select_from(first)).scalar_one()
+    return count >= (request.max_waiting or 0)
+
+
+def _refuse(database: Database, db: sa.Connection, request: ClaimRequest) -> None:
+    """NEW -> FAILED, of work that was enqueued with this message: nobody is to send it again."""
+    db.execute(
+        sa.update(WORK)
+        .where(
+            WORK.c.id == request.work,
+            WORK.c.state == State.NEW.value,
+            WORK.c.attempts == 0,
+            WORK.c.parked.is_(None),
+            WORK.c.message == request.message.name,
+        )
+        .values(
+            state=State.FAILED.value,
+            final=0,
+            error="the line of its key was full",
+            due=None,
+            finished=database.now(),
+        )
+    )
+
+
+def _park(database: Database, db: sa.Connection, request: ClaimRequest) -> bool:
+    now_us = database.now_us(db)
+    place, kept = place_of(request, now_us), None
+    if request.formerly:
+        former = _former_records(db, request)
+        if not all(may_wait(row, request) for row in former):
+            return False
+        kept = min((row.parked for row in former if row.parked is not None), default=None)
+        place["parked"] = place["parked"] if kept is None else kept
+        _leave_former(db, former)
+    values = {**waiting_values(request, due=None), **place}
+    new = new_record(request, created_us=now_us, **values)
+    db.execute(database.dialect.insert_missing(WORK, new))
+    waits = WORK.c.state == State.NEW.value
+    own = sa.and_(waits, sa.or_(WORK.c.call.is_(None), WORK.c.message == request.message.name))
+    failed = sa.and_(WORK.c.state == State.FAILED.value, WORK.c.final == 0)
+    # A place that was kept is its message's.
+    failed = sa.and_(failed, sa.or_(WORK.c.parked.is_(None), WORK.c.message == values["message"]))
+    later = sa.and_(
+        WORK.c.message == request.message.name, WORK.c.retries > request.message.retries
+    )
+    # A retry stands at the end, unless its work has kept its place.
+    keeps_place = sa.or_(waits, sa.literal(request.strict or kept is not None))
+    anew = sa.case((keeps_place, place["parked"]), else_=now_us)
+    parked = sa.func.coalesce(WORK.c.parked, anew)
+    # In its place a message keeps the first that was said; see `expiry_of()`.
+    first = sa.and_(waits, WORK.c.parked.is_not(None), WORK.c.message == request.message.name)
+    if request.expires_us is not None:
+        first = sa.and_(first, WORK.c.expires < request.expires_us)
+    expires = sa.case((first, WORK.c.expires), else_=request.expires_us)
+    # These first: MariaDB and MySQL evaluate what follows with what was set before.
+    ordered = {"expires": expires, "parked": parked}
+    changed = db.execute(
+        sa.update(WORK)
+        .where(WORK.c.id == request.work, sa.or_(own, failed), ~later)
+        .ordered_values(*ordered.items(), *((n, v) for n, v in values.items() if n not in ordered))
+    )
+    return changed.rowcount == 1
+
+
+def _former_records(db: sa.Connection, request: ClaimRequest) -> list[Any]:
+    """The work's records under its former ids; they are locked in order, with the work's own."""
+    ids = (str(request.work), *request.formerly)
+    rows = db.execute(
+        sa.select(WORK).where(WORK.c.id.in_(ids)).order_by(WORK.c.id).with_for_update()
+    ).all()
+    return [row for row in rows if row.id != request.work]
+
+
+def may_wait(row: Any, request: ClaimRequest) -> bool:
+    """Whether the work waits, or has failed and may be tried again, and no later retry of its
+    message, nor another message, stands for it."""
+    mine = row.message == request.message.name
+    if mine and row.retries > request.message.retries:
+        return False
+    if row.state == State.FAILED.value:
+        return not row.final and (row.parked is None or mine)
+    return row.state == State.NEW.value and (row.call is None or mine)
+
+
+def _leave_former(db: sa.Connection, former: list[Any]) -> None:
+    """The message waits under its new id: it leaves its former line, and is not sent from there."""
+    for row in former:
+        same = WORK.c.state == row.state, WORK.c.fence == row.fence, WORK.c.owner == row.owner
+        left = sa.update(WORK).where(WORK.c.id == row.id, *same)
+        db.execute(left.values(call=None, due=None, **NO_PLACE))
+
+
+def place_of(request: ClaimRequest, now_us: int) -> dict[str, Any]:
+    """The columns of a place in the line of its key, as of the moment at which it was sent.
+
+    By a clock that is ahead it was sent now.
+    """
+    sent_us = now_us if request.sent_us is None else min(request.sent_us, now_us)
+    place = {"rank": request.rank, "parked": sent_us, "strict": int(request.strict) or None}
+    return {"key": request.line, **place}
+
+
+def is_on_record(db: sa.Connection, request: ClaimRequest) -> bool:
+    """Whether there is a record of the work, or of its message in it."""
+    one, message = sa.literal(1), MESSAGES.c.message == request.message.name
+    work = sa.select(one).where(WORK.c.id == request.work)
+    numbers = sa.select(one).where(message, MESSAGES.c.work == request.work)
+    return db.execute(sa.union_all(work, numbers).limit(1)).first() is not None

@@ -1,0 +1,84 @@
+"""Note that the first message of a line is to be sent, because its key is free.
+
+Guarantees: no message is promoted while the key is held, while another one that was promoted is
+expected, or behind strict work that has not ended.
+
+Does not guarantee that only one is promoted at a time: two processes that look at the same moment
+may promote two. The claim of the key decides, and the second one is parked again, in its old
+position.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from taskguard.ledger.connections.database import WRITE_LOCK_S, Database
+from taskguard.ledger.lines import states
+from taskguard.ledger.lines.room import Room
+from taskguard.ledger.lines.turn import is_held_up
+from taskguard.ledger.records import Called, message_of
+from taskguard.ledger.tables import MESSAGES, WORK
+from taskguard.model.states import State
+
+__all__ = ["call_next", "called"]
+
+
+def call_next(
+    database: Database,
+    key: str,
+    *,
+    app: str,
+    queues: Sequence[str] | None,
+    expected_s: float,
+    room: Room,
+) -> Called | None:
+    """Note that the first who waits for the key is called, if it is free; None: nobody is.
+
+    Nor one of another namespace than `app`, or whose call is for none of `queues`: who waits behind
+    it keeps waiting. Its message is to be sent now: without a claim of its work within `expected_s`
+    of the time at which it may begin it is overdue.
+    """
+    with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
+        now_us = database.now_us(db)
+        head = (
+            sa.select(WORK.c.id, WORK.c.rank, WORK.c.parked, WORK.c.call, WORK.c.task)
+            .where(WORK.c.key == key, states.waits())
+            .order_by(*states.in_order())
+            .limit(1)
+        )
+        first = db.execute(head).first()
+        if first is None or not _is_for(json.loads(first.call), app, queues):
+            return None
+        wait_us = room(db, key, now_us, first.task)
+        if wait_us is None or is_held_up(db, key, first):
+            return None
+        changed = db.execute(
+            sa.update(WORK)
+            .where(
+                WORK.c.id == first.id,
+                WORK.c.state == State.NEW.value,
+                WORK.c.parked.is_not_distinct_from(first.parked),  # as in `states.called_of()`
+                WORK.c.due.is_(None),
+            )
+            .values(due=now_us + wait_us + int(expected_s * 1e6))
+        )
+        return called(db, first.id, wait_us) if changed.rowcount == 1 else None
+
+
+def called(db: sa.Connection, work: str, wait_us: int = 0) -> Called:
+    """What is sent of work that was called, for a message that is to come in `wait_us`."""
+    names = ("id", "task", "message", "retries", "call", "due", "attempts")
+    row = db.execute(sa.select(*(WORK.c[name] for name in names)).where(WORK.c.id == work)).one()
+    numbers = sa.select(MESSAGES.c.retries, MESSAGES.c.deferrals).where(
+        MESSAGES.c.message == message_of(row), MESSAGES.c.work == work
+    )
+    found = Called(*row, *(db.execute(numbers).first() or (None, None)))
+    return found._replace(wait_us=wait_us)
+
+
+def _is_for(call: dict[str, Any], app: str, queues: Sequence[str] | None) -> bool:
+    return call.get("app", "") == app and (queues is None or call.get("queue") in queues)
