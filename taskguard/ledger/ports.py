@@ -306,7 +306,7 @@ class Outbox(Protocol):
         work: str | None = None,
         parked: bool | None = None,
     ) -> list[Overdue]:
-        """Return overdue work. `ledger/outbox.py` says which work is overdue.
+        """Return overdue work. `ledger/parts/outbox.py` says which work is overdue.
 
         `parked`: True returns only work that was promoted from a line, False only other work, None
         both.

@@ -134,7 +134,7 @@ WORK = sa.Table(
     sa.Column("progress", _JSON),
     sa.Column("result", _JSON),
     sa.Column("error", _JSON),
-    # How its message is sent again, and from when on the work is overdue; see `ledger/outbox.py`.
+    # How its message is sent again, and from when on the work is overdue; see `parts/outbox.py`.
     sa.Column("call", _JSON),
     sa.Column("due", _LONG),
     # Its place in the line of its key, of the lowest rank first, and whether it keeps that until it

@@ -8,7 +8,8 @@ from its enqueueing to its end one message of it is sent; a replaced one does no
 
 Does not guarantee that nothing is sent twice: the ledger answers a duplicate, as any other.
 
-Read next: `sweep.py`, `ledger/outbox.py` for what is stored, `ledger/unique.py` for `duplicate=`.
+Read next: `sweep.py`, `ledger/parts/outbox.py` for what is stored, `ledger/unique.py` for
+`duplicate=`.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ Does not guarantee that nothing is sent twice: a message that still waits in its
 indistinguishable from a lost one, and a batch may get no answer. The ledger answers such a
 duplicate, as any other.
 
-Read next: `ledger/outbox.py` for what is overdue.
+Read next: `ledger/parts/outbox.py` for what is overdue.
 """
 
 from __future__ import annotations

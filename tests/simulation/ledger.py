@@ -29,8 +29,9 @@ from taskguard.ledger.decisions import (
     view_of,
     why_dead,
 )
-from taskguard.ledger.endings import UNDECIDED_S, is_over, waits_for
 from taskguard.ledger.lines.park import place_of
+from taskguard.ledger.parts.endings import UNDECIDED_S
+from taskguard.ledger.parts.messages import is_over, waits_for
 from taskguard.locks.base import Renewal
 from taskguard.model.bounds import is_slot
 from taskguard.model.claims import (

@@ -1,6 +1,6 @@
 """Work whose call is stored, for the ledger in memory: the outbox, and the lines of keys.
 
-Guarantees what `taskguard/ledger/outbox.py`, `unique.py` and `lines/` do of the
+Guarantees what `ledger/parts/outbox.py`, `ledger/unique.py` and `ledger/lines/` do of the
 databases: it passes the same contract suites. Each change happens at one moment, over rows that
 nobody else has locked.
 """

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import sqlalchemy as sa
 
 from taskguard.errors import (
-    CommitUnknownError,
     LedgerSchemaError,
     LedgerUnavailableError,
     TaskguardError,
@@ -34,7 +33,11 @@ from taskguard.ledger.connections.engine import (
     failover_s,
     make_engine,
 )
-from taskguard.ledger.connections.errors import NoConnectionError
+from taskguard.ledger.connections.errors import (
+    CannotWriteError,
+    LockTimeoutError,
+    NoConnectionError,
+)
 from taskguard.ledger.connections.executed import Executed
 from taskguard.ledger.connections.libpq import FORGOTTEN, Commit, Libpq, numbered
 from taskguard.ledger.connections.pools import Lifo, Pools, on_other_pool
@@ -44,14 +47,7 @@ from taskguard.ledger.connections.sessions import noting, refuse_autocommit
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = [
-    "WRITE_LOCK_S",
-    "CannotWriteError",
-    "Database",
-    "LockTimeoutError",
-    "Lone",
-    "driver_of",
-]
+__all__ = ["WRITE_LOCK_S", "Database", "Lone", "driver_of"]
 
 WRITE_LOCK_S = 5.0
 """For how many seconds a change that is no claim waits for a row lock."""
@@ -70,10 +66,6 @@ _DEADLINE = "taskguard_deadline"  # a key of the `info` that SQLAlchemy keeps wi
 _MOST_SAID = 300
 
 
-class LockTimeoutError(LedgerUnavailableError):
-    """Another transaction holds the row."""
-
-
 class Lone(Protocol):
     """Who has a connection that is in no pool."""
 
@@ -81,10 +73,6 @@ class Lone(Protocol):
 
     def invalidate(self, error: BaseException | None) -> None:
         """The connection is of no use any more."""
-
-
-class CannotWriteError(LedgerUnavailableError):
-    """The database is there, but its disk is full or it is read-only."""
 
 
 class Database:
@@ -404,15 +392,6 @@ class Database:
     @functools.cached_property
     def _executed(self) -> Executed:
         return Executed(self.engine.dialect.loaded_dbapi)
-
-    def twice(self, ask: Callable[[], _T]) -> _T:
-        """Ask, and once more if the first connection was dead, as after a restart of the server."""
-        try:
-            return ask()
-        except (LockTimeoutError, NoConnectionError, CommitUnknownError):
-            raise
-        except LedgerUnavailableError:
-            return ask()
 
     def elsewhere(self, engine: sa.Engine) -> Database:
         """The same database by another Engine; what was made `once` is shared."""

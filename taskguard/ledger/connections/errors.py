@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from taskguard.errors import LedgerUnavailableError, TransactionRetryError
 
-__all__ = ["ConnectionBrokenError", "NoConnectionError"]
+__all__ = ["CannotWriteError", "ConnectionBrokenError", "LockTimeoutError", "NoConnectionError"]
 
 
 class ConnectionBrokenError(TransactionRetryError):
@@ -13,3 +13,11 @@ class ConnectionBrokenError(TransactionRetryError):
 
 class NoConnectionError(LedgerUnavailableError):
     """All connections of this process are in use; the database itself may be up."""
+
+
+class LockTimeoutError(LedgerUnavailableError):
+    """Another transaction holds the row."""
+
+
+class CannotWriteError(LedgerUnavailableError):
+    """The database is there, but its disk is full or it is read-only."""

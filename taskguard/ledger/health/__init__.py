@@ -16,7 +16,8 @@ import sqlalchemy as sa
 
 from taskguard.errors import LedgerSchemaError, LedgerUnavailableError
 from taskguard.findings import Finding
-from taskguard.ledger.connections.database import CannotWriteError, Database
+from taskguard.ledger.connections.database import Database
+from taskguard.ledger.connections.errors import CannotWriteError
 from taskguard.ledger.health import findings
 from taskguard.ledger.health.facts import Bodies
 from taskguard.ledger.health.judge import (

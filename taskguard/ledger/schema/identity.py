@@ -18,6 +18,7 @@ import sqlalchemy as sa
 
 from taskguard.errors import ConfigurationError, LedgerSchemaError
 from taskguard.ledger.connections.database import Database
+from taskguard.ledger.connections.retrying import retried
 from taskguard.ledger.tables import KEYS
 
 __all__ = ["Identity"]
@@ -81,6 +82,7 @@ class Identity:
             "lease_until": _FOR_EVER_US,
         }
 
+        @retried
         def ask() -> str:
             with self._database.transaction() as own:
                 found = own.execute(_select()).scalar()
@@ -89,7 +91,7 @@ class Identity:
                     found = own.execute(_select()).scalar_one()
                 return str(found)
 
-        return self._database.twice(ask)
+        return ask()
 
 
 def _kind(dialect: sa.Dialect) -> str:

@@ -16,7 +16,8 @@ from weakref import WeakKeyDictionary
 import sqlalchemy as sa
 
 from taskguard.errors import TransactionRetryError
-from taskguard.ledger.connections.database import Database, LockTimeoutError
+from taskguard.ledger.connections.database import Database
+from taskguard.ledger.connections.errors import LockTimeoutError
 from taskguard.ledger.connections.listeners import listen_once
 from taskguard.ledger.refusals import ended_in_block, lock_not_given
 from taskguard.model.claims import Claim

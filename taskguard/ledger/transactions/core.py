@@ -30,13 +30,9 @@ from taskguard.errors import (
     TransactionRetryError,
     TransactionUsageError,
 )
-from taskguard.ledger.connections.database import (
-    CannotWriteError,
-    Database,
-    LockTimeoutError,
-    driver_of,
-)
+from taskguard.ledger.connections.database import Database, driver_of
 from taskguard.ledger.connections.dialects.base import SNAPSHOTS
+from taskguard.ledger.connections.errors import CannotWriteError, LockTimeoutError
 from taskguard.ledger.connections.libpq import NOT_SENT, Commit
 from taskguard.ledger.connections.sessions import autocommits
 from taskguard.ledger.own_rows import changes as rows

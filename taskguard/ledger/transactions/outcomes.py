@@ -17,8 +17,12 @@ from taskguard.errors import (
     TaskguardError,
     TransactionRetryError,
 )
-from taskguard.ledger.connections.database import CannotWriteError, Database, LockTimeoutError
-from taskguard.ledger.connections.errors import ConnectionBrokenError
+from taskguard.ledger.connections.database import Database
+from taskguard.ledger.connections.errors import (
+    CannotWriteError,
+    ConnectionBrokenError,
+    LockTimeoutError,
+)
 from taskguard.ledger.refusals import (
     broken_in_block,
     key_of,

@@ -8,6 +8,7 @@ import sqlalchemy as sa
 
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.connections.pools import COMMITTED, Share
+from taskguard.ledger.connections.retrying import retried
 from taskguard.ledger.connections.sessions import BodySession
 from taskguard.ledger.transactions.adapter import Connect, TransactionAdapter
 
@@ -43,7 +44,7 @@ class OwnConnection(TransactionAdapter):
         )
         try:
             # A completion without a body is tried again as a whole.
-            made = self._database.twice(begin) if self._of_body else begin()
+            made = (retried(begin) if self._of_body else begin)()
             self._db, self._session = made
         except BaseException:
             self._share.__exit__()

@@ -28,12 +28,14 @@ from contract.ledger.conftest import Book
 
 from taskguard.errors import LedgerSchemaError, StaleTokenError
 from taskguard.ledger import decisions as answers
-from taskguard.ledger import endings as ending_statements
-from taskguard.ledger import outbox, retention, unique
+from taskguard.ledger import retention, unique
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.lines import kept, newest, park, room, states, turn
 from taskguard.ledger.lines import postgresql as lines
 from taskguard.ledger.messages import raise_deferrals
+from taskguard.ledger.parts import endings as ending_statements
+from taskguard.ledger.parts.endings import SqlEndings
+from taskguard.ledger.parts.outbox import SqlOutbox
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.statements import claims as portable_claims
 from taskguard.ledger.statements import mariadb, portable, postgresql, renewals
@@ -362,16 +364,17 @@ def with_any_messages_place(made: Mutation) -> None:
 
 def with_recalls_of_a_higher_number(made: Mutation) -> None:
     """What is sent again supersedes the copy that is on its way."""
-    sent = outbox.sent
+    sent = SqlOutbox.sent
 
-    def raising(database: Database, items: Any, **how: Any) -> int:
+    def raising(self: SqlOutbox, items: Any, **how: Any) -> int:
+        database = self._database
         with database.transaction() as db:
             for each in items:
                 deferrals = each.message.deferrals + 1
                 raise_deferrals(database, db, each.message, deferrals, work=each.work, now_us=1)
-        return sent(database, items, **how)
+        return sent(self, items, **how)
 
-    made.replace(outbox, "sent", raising)
+    made.replace(SqlOutbox, "sent", raising)
 
 
 def with_the_former_key(made: Mutation) -> None:
@@ -468,7 +471,7 @@ def without_giving_a_place_up(made: Mutation) -> None:
 
 def without_an_end_of_retries(made: Mutation) -> None:
     """A retry that got lost is never due."""
-    made.replace(ending_statements, "_undecided", lambda *_: None)
+    made.replace(SqlEndings, "_undecided", lambda *_: None)
 
 
 def at_the_end(made: Mutation) -> None:

@@ -29,7 +29,7 @@ from taskguard.errors import (
     TransactionUsageError,
 )
 from taskguard.ledger.connections import database
-from taskguard.ledger.connections.database import CannotWriteError
+from taskguard.ledger.connections.errors import CannotWriteError
 from taskguard.ledger.schema.creation import ddl
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import KEYS, WORK

@@ -21,7 +21,7 @@ from support.claims import request
 from support.proxy import Mode, Proxy
 from support.waiting import wait_until
 from taskguard.errors import StaleTokenError, TransactionRetryError
-from taskguard.ledger.connections.database import CannotWriteError
+from taskguard.ledger.connections.errors import CannotWriteError
 from taskguard.ledger.connections.executed import Executed
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.statements import Statements, claims, mariadb

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from support import claims
 from support.guarded_shop import GuardedShop, NotingQueue, write
 from taskguard import Guard
 from taskguard.cli import main
-from taskguard.errors import StaleTokenError, WorkDeadError
+from taskguard.errors import LedgerUnavailableError, StaleTokenError, WorkDeadError
 from taskguard.model.claims import Claimed, ClaimRequest, MessageRef
 from taskguard.model.delivery import Completed, Dropped
 from taskguard.model.records import WorkView
@@ -192,13 +194,17 @@ def test_a_requeue_whose_commit_got_no_answer_is_one(
 ) -> None:
     """Asked once more it finds its own work; a text that no database takes is no obstacle."""
     die(shop)
-    database = shop.ledger._database
+    transaction = shop.ledger._database.transaction
+    answers = iter([False])
 
-    def twice(ask: Any) -> Any:
-        ask()
-        return ask()
+    @contextmanager
+    def unanswered(**options: Any) -> Iterator[Any]:
+        with transaction(**options) as db:
+            yield db
+        if "lock_timeout_s" in options and not next(answers, True):
+            raise LedgerUnavailableError("COMMIT got no answer")
 
-    monkeypatch.setattr(database, "twice", twice)
+    monkeypatch.setattr(shop.ledger._database, "transaction", unanswered)
     assert shop.ledger.requeue(WORK, reason="half a pair: \udcff")
     assert shop.states == ["NEW"]
 

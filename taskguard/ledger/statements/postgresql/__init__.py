@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from taskguard.errors import TransactionRetryError
-from taskguard.ledger.connections.database import WRITE_LOCK_S, Database, LockTimeoutError
+from taskguard.ledger.connections.database import WRITE_LOCK_S, Database
 from taskguard.ledger.connections.dialects.postgresql import bounding, milliseconds
+from taskguard.ledger.connections.errors import LockTimeoutError
 from taskguard.ledger.connections.libpq import Commit
 from taskguard.ledger.decisions import CLAIMABLE, answer, busy_key, decide_row
 from taskguard.ledger.lines import postgresql as lines

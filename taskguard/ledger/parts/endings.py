@@ -1,0 +1,129 @@
+"""Ends a claim without completing it: `ports.Endings`.
+
+Guarantees: each ending is one conditional statement that names the old state, the fence and the
+owner; the user's own row goes back to its first state in the same transaction. Asked twice an
+ending changes nothing more.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from taskguard.ledger.connections.database import WRITE_LOCK_S
+from taskguard.ledger.connections.retrying import retried
+from taskguard.ledger.decisions import view_of
+from taskguard.ledger.own_rows import changes
+from taskguard.ledger.parts.base import Part
+from taskguard.ledger.tables import FREE, KEYS, WORK, holding, standing
+from taskguard.model.claims import Claim
+from taskguard.model.states import State
+
+UNDECIDED_S = 30.0
+"""Seconds that FAILED work which keeps its place waits to hear if its message comes again.
+
+Then it is overdue, because the process that was to say so is gone.
+"""
+
+__all__ = ["SqlEndings"]
+
+
+class SqlEndings(Part):
+    """Endings of claims, in a transaction each."""
+
+    def fail(self, claim: Claim, error: str) -> bool:
+        """Move PROCESSING -> FAILED, and end the lease."""
+        return self._end(
+            claim,
+            state=State.FAILED.value,
+            error=self._storable(error),
+            lease_until=0,
+            rounds=None,
+            due=self._undecided(claim),
+            finished=self._database.now(),
+        )
+
+    def _undecided(self, claim: Claim) -> Any:
+        """When FAILED work is overdue: never, unless it keeps its place and its queue is silent."""
+        return self._database.now() + int(UNDECIDED_S * 1e6) if claim.request.strict else None
+
+    def give_back(self, claim: Claim) -> bool:
+        """Move PROCESSING -> NEW, and end the lease."""
+        return self._end(claim, state=State.NEW.value, owner=FREE, lease_until=0)
+
+    def crash(self, claim: Claim, error: str) -> bool:
+        """End the lease of PROCESSING work: the next claim is a takeover. The user's row stays."""
+        due = sa.case((WORK.c.call.is_not(None), self._database.now()))
+        values = {"error": self._storable(error), "lease_until": 0, "due": due}
+        return self._end(claim, row_too=False, **values)
+
+    def end_round(self, claim: Claim, reason: str, *, most: int) -> State | None:
+        """Move PROCESSING -> NEW, the `most`th time in a row FAILED, and end the lease."""
+        rounds = sa.func.coalesce(WORK.c.rounds, 0) + 1
+        last = rounds >= most
+        ended = self._end(
+            claim,
+            state=sa.case((last, State.FAILED.value), else_=State.NEW.value),
+            rounds=sa.case((last, None), else_=rounds),
+            error=self._storable(reason),
+            owner=FREE,
+            lease_until=0,
+            due=sa.case((last, self._undecided(claim)), else_=WORK.c.due),
+            finished=sa.case((last, self._database.now()), else_=None),
+        )
+        row = self._record(claim.work) if ended and claim.work is not None else None
+        return None if row is None else view_of(row).state
+
+    def _end(self, claim: Claim, *, row_too: bool = True, **values: object) -> bool:
+        """End the lease; the work gets `values`, and the user's own row its first state."""
+        tries = 0
+
+        @retried
+        def end() -> bool:
+            nonlocal tries
+            tries += 1
+            with self._database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
+                if claim.row is not None and row_too:
+                    # Locked before the ledger's rows, as in every transaction.
+                    changes.read(db, claim.row, lock=True)
+                freed = db.execute(
+                    sa.update(KEYS).where(holding(claim)).values(owner=FREE, lease_until=0)
+                )
+                if claim.work is None:
+                    # A first try that got no answer may have freed the keys.
+                    return freed.rowcount == len(claim.keys) or tries > 1
+                ended = not claim.formerly or _all_stand(db, claim)
+                if ended:
+                    update = sa.update(WORK).where(standing(claim))
+                    ended = db.execute(update.values(**values)).rowcount > 0
+                if claim.row is not None and row_too and (ended or _revoked(db, claim)):
+                    changes.put_back(db, claim)
+                return ended
+
+        return end()
+
+    @retried
+    def uncount_crash(self, claim: Claim) -> None:
+        """Uncount this holder's crash, once."""
+        counted = (
+            WORK.c.id.in_(claim.work_ids),
+            WORK.c.crashed_owner == str(claim.owner),
+            WORK.c.crashes > 0,
+            WORK.c.state != State.DEAD.value,
+        )
+        update = sa.update(WORK).where(*counted)
+        with self._database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
+            db.execute(update.values(crashes=WORK.c.crashes - 1, crashed_owner=""))
+
+
+def _all_stand(db: sa.Connection, claim: Claim) -> bool:
+    """Whether the claim stands under each id: a worker with a former guard changes only that id."""
+    select = sa.select(WORK.c.id).where(standing(claim)).order_by(WORK.c.id)
+    return len(db.execute(select.with_for_update()).all()) == len(claim.work_ids)
+
+
+def _revoked(db: sa.Connection, claim: Claim) -> bool:
+    """Whether the work was revoked while this claim held it, which leaves the user's row to us."""
+    where = WORK.c.id.in_(claim.work_ids), WORK.c.fence == claim.fence, WORK.c.final == 1
+    return db.execute(sa.select(WORK.c.id).where(*where)).first() is not None

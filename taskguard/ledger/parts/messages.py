@@ -1,0 +1,125 @@
+"""Records how messages were deferred, revoked and expired: `ports.Messages`.
+
+Guarantees: a message is published again under its row lock, and its number is committed after that.
+Work is ended by one conditional statement that names its state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import sqlalchemy as sa
+
+from taskguard.ledger.connections.database import WRITE_LOCK_S
+from taskguard.ledger.connections.retrying import retried
+from taskguard.ledger.messages import raise_deferrals
+from taskguard.ledger.parts.base import Part
+from taskguard.ledger.records import message_of
+from taskguard.ledger.tables import FREE, NO_PLACE, WORK
+from taskguard.model.claims import ClaimRequest, MessageRef
+from taskguard.model.states import EXPIRED, State
+
+__all__ = ["SqlMessages", "is_over", "waits_for"]
+
+
+class SqlMessages(Part):
+    """What became of messages that did not run."""
+
+    def defer(self, request: ClaimRequest, publish: Callable[[int], None]) -> bool:
+        """Publish the message again under its row lock, then commit its number of deferrals."""
+        deferrals = request.message.deferrals + 1
+        if request.work is None:  # a plain lock: no claim of it asks for numbers
+            publish(deferrals)
+            return True
+        with self._database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
+            now_us = self._database.now_us(db)
+            if not raise_deferrals(
+                self._database, db, request.message, deferrals, work=request.work, now_us=now_us
+            ):
+                return False
+            with self._database.elsewhere_meanwhile(db):
+                publish(deferrals)
+            return True
+
+    @retried
+    def revoke(self, work: str, *, message: str) -> bool:
+        """Move NEW, PROCESSING or FAILED work of this message -> FAILED, for good."""
+        states = State.NEW.value, State.PROCESSING.value, State.FAILED.value
+        mine = WORK.c.id == work, WORK.c.message == message, WORK.c.state.in_(states)
+        values = {
+            "state": State.FAILED.value,
+            "final": 1,
+            "owner": FREE,
+            "lease_until": 0,
+            "error": "revoked",
+            "due": None,
+            **NO_PLACE,
+            "finished": self._database.now(),
+        }
+        with self._database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
+            return db.execute(sa.update(WORK).where(*mine).values(**values)).rowcount == 1
+
+    @retried
+    def expire(
+        self,
+        work: str,
+        *,
+        message: MessageRef,
+        retries: int | None = None,
+        due: bool = False,
+        error: str = EXPIRED,
+    ) -> bool:
+        """Move NEW, PROCESSING beyond its lease, or FAILED in a place, of this message -> FAILED.
+
+        Its caller was told that the message has expired, or `error`: it is sent no more, holds up
+        no message, and other copies of it are superseded. Not final: another message of the work is
+        run. False if a later retry of the message stands for it, or another one's call. `due`: only
+        what stands in line, and was to wait no longer than until now. `retries`: see `ports.py`.
+        """
+        with self._database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
+            row = db.execute(sa.select(WORK).where(WORK.c.id == work).with_for_update()).first()
+            now_us = self._database.now_us(db)
+            if row is None or not waits_for(row, message, now_us):
+                return False
+            if due and not is_over(row, now_us):
+                return False
+            values: dict[str, object] = {"call": None, "due": None, **NO_PLACE}
+            values["retries"] = message.retries + 1 if retries is None else retries
+            if row.state != State.FAILED.value or not row.final:  # else it stays superseded
+                values |= {"state": State.FAILED.value, "final": 0, "owner": FREE, "lease_until": 0}
+                values |= {"error": self._storable(error), "finished": now_us}
+            same = WORK.c.state == row.state, WORK.c.fence == row.fence, WORK.c.owner == row.owner
+            db.execute(sa.update(WORK).where(WORK.c.id == work, *same).values(**values))
+            return True
+
+    @retried
+    def done_elsewhere(self, request: ClaimRequest) -> str | None:
+        """Return another work of the same task that this message completed, or None."""
+        select = sa.select(WORK.c.id).where(
+            WORK.c.message == request.message.name,
+            WORK.c.task == request.task,
+            WORK.c.state == State.DONE.value,
+            WORK.c.id.not_in([str(request.work), *request.formerly]),
+        )
+        with self._database.transaction() as db:
+            found: str | None = db.execute(select.limit(1)).scalar()
+            return found
+
+
+def is_over(row: Any, now_us: int) -> bool:
+    """Whether it stands in a line, and has waited for as long as it was to."""
+    in_line = row.parked is not None and row.state == State.NEW.value
+    return bool(in_line and row.expires is not None and row.expires <= now_us)
+
+
+def waits_for(row: Any, message: MessageRef, now_us: int) -> bool:
+    """Whether no holder is at the work, and this message is the one that is to come for it."""
+    if message_of(row) != message.name or row.message != message.name:
+        return False
+    if row.retries > message.retries:
+        return False
+    if row.state == State.PROCESSING.value:
+        return bool(row.lease_until <= now_us)
+    has_place = row.parked is not None
+    return row.state == State.NEW.value or (row.state == State.FAILED.value and has_place)

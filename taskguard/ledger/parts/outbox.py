@@ -1,0 +1,361 @@
+"""Stores calls with their work, and finds the work that is overdue: `ports.Outbox`.
+
+Guarantees: what `enqueue` wrote is committed or rolled back with the user's transaction. Work is
+overdue once its holder's lease, or the time that its message was given, has passed. It stays so
+until a delivery claims it, an ending ends it, or a sweep notes that its message was sent again. The
+number of sendings since the last claim stands at the beginning of the call. Reading what is
+overdue, and noting that it was sent again, locks one batch for a moment, and waits for no row that
+is locked.
+
+Does not send anything: `taskguard/outbox/enqueue.py` and `taskguard/outbox/sweep.py` do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import sqlalchemy as sa
+
+from taskguard.errors import ConfigurationError
+from taskguard.ledger import unique
+from taskguard.ledger.connections.database import WRITE_LOCK_S, Database
+from taskguard.ledger.connections.retrying import retried
+from taskguard.ledger.lines import relay
+from taskguard.ledger.lines.park import place_of
+from taskguard.ledger.lines.states import in_line, stands
+from taskguard.ledger.own_rows import changes as rows
+from taskguard.ledger.parts.base import Part
+from taskguard.ledger.records import (
+    UNHARMED,
+    message_of,
+    new_record,
+    overdue_from,
+    waiting_values,
+)
+from taskguard.ledger.tables import FREE, MESSAGES, NO_PLACE, WORK
+from taskguard.ledger.transactions.external import on_external
+from taskguard.model.bounds import NO_RATES, Rate
+from taskguard.model.claims import SENDS, ClaimRequest, Overdue
+from taskguard.model.records import Once, Seen
+from taskguard.model.states import Place, State
+
+if TYPE_CHECKING:
+    from taskguard.ledger.ports import LentConnection
+
+__all__ = ["SqlOutbox"]
+
+# FAILED work has a time to be due only where it keeps its place in the line of its key, or where
+# its caller is to hear that a newer message took that.
+_OPEN = (State.NEW.value, State.PROCESSING.value, State.FAILED.value)
+_COLUMNS = ("id", "task", "message", "retries", "call", "due", "attempts")
+# A newer message took its place while it waited; its caller has not heard of that.
+_UNTOLD = sa.and_(WORK.c.state == State.FAILED.value, WORK.c.final == 1, WORK.c.parked.is_not(None))
+# The channel of `taskguard/lock_table/`, by which waiters of a process listen already.
+ANNOUNCEMENTS = "taskguard_locks"
+# How the call of a message begins that was sent again, whatever its queue.
+_SENT_AGAIN = '{"sent": ['
+# On SQLite a body's transaction stops all writers.
+_SENT_LOCK_S = 5.0
+
+
+class SqlOutbox(Part):
+    """Work with its call, in the user's transaction or in one of the ledger's own."""
+
+    def now_us(self) -> int:
+        """Return the database's clock in µs since 1970."""
+        return self._database.clock_us()
+
+    def mark(self, *, make: bool) -> str | None:
+        """24 characters by which this ledger's database is told from others, not from its copies.
+
+        None where none has been made yet, and `make` is not set.
+        """
+        mark = self._identity.mark(make=make)
+        return mark and mark[:24]
+
+    def enqueue(
+        self,
+        db: sa.Connection | None,
+        request: ClaimRequest,
+        *,
+        due_in_s: float = 5.0,
+        once: Once | None = None,
+    ) -> None:
+        """Write work with its call as NEW, in the transaction of `db`, which is the user's.
+
+        Work that is known stays as it is, unless it failed, or the user's own row was set back:
+        then it is NEW again. Work that is NEW, or whose lease has run out, gets the call if it has
+        none.
+        """
+        self._check_call(request)
+        if db is None:
+            self._enqueue_alone(request, due_in_s=due_in_s, once=once)
+        else:
+            self._enqueue_in(db, request, due_in_s=due_in_s, once=once)
+
+    @retried
+    def _enqueue_alone(self, request: ClaimRequest, *, due_in_s: float, once: Once | None) -> None:
+        with self._database.transaction(lock_timeout_s=WRITE_LOCK_S) as own:
+            write(self._database, own, request, due_in_s=due_in_s, once=once)
+
+    def _enqueue_in(
+        self, db: sa.Connection, request: ClaimRequest, *, due_in_s: float, once: Once | None
+    ) -> None:
+        self._identity.require(db, work=str(request.work))
+        write(self._database, db, request, due_in_s=due_in_s, once=once)
+
+    def enqueue_external(
+        self,
+        external: LentConnection,
+        request: ClaimRequest,
+        *,
+        due_in_s: float = 5.0,
+        once: Once | None = None,
+    ) -> None:
+        """Write work as `enqueue()` does, in the transaction that another library has open.
+
+        Raises ConfigurationError if that is another database.
+        """
+        if external.kind != self._database.engine.dialect.name:
+            raise ConfigurationError(
+                f"{request.work} was enqueued in a transaction on {external.kind}, and the ledger "
+                f"is in {self._database.place}: the two do not commit together."
+            )
+        self._check_call(request)
+        with on_external(self._database.engine, external) as db:
+            self._enqueue_in(db, request, due_in_s=due_in_s, once=once)
+
+    @retried
+    def overdue(
+        self,
+        *,
+        limit: int = 1000,
+        after: Overdue | None = None,
+        work: str | None = None,
+        parked: bool | None = None,
+    ) -> list[Overdue]:
+        """Return at most `limit` overdue work items after `after`, the longest overdue first.
+
+        Work whose row is locked is left out: another transaction is changing it. `work` asks for
+        that work alone, even if it is not yet due. `parked`: see `ports.py`.
+        """
+        with self._database.transaction(bounded=False) as db:
+            in_place = sa.case((sa.and_(stands(WORK), WORK.c.strict == 1), 1), else_=0)
+            columns = *(WORK.c[name] for name in _COLUMNS), in_place.label("in_place")
+            select = sa.select(*columns).where(
+                WORK.c.due.is_not(None), WORK.c.call.is_not(None), WORK.c.state.in_(_OPEN)
+            )
+            if work is None:
+                select = select.where(WORK.c.due <= self._database.now_us(db))
+                select = select.with_for_update(key_share=True, skip_locked=True)
+            else:
+                select = select.where(WORK.c.id == work)
+            if parked is not None:
+                called = sa.case((sa.or_(in_line(WORK), _UNTOLD), 1), else_=0)
+                select = select.where(called == int(parked))
+            if after is not None:
+                place = sa.tuple_(WORK.c.due, WORK.c.id)
+                select = select.where(place > sa.tuple_(after.due_us, after.work))
+            found = db.execute(select.order_by(WORK.c.due, WORK.c.id).limit(limit)).all()
+            messages = {row.id: message_of(row) for row in found}
+            numbers = sa.select(MESSAGES).where(
+                MESSAGES.c.message.in_(set(messages.values())), MESSAGES.c.work.in_(list(messages))
+            )
+            recorded = {
+                (row.message, row.work): (row.retries, row.deferrals) for row in db.execute(numbers)
+            }
+        return [overdue_from(row, messages[row.id], recorded) for row in found]
+
+    @retried
+    def look(
+        self,
+        *,
+        app: str = "",
+        queues: Sequence[str] | None = None,
+        ahead_s: float = 0.0,
+        after: str | None = None,
+        most: int = 2000,
+        announce: str | None = None,
+        rates: Mapping[str, Rate | None] = NO_RATES,
+    ) -> Seen:
+        """Return what a relay has to do, in one transaction; see `ports.py`."""
+        with self._database.transaction(bounded=False) as db:
+            if announce is not None:
+                db.execute(sa.select(sa.func.pg_notify(ANNOUNCEMENTS, announce)))
+            now_us = self._database.now_us(db)
+            expired = relay.has_expired(db, now_us, app=app, queues=queues)
+            called = sa.case((sa.or_(in_line(WORK), _UNTOLD), 1), else_=0)
+            late = sa.select(sa.literal(1)).where(
+                WORK.c.due <= now_us,
+                WORK.c.call.is_not(None),
+                WORK.c.state.in_(_OPEN),
+                called == 1,
+                sa.or_(relay.of_relay(app, queues), WORK.c.call.startswith(_SENT_AGAIN)),
+            )
+            overdue = db.execute(late.limit(1)).first() is not None
+            keys, goes_on, early = relay.open_keys(
+                db,
+                now_us,
+                app=app,
+                queues=queues,
+                ahead_us=int(ahead_s * 1e6),
+                after=after,
+                most=most,
+                rates=rates,
+            )
+        return Seen(tuple(keys), goes_on, expired=expired, overdue=overdue, early=tuple(early))
+
+    @retried
+    def sent(
+        self,
+        items: Sequence[Overdue],
+        *,
+        again_after_s: float | None,
+        counted: bool = True,
+    ) -> int:
+        """Note that the messages of these items were sent again, and return how many were noted.
+
+        Work that was claimed or ended meanwhile is left out: its claim says when it is due. So is
+        work whose row is locked. If the sending was only tried (`counted`), a message that was
+        called from a line is left out: it would be expected once more, and delay those behind it.
+        """
+        these = sa.and_(
+            WORK.c.id.in_([work.work for work in items]),
+            WORK.c.due.in_({work.due_us for work in items}),
+            WORK.c.state.in_(_OPEN),
+            *(() if counted else (~stands(WORK),)),
+            *(() if again_after_s is not None else (stands(WORK),)),
+        )
+        with self._database.transaction(lock_timeout_s=_SENT_LOCK_S, bounded=False) as db:
+            again = (
+                None
+                if again_after_s is None
+                else self._database.now_us(db) + int(again_after_s * 1e6)
+            )
+            free = sa.select(WORK.c.id).where(these).order_by(WORK.c.id)
+            free = free.with_for_update(key_share=True, skip_locked=True)
+            ids = set(db.execute(free).scalars().all())
+            for (begin, length), those in _by_count(items, counted=counted).items():
+                mine = [work.work for work in those if work.work in ids]
+                if mine:
+                    values: dict[str, object] = {"due": again}
+                    if begin:
+                        rest = sa.func.substr(WORK.c.call, length + 1, type_=sa.Text())
+                        values["call"] = sa.literal(begin, sa.Text()).concat(rest)
+                    db.execute(sa.update(WORK).where(WORK.c.id.in_(mine)).values(**values))
+            return len(ids)
+
+    @retried
+    def abandon(self, work: Overdue, *, error: str) -> bool:
+        """Move NEW, or PROCESSING beyond its lease, -> FAILED.
+
+        Return False if the work was claimed, ended or sent meanwhile. FAILED is not final here: if
+        its message comes after all, it runs. After a requeue the sendings count anew.
+        """
+        now, text = self._database.now(), self._storable(error)
+        left = sa.and_(WORK.c.state == State.PROCESSING.value, WORK.c.lease_until <= now)
+        told = WORK.c.id == work.work, WORK.c.due == work.due_us, _UNTOLD
+        call = "{" + work.call[_length_of_count(work.call) :] if work.call[:1] == "{" else work.call
+        with self._database.transaction(lock_timeout_s=_SENT_LOCK_S) as db:
+            if db.execute(sa.update(WORK).where(*told).values(due=None, **NO_PLACE)).rowcount:
+                return True  # it was superseded, which its caller does not hear
+            changed = db.execute(
+                sa.update(WORK)
+                .where(
+                    WORK.c.id == work.work,
+                    WORK.c.due == work.due_us,
+                    WORK.c.attempts == work.attempts,
+                    sa.or_(WORK.c.state.in_([State.NEW.value, State.FAILED.value]), left),
+                )
+                .values(
+                    state=State.FAILED.value,
+                    final=0,
+                    owner=FREE,
+                    lease_until=0,
+                    error=text,
+                    call=call,
+                    due=None,
+                    **NO_PLACE,
+                    finished=now,
+                )
+            )
+            return changed.rowcount == 1
+
+
+def write(
+    database: Database,
+    db: sa.Connection,
+    request: ClaimRequest,
+    *,
+    due_in_s: float,
+    once: Once | None = None,
+) -> None:
+    """Write the work as NEW, in the transaction of `db`.
+
+    Work that is known stays as it is, unless it failed, or the user's own row was set back. But if
+    it is NEW, or its lease has run out, and no call is stored to be sent, it gets this call. Work
+    with another fingerprint stays: this message is to get the error that says so.
+
+    With `once`, that decides about work which is waiting or in progress.
+    """
+    now = database.now()
+    due = now + int(due_in_s * 1e6)
+    fresh = waiting_values(request, due=due)
+    if request.strict:
+        fresh |= place_of(request, database.now_us(db))
+    new = new_record(request, created_us=now, **fresh)
+    db.execute(database.dialect.insert_missing(WORK, new))
+    if _was_set_back(db, request):
+        again = {"fingerprint": request.fingerprint, "result": None, "progress": None}
+        ended = WORK.c.state.in_([State.DONE.value, State.DEAD.value])
+        _update(db, request, ended, **fresh, **UNHARMED, **again)
+    fits = WORK.c.fingerprint == request.fingerprint
+    fits = sa.or_(fits, WORK.c.fingerprint.is_(None), sa.literal(request.fingerprint is None))
+    named = sa.func.coalesce(WORK.c.fingerprint, request.fingerprint)
+    failed = sa.and_(WORK.c.state == State.FAILED.value, WORK.c.final == 0)
+    if once is not None and once.replaces and (older := unique.failed_message(db, request)):
+        # Its queue may yet retry it, with its older arguments.
+        values = {**NO_PLACE, **fresh, "fingerprint": request.fingerprint}
+        _update(db, request, failed, **values)
+        unique.supersede(database, db, request, older)
+    else:
+        _update(db, request, failed, fits, **fresh, fingerprint=named)
+    # The row of a holder that is alive is left alone: this transaction would lock it.
+    left = sa.and_(WORK.c.state == State.PROCESSING.value, WORK.c.lease_until <= now)
+    left = sa.or_(WORK.c.state == State.NEW.value, left)
+    # What waits for its key is not due either: its call is sent in its turn.
+    unsent = sa.or_(WORK.c.call.is_(None), sa.and_(WORK.c.due.is_(None), WORK.c.parked.is_(None)))
+    _update(db, request, left, fits, unsent, call=request.call, due=due)
+    if once is not None:
+        unique.decide(database, db, request, once, due=due)
+
+
+def _was_set_back(db: sa.Connection, request: ClaimRequest) -> bool:
+    """Whether the user's own row says that there is work to do, whatever was done."""
+    if request.row is None:
+        return False
+    return rows.place(request.row, rows.read(db, request.row), None) is Place.NEW
+
+
+def _update(
+    db: sa.Connection, request: ClaimRequest, *where: sa.ColumnElement[bool], **values: object
+) -> None:
+    db.execute(sa.update(WORK).where(WORK.c.id == request.work, *where).values(**values))
+
+
+def _by_count(items: Sequence[Overdue], *, counted: bool) -> dict[tuple[str, int], list[Overdue]]:
+    """Work by how its call is to begin, and how long the beginning is that this replaces."""
+    found: dict[tuple[str, int], list[Overdue]] = {}
+    for work in items:
+        begin, length = "", 0
+        if counted and work.call.startswith("{"):
+            begin = f'{{"sent": [{work.sends + 1}, {work.attempts}], '
+            length = _length_of_count(work.call)
+        found.setdefault((begin, length), []).append(work)
+    return found
+
+
+def _length_of_count(call: str) -> int:
+    count = SENDS.match(call)
+    return len(count[0]) if count else 1

@@ -1,0 +1,101 @@
+"""Makes, upgrades and checks the tables, and purges old records: `ports.Tables`, `ports.Upkeep`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import cast
+
+from taskguard.findings import Finding
+from taskguard.ledger.own_rows.guarded_row import GuardedRow
+from taskguard.ledger.parts.base import Part
+from taskguard.ledger.retention import purge
+from taskguard.ledger.schema import creation
+from taskguard.ledger.schema.privileges import check_privileges
+from taskguard.ledger.schema.upgrades import expect_version, statements_from, upgrade, version_in
+from taskguard.model.claims import DeclaredRow
+from taskguard.model.policy import DAY_S
+from taskguard.model.records import Purged
+
+__all__ = ["SqlUpkeep"]
+
+
+class SqlUpkeep(Part):
+    """The tables, their age and their health."""
+
+    def check_schema(self, rows: Iterable[DeclaredRow] = ()) -> None:
+        """Raise LedgerSchemaError unless the tables are there, and those of `rows` as declared.
+
+        It is also raised if the ledger's user lacks a privilege that workers need on them.
+        """
+        from taskguard.ledger import health  # not for deliveries
+
+        expect_version(health.version_of_tables(self._database))
+        check_privileges(self._database)
+        self._check_rows(cast("Iterable[GuardedRow]", rows))
+
+    def create_schema(self) -> None:
+        """Create the tables that are missing.
+
+        Raises LedgerSchemaError if there are tables of another version.
+        """
+        creation.create(self._database)
+
+    def upgrade_schema(self) -> tuple[int, int]:
+        """Upgrade the tables, and return the versions before and after.
+
+        Raises LedgerSchemaError if there are no tables, or nothing upgrades them.
+        """
+        return upgrade(self._database)
+
+    def upgrade_statements(self) -> list[str]:
+        """Return the SQL that `upgrade_schema()` would run now. Change nothing."""
+        kind = self._database.engine.dialect.name
+        return statements_from(version_in(self._database), kind=kind)
+
+    def purge(self, *, older_than_s: float, batch: int = 1000, dead: bool = False) -> Purged:
+        """Delete work that ended so long ago, its messages, and keys whose lease ended before.
+
+        Args:
+            older_than_s: in seconds; not shorter than the longest `retention_s` of the tasks, for
+                a message of forgotten work that is younger than that would run it again.
+            batch: how many rows go in one transaction.
+            dead: DEAD work, too, which waits for a person. NEW and PROCESSING work never goes.
+
+        Raises:
+            ConfigurationError: `older_than_s` is less than an hour.
+        """
+        return purge(self._database, older_than_s=older_than_s, batch=batch, dead=dead)
+
+    def check(
+        self,
+        rows: Iterable[DeclaredRow] = (),
+        *,
+        longest_body_s: float = 30.0,
+        retention_s: float = 30 * DAY_S,
+    ) -> list[Finding]:
+        """Return what is wrong with the database, its settings and the tables. Change nothing.
+
+        Args:
+            rows: the users' own rows, whose tables have to be as declared.
+            longest_body_s: how long a body may take, which no time-out should cut short.
+            retention_s: the longest of the tasks' `retention_s`.
+
+        Raises:
+            LedgerUnavailableError: it gives no answer at all.
+        """
+        from taskguard.ledger import health  # not for deliveries
+
+        bounded = self._database.dialect.bounds_idleness(self._database.engine)
+        bodies = health.Bodies(
+            longest_s=longest_body_s,
+            idle_s=self._transactions.idle_s if bounded else None,
+            retention_s=retention_s,
+        )
+        declared = cast("Iterable[GuardedRow]", rows)
+        return health.check(
+            self._database, bodies=bodies, check_rows=lambda: self._check_rows(declared)
+        )
+
+    def close(self) -> None:
+        """Close idle connections."""
+        self._database.close()
