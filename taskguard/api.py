@@ -138,7 +138,7 @@ class TaskGuard:
 
     @overrides.until_changed
     def runner(self) -> Runner:
-        """Runs deliveries; for integrations. Raises ConfigurationError as `connect()` does."""
+        """The `Runner`, which runs deliveries. Raises ConfigurationError as `connect()` does."""
         by = overrides.now
         if by is not None:
             return self._runner_on(by)
@@ -150,12 +150,12 @@ class TaskGuard:
 
     @property
     def ledger(self) -> DatabaseLedger | None:
-        """The runner's, with what people and the outbox ask of it; None: locks only."""
+        """The ledger, a `SqlLedger` unless another one was given. None with locks only."""
         return cast("DatabaseLedger | None", self.runner.ledger)  # as it was made
 
     @functools.cached_property
     def namespace(self) -> str:
-        """What this application's keys and work begin with; "" for nothing."""
+        """The namespace that this application's keys and work begin with, or "" if it has none."""
         return make_namespace(self._namespace)
 
     @functools.cached_property
@@ -347,10 +347,21 @@ class TaskGuard:
         *,
         task: str | None = None,
     ) -> Any:
-        """Run a compiled function as a plain call: a message of its own, which cannot be put off.
+        """Run a compiled function as a plain call: a message of its own, which cannot be deferred.
 
-        `task` is the name under which a queue knows it, so that a call and a message are the same
-        work; by default the function's own.
+        Args:
+            compiled: the function.
+            args: its arguments by position, without the guard.
+            kwargs: its arguments by keyword.
+            task: the name under which a queue knows it, so that a call and a message are the same
+                work. By default the function's own name.
+
+        Returns:
+            What the body returned, or the stored result if the work was done before.
+
+        Raises:
+            KeyBusyError: the key is taken.
+            Exception: what `Runner.deliver()` raises.
         """
         message = MessageRef(_call_id())
         delivery = compiled.delivery(

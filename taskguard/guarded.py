@@ -101,14 +101,32 @@ class _Shape:
 class GuardedFunction:
     """A function, its keys and its policy.
 
+    Args:
+        function: the function as written. If its last parameter is `guard`, it gets the guard.
+        key: the key template, for example "invoice:<invoice_id>", a list of them, or a callable.
+        once_per: "key" (the default): the work is done once for its key. "message": each message
+            is work of its own. "tick": each tick of a schedule is. Or a template that names the
+            work.
+        work: the first part of the work's id. By default the task's name.
+        fingerprint: a template. A later message of the same work that differs in it raises
+            FingerprintMismatchError. By default there is none.
+        row: the `GuardedRow` that the task moves. By default there is none.
+        formerly: former declarations of the guard: a `Former`, or several.
+        options: the other options of a guarded task, as in `Policy`.
+        busy: the default of the option `busy`.
+
+    Raises:
+        ConfigurationError: an option is wrong, or the function is a generator or a coroutine.
+        KeyTemplateError: a template does not fit the function's parameters.
+
     Attributes:
-        awaits: whether `run_coroutine` runs coroutines; by default they are refused.
+        awaits: whether `run_coroutine` runs coroutines. By default they are refused.
         function: the function as written.
-        name: its module and qualified name, for messages.
+        name: its module and qualified name. It is the task's name unless the queue has another.
         policy: its options.
         signature: its signature without `guard`.
-        by_message: whether what it is sent for is work of its own: each message, or each tick.
-        row: the GuardedRow that it moves; None: taskguard's own record alone tells its state.
+        by_message: whether each message, or each tick, is work of its own.
+        row: the `GuardedRow` that it moves. None: there is none.
     """
 
     awaits: ClassVar[bool] = False
@@ -228,11 +246,20 @@ class GuardedFunction:
         timed_out: Callable[[], bool] | None = None,
         orders: tuple[type[Exception], ...] = (),
     ) -> Delivery:
-        """The delivery of one call. Raises KeyArgumentError or TypeError for its arguments.
+        """Return the delivery of one message. The other parameters are as in `Delivery`.
 
-        `call` is how its message is sent again, as JSON. The message's id is stored with it, and
-        the application's `namespace`, which the keys begin with unless the task has one of its own.
-        `rank` is its place among those who wait for its key: lower ones go first.
+        Args:
+            args: the arguments of the call by position, without the guard.
+            kwargs: its arguments by keyword.
+            namespace: the application's namespace, with which keys and work begin unless the task
+                has one of its own.
+            task: the name under which the queue knows the task. By default the function's name.
+            call: how to send the message again, as a JSON object. It is stored with the work.
+
+        Raises:
+            KeyArgumentError: an argument cannot be part of a key.
+            TypeError: the arguments do not fit the function.
+            ConfigurationError: `key=` is a callable and made more keys than the options allow.
         """
         name = task or self.name
         values: dict[str, Any] = {"task": name, "message": message, "namespace": namespace}

@@ -93,6 +93,8 @@ class until_changed(Generic[_T]):  # noqa: N801  # it is used as `functools.cach
         self.__doc__ = make.__doc__
 
     def __get__(self, guard: Any, kind: type[Any]) -> _T:
+        if guard is None:  # asked of the class: by documentation tools
+            return self  # type: ignore[return-value]
         with _changing:
             made = guard.__dict__["runner"] = self._make(guard)
             _keeping.add(guard)

@@ -51,7 +51,11 @@ class Report:
 
 
 def examine(configuration: Configuration) -> list[Report]:
-    """Check each part of a configuration. A starting worker also logs its number."""
+    """Check each part of a configuration, and return a report for each.
+
+    If `configuration.starts` is True, also log the number of the starting worker. Raises nothing:
+    what gives no answer becomes a finding.
+    """
     if configuration.starts:
         log_process()
     return list(_reports(configuration))

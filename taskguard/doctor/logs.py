@@ -25,7 +25,12 @@ def log_process() -> None:
 
 
 def log_findings(found: Iterable[Finding], *, but: Collection[str] = ()) -> None:
-    """Log findings, except those with a name in `but`, which another line reports."""
+    """Log findings as warnings, and notes at level DEBUG.
+
+    Args:
+        found: the findings of all reports.
+        but: names of findings that another line reports. None by default.
+    """
     for finding in merged(each for each in found if each.name not in but):
         level = logging.DEBUG if finding.level is Level.NOTE else logging.WARNING
         logger.log(level, "%s (finding %s)", finding, finding.name)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from taskguard.locks.idle import IdleQueue as IdleQueue
     from taskguard.locks.memory import MemoryLocks as MemoryLocks
     from taskguard.locks.per_process import PerProcess as PerProcess
+    from taskguard.locks.redlock import RedlockLocks as RedlockLocks
     from taskguard.locks.tls import Tls as Tls
     from taskguard.model.lease import Owner as Owner
     from taskguard.model.lease import new_owner as new_owner
@@ -58,6 +59,7 @@ else:
             "taskguard.locks.idle": "IdleQueue",
             "taskguard.locks.memory": "MemoryLocks",
             "taskguard.locks.per_process": "PerProcess",
+            "taskguard.locks.redlock": "RedlockLocks",
             "taskguard.locks.tls": "Tls",
             "taskguard.model.lease": "Owner new_owner",
             "taskguard.model.policy": "check_number",

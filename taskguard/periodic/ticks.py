@@ -21,11 +21,21 @@ _BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def tick_name(entry: str, due_at: datetime) -> str:
-    """The name of an entry's tick that is due at this time, which has a time zone."""
+    """Return the name of a tick, for `MessageRef.tick`.
+
+    Args:
+        entry: the name of the entry in the schedule.
+        due_at: when the tick is due, with a time zone.
+    """
     stamp = due_at.astimezone(UTC).replace(tzinfo=None).isoformat()
     return f"{finish_key(entry)}@{stamp}Z"
 
 
 def interval_due_at(moment: datetime, every: timedelta) -> datetime:
-    """The last due time of an interval at this moment, which has a time zone."""
+    """Return the last due time of an interval, counted from 1970.
+
+    Args:
+        moment: the present, with a time zone.
+        every: the interval.
+    """
     return _BEGIN + (moment - _BEGIN) // every * every

@@ -28,6 +28,7 @@ from sqlalchemy import orm
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 import taskguard
+from taskguard.locks import new_owner
 from taskguard.model.states import State
 
 __all__ = ["SURROUNDINGS", "Place"]
@@ -651,3 +652,30 @@ def stand_ins() -> dict[str, types.ModuleType]:
     for name, module in made.items():
         vars(module).update(contents[name])
     return made
+
+
+@around("docs/how-to/queue.md")
+def queue(place: Place) -> Iterator[None]:
+    yield
+    place.sql("create table orders (id integer primary key, shipped boolean)")
+    place.sql("insert into orders values (42, false)")
+    module = types.SimpleNamespace(guarded_job=place.guarded_job)
+    place.fixture("monkeypatch").setitem(sys.modules, "jobqueue", module)
+    yield
+    jobs = place.Jobs(place.fixture("tmp_path") / "jobs.db")
+    try:
+        for _ in range(2):
+            jobs.send(place.ship, 42)
+        assert [place.work(jobs) for _ in range(3)] == [True, True, False]
+        assert place.sql("select shipped from orders") == [True]
+        assert place.events()["completed"] == place.events()["duplicate"] == 1
+        place.tg.runner.locks.acquire(
+            ("order:43",), new_owner(), ttl_s=30.0, with_fence=True, wait_s=0.0
+        )
+        jobs.send(place.ship, 43)
+        assert place.work(jobs)
+        assert place.events()["deferred"] == 1
+        (job,) = jobs.db.execute("select * from jobs").fetchall()
+        assert (job["deferrals"], job["retries"], job["due"] > job["sent"]) == (1, 0, True)
+    finally:
+        jobs.db.close()

@@ -154,7 +154,7 @@ AROUND = {
     ),
 }
 # Of a fixture nobody knows the type; a class to be read is short without any.
-UNTYPED = {"docs/how-to/lock-provider.md", "docs/how-to/testing.md"}
+UNTYPED = {"docs/how-to/lock-provider.md", "docs/how-to/queue.md", "docs/how-to/testing.md"}
 # No dependencies of the developers': what is known of them is what the pages use.
 NOT_INSTALLED = {
     "fastapi": "def __getattr__(name: str) -> Any: ...",

@@ -30,7 +30,7 @@ _FENCE_DIGITS = 19  # of a signed 64-bit integer
 
 
 class GuardedRow:
-    """Lets a task's claim and its completion be a change of state of your own row.
+    """Lets a task's claim and its completion be a change of state of your own row. ::
 
         row=GuardedRow(
             orders, id="<order_id>", state=orders.c.status, fence=orders.c.fence_token,

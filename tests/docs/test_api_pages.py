@@ -1,0 +1,73 @@
+"""Every public name of Python has its place on a page, and the pages name no others."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import textwrap
+from typing import Any
+
+import pytest
+
+from support.pages import PAGES, ROOT, blocks_of
+
+pytestmark = pytest.mark.once
+
+MODULES = ("taskguard", "taskguard.integration", "taskguard.locks")
+PUBLIC = {*MODULES, "taskguard.errors", "taskguard.events", "taskguard.fenced"}
+# Groups of entry points, and a check of Django's, whose names look like modules.
+NO_MODULES = {"taskguard.doctors", "taskguard.queues", "taskguard.eviction"}
+# These pages are for the developers of taskguard.
+INSIDE = re.compile(r"docs/(decisions/.*|architecture\.md)")
+_DOTTED = re.compile(r"(?<![\w./<>:@-])taskguard(?:\.[a-zA-Z_]\w*)+")
+_DIRECTIVE = re.compile(r"^\.\. (?:py:data|auto\w+):: (taskguard[\w.]*)$", re.MULTILINE)
+# `autoclass:: taskguard.TaskGuard` has these members on a page of their own.
+_OF_TASKGUARD = "taskguard.TaskGuard."
+
+
+def text_of(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def found(name: str) -> Any:
+    """What a dotted name stands for, by way of public modules only. LookupError if nothing."""
+    module = max((each for each in PUBLIC if f"{name}.".startswith(f"{each}.")), key=len)
+    value = importlib.import_module(module)
+    for part in name[len(module) + 1 :].split(".") if name != module else ():
+        if value is importlib.import_module(module) and part not in value.__all__:
+            raise LookupError(f"{module} has no public name {part}")
+        value = getattr(value, part)
+    return value
+
+
+def test_each_public_name_is_documented_once() -> None:
+    """By a directive for Sphinx. A name of two modules is documented in one of them."""
+    documented = [
+        name
+        for page in PAGES
+        for name in _DIRECTIVE.findall(text_of(page))
+        if not name.startswith(_OF_TASKGUARD)
+    ]
+    assert len(documented) == len(set(documented))
+    modules = {f"taskguard.{name}" for name in ("errors", "events", "fenced")}
+    public = {
+        f"{each}.{name}" for each in MODULES for name in importlib.import_module(each).__all__
+    }
+    assert set(documented) <= public
+    assert modules <= set(documented)
+    there = [found(name) for name in documented]
+    missing = {name for name in public - set(documented) if found(name) not in there}
+    assert missing == set()
+
+
+@pytest.mark.parametrize("page", [each for each in PAGES if not INSIDE.fullmatch(each)])
+def test_a_page_names_public_names_only(page: str) -> None:
+    """In its text and in its code."""
+    for name in set(_DOTTED.findall(text_of(page))) - NO_MODULES:
+        assert found(name) is not None, f"{page}: {name}"
+    for block in blocks_of(page, "python"):
+        for each in ast.walk(ast.parse(textwrap.dedent(block.text))):
+            if isinstance(each, ast.ImportFrom) and f"{each.module}.".startswith("taskguard."):
+                for name in each.names:
+                    assert found(f"{each.module}.{name.name}") is not None, f"{block}: {name.name}"
