@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from support.advisory import advisory_url, kill, session_of
 from support.needs import need
 from support.pgbouncer import PgBouncer
-from support.rivals import expect_one_effect
+from support.rivals import expect_one_effect, expect_work_beside_a_frozen_server
 from support.waiting import wait_until
 from taskguard import Guard
 from taskguard.advisory_locks import AdvisoryLocks
@@ -53,15 +53,7 @@ class TestServer:
     def test_frozen(self, server: Postgres | MariaDB, make_rivals: Any, connect: Any) -> None:
         """A rival is refused, other work is done, and all is well afterwards."""
         rivals = make_rivals(locks=lambda: connect(answer_s=0.5))
-
-        def fault() -> None:
-            server.pause()
-            assert rivals.ship_too(order=2) == "second"
-
-        expect_one_effect(rivals, fault)
-        assert "lock_unavailable" in rivals.second.happened
-        server.resume()
-        assert rivals.ship_too(order=3) == "second"
+        expect_work_beside_a_frozen_server(rivals, server)
 
     def test_killed(self, server: Postgres | MariaDB, make_rivals: Any, connect: Any) -> None:
         """Killed and started again: every lock is free, and a rival is refused."""

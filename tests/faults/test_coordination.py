@@ -15,7 +15,7 @@ import taskguard
 from support.consul import ask
 from support.etcd import forget as forget_etcd
 from support.needs import need
-from support.rivals import expect_one_effect
+from support.rivals import expect_one_effect, expect_work_beside_a_frozen_server
 from support.waiting import wait_until
 from support.zookeeper import client_of
 from taskguard.errors import KeyBusyError, LeaseLostError
@@ -122,15 +122,7 @@ class TestLedger:
     def test_frozen(self, server: Kind, make_rivals: Any) -> None:
         """A frozen server: the same, and all is well afterwards."""
         rivals = make_rivals(locks=lambda: impatient(server))
-
-        def fault() -> None:
-            server.pause()
-            assert rivals.ship_too(order=2) == "second"
-
-        expect_one_effect(rivals, fault)
-        assert "lock_unavailable" in rivals.second.happened
-        server.resume()
-        assert rivals.ship_too(order=3) == "second"
+        expect_work_beside_a_frozen_server(rivals, server)
 
     def test_emptied(self, server: Kind, make_rivals: Any) -> None:
         """It comes back with a new data directory: the ledger's lease keeps the key."""

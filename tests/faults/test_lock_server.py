@@ -14,7 +14,7 @@ import pytest
 import redis
 
 import taskguard
-from support.rivals import expect_one_effect
+from support.rivals import expect_one_effect, expect_work_beside_a_frozen_server
 from support.waiting import wait_until
 from taskguard.clock import SYSTEM_CLOCK
 from taskguard.errors import LeaseLostError, LockServerUnavailableError
@@ -66,15 +66,7 @@ class TestPaused:
     def test_the_ledger_decides_and_work_goes_on(self, server: Valkey, make_rivals: Any) -> None:
         """A frozen server: a rival is refused, other work is done, and all is well afterwards."""
         rivals = make_rivals(locks=lambda: impatient(server))
-
-        def fault() -> None:
-            server.pause()
-            assert rivals.ship_too(order=2) == "second"
-
-        expect_one_effect(rivals, fault)
-        assert "lock_unavailable" in rivals.second.happened
-        server.resume()
-        assert rivals.ship_too(order=3) == "second"
+        expect_work_beside_a_frozen_server(rivals, server)
 
     def test_with_locks_only_the_deadline_stands_and_then_the_lease_is_lost(
         self, server: Valkey

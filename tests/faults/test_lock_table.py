@@ -16,7 +16,7 @@ import sqlalchemy as sa
 import taskguard
 from support.needs import need
 from support.proxy import Mode, Proxy
-from support.rivals import expect_one_effect
+from support.rivals import expect_one_effect, expect_work_beside_a_frozen_server
 from support.standby import Standby
 from support.waiting import wait_until
 from taskguard.errors import LeaseLostError, LockServerUnavailableError
@@ -64,15 +64,7 @@ class TestFrozen:
         """A rival is refused, other work is done, and all is well afterwards."""
         connect(server.url, unlogged=True)
         rivals = make_rivals(locks=lambda: TableLocks(server.url, answer_s=0.5))
-
-        def fault() -> None:
-            server.pause()
-            assert rivals.ship_too(order=2) == "second"
-
-        expect_one_effect(rivals, fault)
-        assert "lock_unavailable" in rivals.second.happened
-        server.resume()
-        assert rivals.ship_too(order=3) == "second"
+        expect_work_beside_a_frozen_server(rivals, server)
 
     def test_with_locks_only_the_lease_is_lost(self, server: Postgres, connect: Any) -> None:
         """After its time: renewals got no answer."""

@@ -16,8 +16,9 @@ import pytest
 from support.guarded_shop import GuardedShop, write
 from taskguard import Guard
 from taskguard.errors import KeyBusyError
+from taskguard_sandbox.process import Server
 
-__all__ = ["Rivals", "expect_one_effect", "rivals"]
+__all__ = ["Rivals", "expect_one_effect", "expect_work_beside_a_frozen_server", "rivals"]
 
 
 class Rivals:
@@ -104,3 +105,17 @@ def expect_one_effect(rivals: Rivals, fault: Callable[[], object]) -> None:
     assert rivals.ship_too() == "first"
     assert rivals.shipped() == ["first"]
     assert "takeover" not in rivals.first.happened + rivals.second.happened
+
+
+def expect_work_beside_a_frozen_server(rivals: Rivals, server: Server) -> None:
+    """Freeze the lock server in the body of the first rival: the second one is refused that work,
+    does other work, and goes on when the server does."""
+
+    def freeze() -> None:
+        server.pause()
+        assert rivals.ship_too(order=2) == "second"
+
+    expect_one_effect(rivals, freeze)
+    assert "lock_unavailable" in rivals.second.happened
+    server.resume()
+    assert rivals.ship_too(order=3) == "second"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -179,24 +178,6 @@ class TestSessions:
         locks.close()
         assert isinstance(take(other), Held)
         assert other.release(KEY, true) is True
-
-    def test_a_fork(self, locks: ConsulLocks) -> None:
-        """A child has a session of its own: closing it frees nothing of the parent's."""
-        owner = new_owner("m")
-        take(locks, owner=owner)
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                held = isinstance(take(locks), Held)
-                mine = isinstance(take(locks, ("child",)), Granted)
-                locks.close()
-                code = 0 if held and mine else 2
-            finally:
-                os._exit(code)
-        assert os.waitpid(child, 0)[1] == 0
-        assert locks.renew([Hold(KEY, owner, 30.0)]) == [Renewal.RENEWED]
-        assert isinstance(take(locks, ("child",)), Granted)
 
 
 class TestTokens:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -368,20 +367,6 @@ class TestConnections:
                 take(locks)
             (finding,) = locks.check()
             assert finding.name == "lock_server_quorum"
-
-    def test_a_fork(self, locks: EtcdLocks) -> None:
-        """A child has connections of its own, and its parent's go on."""
-        owner = new_owner("m")
-        take(locks, owner=owner)
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                code = 0 if isinstance(take(locks), Held) else 2
-            finally:
-                os._exit(code)
-        assert os.waitpid(child, 0)[1] == 0
-        assert renewed(locks, owner) == Renewal.RENEWED
 
     def test_a_wait_that_is_cut(self, etcd: Etcd) -> None:
         """A wait whose server goes away says so, instead of waiting in silence."""

@@ -1,10 +1,8 @@
-"""Connections of etcd's and Consul's locks: forks, greenlets, and connections that fell silent."""
+"""Connections of etcd's and Consul's locks: kept, silent, interrupted."""
 
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +15,7 @@ from support.consul import consul_kind
 from support.etcd import forget
 from support.needs import need
 from support.proxy import Mode, Proxy
-from support.waiting import patience_s
+from support.threads import at_once
 from taskguard.errors import LockServerUnavailableError
 from taskguard.locks.base import Granted, LockProvider
 from taskguard.model.lease import new_owner
@@ -64,20 +62,7 @@ def take(locks: LockProvider, key: str) -> None:
 
 def take_at_once(locks: LockProvider, count: int) -> None:
     """Take a key in each of several threads, on a connection each."""
-    errors: list[BaseException] = []
-
-    def run(number: int) -> None:
-        try:
-            take(locks, f"order:{number}")
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
+    at_once(count, lambda number: take(locks, f"order:{number}"))
 
 
 def test_idle_connections_that_fell_silent(server: Etcd | Consul, proxy: Proxy) -> None:
@@ -161,91 +146,3 @@ class _TimeLimitError(BaseException):
 
 def _raise_time_limit(*_: object) -> None:
     raise _TimeLimitError
-
-
-FORKS = """
-import os, sys, threading
-from taskguard.locks import Granted, Hold, Held
-from taskguard.model.lease import new_owner
-from taskguard.settings import make_locks
-
-locks, mine, renewals, stop = make_locks(sys.argv[1]), new_owner("m"), [], []
-locks.acquire(("watched",), mine, ttl_s=30, with_fence=True, wait_s=0)
-
-def renew():
-    while not stop:
-        renewals.append(locks.renew([Hold(("watched",), mine, 30.0)])[0])
-
-threads = [threading.Thread(target=renew) for _ in range(3)]
-for thread in threads:
-    thread.start()
-for _ in range(20):
-    child = os.fork()
-    if child == 0:
-        code = 1
-        try:
-            held = locks.acquire(("watched",), new_owner(), ttl_s=30, with_fence=True, wait_s=0)
-            code = 0 if isinstance(held, Held) else 2
-        finally:
-            os._exit(code)
-    assert os.waitpid(child, 0)[1] == 0
-stop.append("now")
-for thread in threads:
-    thread.join()
-assert set(renewals) == {"renewed"}, set(renewals)
-print("ok")
-"""
-GREENLETS = """
-from gevent import monkey; monkey.patch_all()
-import sys, gevent
-from taskguard import native
-from taskguard.locks import Granted, Hold
-from taskguard.model.lease import new_owner
-from taskguard.settings import make_locks
-
-locks = make_locks(sys.argv[1])
-inside, count, turns, renewals, stop = [0], 10, [], [], []
-mine = new_owner("watched")
-locks.acquire(("watched",), mine, ttl_s=30, with_fence=False, wait_s=0)
-
-def watchdog():  # on a native thread, as the real one
-    while not stop:
-        renewals.append(locks.renew([Hold(("watched",), mine, 30.0)])[0])
-    stop.append("ended")
-
-def work():
-    owner = new_owner("m")
-    while True:
-        answer = locks.acquire(("k",), owner, ttl_s=30, with_fence=True, wait_s=10)
-        if isinstance(answer, Granted):
-            break
-        locks.wait(answer.key, owner, timeout_s=10)
-    inside[0] += 1
-    gevent.sleep(0.002)
-    assert inside[0] == 1
-    inside[0] -= 1
-    assert locks.release(("k",), owner)
-    turns.append(answer.fence)
-
-native.start_thread(watchdog)
-gevent.joinall([gevent.spawn(work) for _ in range(count)], raise_error=True)
-stop.append("now")
-while stop[-1] != "ended":
-    gevent.sleep(0.01)
-assert len(set(turns)) == count, turns
-assert len(renewals) > 5 and set(renewals) == {"renewed"}, renewals[:10]
-print("ok")
-"""
-
-
-@pytest.mark.parametrize("script", [FORKS, GREENLETS], ids=["forks", "greenlets"])
-def test_processes_and_native_threads_share_no_connection(
-    server: Etcd | Consul, script: str
-) -> None:
-    """A forked child, and a native thread beside greenlets, have connections of their own."""
-    url = f"{server.url}"
-    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", script, url]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=patience_s()
-    )
-    assert done.stdout == "ok\n", done.stderr

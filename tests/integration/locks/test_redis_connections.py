@@ -1,9 +1,7 @@
-"""How locks reach a Redis server: URLs, clients of the user's own, Sentinel, forks, greenlets."""
+"""How locks reach a Redis server: URLs, clients of the user's own, Sentinel, greenlets."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,8 @@ import redis.asyncio
 from redis.sentinel import Sentinel
 
 from support.needs import need
-from support.waiting import patience_s, wait_until
+from support.scripts import run_script
+from support.waiting import wait_until
 from taskguard.errors import (
     ConfigurationError,
     LockServerUnavailableError,
@@ -37,19 +36,6 @@ def cycle(locks: RedisLocks) -> None:
     assert other.owner == owner
     locks.wait(KEY[0], new_owner(), timeout_s=0.05)
     assert locks.release(KEY, owner) is True
-
-
-def run(script: str, *arguments: str) -> str:
-    """Runs a program of its own; what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=patience_s(),
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
 
 
 class TestUrls:
@@ -207,74 +193,6 @@ class TestSentinel:
         assert locks.release(KEY, owner) is True
 
 
-FORK = """
-import os, sys
-from taskguard.model.lease import new_owner
-from taskguard.locks.base import Held, Hold
-from taskguard.locks.redis import RedisLocks
-
-locks = RedisLocks(sys.argv[1])
-mine = new_owner("parent")
-locks.acquire(("parent",), mine, ttl_s=30, with_fence=True, wait_s=0)
-child = os.fork()
-name = "parent" if child else "child"
-key, owner = (name + "'s",), new_owner(name)
-for _ in range(300):
-    locks.acquire(key, owner, ttl_s=30, with_fence=True, wait_s=0)
-    answer = locks.acquire(key, new_owner("x"), ttl_s=30, with_fence=True, wait_s=0)
-    assert isinstance(answer, Held) and answer.owner == owner, answer
-    assert locks.release(key, owner)
-if not child:
-    os._exit(0)
-assert os.waitpid(child, 0)[1] == 0
-assert locks.renew([Hold(("parent",), mine, 30)]) == ["renewed"]
-print("ok")
-"""
-
-GREENLETS = """
-from gevent import monkey; monkey.patch_all()
-import sys, time, gevent
-from taskguard import native
-from taskguard.model.lease import new_owner
-from taskguard.locks.base import Granted, Hold
-from taskguard.locks.redis import RedisLocks
-
-locks = RedisLocks(sys.argv[1])
-inside, count, turns, renewals, stop = [0], 20, [], [], []
-mine = new_owner("watched")
-locks.acquire(("watched",), mine, ttl_s=30, with_fence=False, wait_s=0)
-
-def watchdog():  # on a native thread, as the real one
-    while not stop:
-        renewals.append(locks.renew([Hold(("watched",), mine, 30.0)])[0])
-    stop.append("ended")
-
-def work():
-    owner = new_owner("m")
-    while True:
-        answer = locks.acquire(("k",), owner, ttl_s=30, with_fence=True, wait_s=10)
-        if isinstance(answer, Granted):
-            break
-        locks.wait(answer.key, owner, timeout_s=10)
-    inside[0] += 1
-    gevent.sleep(0.002)
-    assert inside[0] == 1
-    inside[0] -= 1
-    assert locks.release(("k",), owner)
-    turns.append(answer.fence)
-
-native.start_thread(watchdog)
-started = time.monotonic()
-gevent.joinall([gevent.spawn(work) for _ in range(count)], raise_error=True)
-took = time.monotonic() - started
-stop.append("now")
-while stop[-1] != "ended":
-    gevent.sleep(0.01)
-assert len(set(turns)) == count and took < 12, (turns, took)
-assert len(renewals) > 10 and set(renewals) == {"renewed"}, renewals[:10]
-print("ok")
-"""
-
 RENEWALS = """
 from gevent import monkey; monkey.patch_all()
 import sys, gevent, psutil, taskguard
@@ -306,21 +224,11 @@ def any_url(request: pytest.FixtureRequest) -> str:
 
 
 class TestProcesses:
-    def test_fork(self, any_url: str) -> None:
-        """A forked child uses connections of its own; neither reads the other's replies, and the
-        child's end does not close the parent's."""
-        assert run(FORK, any_url) == "ok"
-
-    def test_greenlets_and_a_native_thread(self, any_url: str) -> None:
-        """Greenlets share connections among themselves, never with a native thread, and the
-        waiting of one lets the others run."""
-        assert run(GREENLETS, any_url) == "ok"
-
     def test_renewals_of_greenlets(self, any_url: str) -> None:
         """Renewals under gevent use one native thread: it keeps a hub and connections."""
-        assert run(RENEWALS, any_url) == "ok"
+        assert run_script(RENEWALS, any_url) == "ok"
 
     def test_driver_is_loaded_late(self) -> None:
         """Importing the provider does not load redis-py."""
         script = "import sys, taskguard.locks.redis; print('redis' in sys.modules)"
-        assert run(script) == "False"
+        assert run_script(script) == "False"

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import statistics
-import subprocess
-import sys
 import threading
 import time
 from collections import defaultdict
@@ -25,6 +23,7 @@ from support.independent import Independent, independent
 from support.lock_servers import redlock_url
 from support.needs import missing, need
 from support.proxy import Mode, Proxy
+from support.scripts import run_script
 from support.waiting import patience_s, wait_until
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.ledger.sql import SqlLedger
@@ -651,30 +650,6 @@ class TestConnections:
         close()
         cycle(locks, "k")
 
-    def test_forks(self, five: Independent) -> None:
-        """A child has connections of its own; parent and child exclude each other."""
-        script = """
-import os, sys
-from taskguard.model.lease import new_owner
-from taskguard.locks.base import Granted, Held
-from taskguard.locks.redlock import RedlockLocks
-locks, owner = RedlockLocks(sys.argv[1]), new_owner("parent")
-def take(owner):
-    return locks.acquire(("k",), owner, ttl_s=30.0, with_fence=False, wait_s=0.0)
-assert isinstance(take(owner), Granted)
-child = os.fork()
-if not child:
-    held = take(new_owner("child"))
-    os._exit(0 if isinstance(held, Held) and held.owner == owner else 1)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-assert locks.release(("k",), owner) is True
-"""
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", script, five.url],
-            capture_output=True, text=True, check=False, timeout=patience_s(),
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-
     def test_the_end_of_a_process_waits_for_no_server(self, own: Independent) -> None:
         """A thread that is still connecting to a frozen server is left behind."""
         script = """
@@ -688,37 +663,7 @@ assert isinstance(locks.acquire(("k",), owner, ttl_s=30, with_fence=False, wait_
 assert locks.release(("k",), owner)
 """
         own.servers[0].pause()
-        done = subprocess.run(
-            [sys.executable, "-c", script, own.url],
-            capture_output=True, text=True, check=False, timeout=patience_s(),
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-
-    def test_gevent(self, five: Independent) -> None:
-        """Greenlets share no connection, and none stops the others."""
-        pytest.importorskip("gevent")
-        script = """
-from gevent import monkey; monkey.patch_all()
-import sys, gevent
-from taskguard.model.lease import new_owner
-from taskguard.locks.base import Granted
-from taskguard.locks.redlock import RedlockLocks
-locks, done = RedlockLocks(sys.argv[1]), []
-def work(number):
-    for turn in range(20):
-        owner, key = new_owner("m"), (f"k{number}",)
-        answer = locks.acquire(key, owner, ttl_s=30.0, with_fence=False, wait_s=0.0)
-        assert isinstance(answer, Granted), answer
-        assert locks.release(key, owner)
-        done.append(number)
-gevent.joinall([gevent.spawn(work, n) for n in range(8)], raise_error=True)
-print(len(done))
-"""
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", script, five.url],
-            capture_output=True, text=True, check=False, timeout=patience_s(),
-        )  # fmt: skip
-        assert done.stdout.strip() == "160", done.stderr
+        assert run_script(script, own.url) == ""
 
     def test_swallowed_replies_of_some(self, five: Independent) -> None:
         """Replies of two servers vanish: the others decide, and nothing is mistaken for them."""

@@ -236,24 +236,6 @@ class TestSession:
             assert other.release(KEY, true) is True
         assert standing(client) == []
 
-    def test_a_fork(self, locks: ZooKeeperLocks) -> None:
-        """A child has a session of its own: closing it frees nothing of the parent's."""
-        owner = new_owner("m")
-        take(locks, owner=owner)
-        child = os.fork()
-        if child == 0:
-            code = 1
-            try:
-                held = isinstance(take(locks), Held)
-                mine = isinstance(take(locks, ("child",)), Granted)
-                locks.close()
-                code = 0 if held and mine else 2
-            finally:
-                os._exit(code)
-        assert os.waitpid(child, 0)[1] == 0
-        assert renewed(locks, owner) == Renewal.RENEWED
-        assert isinstance(take(locks, ("child",)), Granted)
-
     def test_closed_while_the_server_is_frozen(self) -> None:
         """It does not wait for the server, and leaves no thread behind once that is gone."""
         need(ZooKeeper)
