@@ -4,8 +4,10 @@ Guarantees of every ledger:
 * Fencing tokens of a key only grow. Each claim of a key gets a higher one than the claim before.
 * A claim is decided and recorded in one atomic step. If the same owner asks again, it gets the
   same grant, and nothing is counted twice.
-* `complete` moves PROCESSING -> DONE in the caller's transaction, while the work *and* its keys
-  carry this claim's fence and owner. Otherwise it raises StaleTokenError, and nothing stays.
+* A completion moves PROCESSING -> DONE while the work *and* its keys carry this claim's fence and
+  owner. Otherwise it raises StaleTokenError, and nothing stays. `complete_in_block` writes it in
+  the holder's transaction, maybe in one message with its COMMIT. `complete_alone` commits it by
+  itself.
 * DONE and DEAD stay, unless an operator requeues the work, or the user's own row is set back to
   its first state.
 * No call waits for a row lock longer than a short lock time-out. Then the answer is `Busy`.
@@ -99,7 +101,7 @@ class LedgerTransaction(Protocol):
 
     db: Any
 
-    def complete(self, claim: Claim, result_json: str | None) -> None:
+    def complete_in_block(self, claim: Claim, result_json: str | None) -> None:
         """Move PROCESSING -> DONE in this transaction, and end the ledger's lease.
 
         It is the last call of a block. Raise StaleTokenError if the claim is stale. That error, and
@@ -135,7 +137,7 @@ class Effects(Protocol):
         """
         ...
 
-    def complete(self, claim: Claim, result_json: str | None) -> None:
+    def complete_alone(self, claim: Claim, result_json: str | None) -> None:
         """Move PROCESSING -> DONE in a transaction of its own, flushed to disk.
 
         Raise StaleTokenError if the claim is stale.

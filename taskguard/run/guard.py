@@ -352,7 +352,7 @@ class Guard:
         """
         with self._transaction("transaction", on) as tx:
             yield tx.db if on is None else on
-            tx.complete(self._standing.claim, self._result_json)
+            tx.complete_in_block(self._standing.claim, self._result_json)
         self.note_completed()
         self._call_then()
 

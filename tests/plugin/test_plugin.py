@@ -129,7 +129,7 @@ def test_a_holder_that_looks_at_its_lease_finds_it_lost(
     assert calls == ["a"]
 
 
-@pytest.mark.parametrize("at", ["transaction.complete done", "transaction.commit asked"])
+@pytest.mark.parametrize("at", ["transaction.complete_in_block done", "transaction.commit asked"])
 def test_where_the_holder_keeps_everybody_out_is_said(
     rows: Any, lose_lease_at: Any, at: str
 ) -> None:

@@ -109,7 +109,7 @@ class MemoryTransaction:
         """An effect of the body's."""
         self.effects.append(effect)
 
-    def complete(self, claim: Claim, result_json: str | None) -> None:
+    def complete_in_block(self, claim: Claim, result_json: str | None) -> None:
         ledger = self.ledger
         now_us = ledger.now_us()
         with ledger.locking(self, ledger.rows_of(claim)):
@@ -545,9 +545,9 @@ class MemoryLedger(NewestMessages, StoredCalls):
             tx.committed = True
             self.unlock(tx)
 
-    def complete(self, claim: Claim, result_json: str | None) -> None:
+    def complete_alone(self, claim: Claim, result_json: str | None) -> None:
         with self.transaction(claim, look_first=False) as tx:
-            tx.complete(claim, result_json)
+            tx.complete_in_block(claim, result_json)
 
     # -- small changes ------------------------------------------------------------------------
 

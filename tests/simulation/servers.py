@@ -177,8 +177,8 @@ class PortTransaction:
     def write(self, effect: Any) -> None:
         self._ask("write", lambda: self.tx.write(effect))
 
-    def complete(self, claim: Claim, result_json: str | None) -> None:
-        self._ask("complete", lambda: self.tx.complete(claim, result_json))
+    def complete_in_block(self, claim: Claim, result_json: str | None) -> None:
+        self._ask("complete", lambda: self.tx.complete_in_block(claim, result_json))
 
     def checkpoint(self, claim: Claim, progress_json: str) -> None:
         self._ask("checkpoint", lambda: self.tx.checkpoint(claim, progress_json))
@@ -272,20 +272,20 @@ class PortLedger(Boundary):
             self.world.close(tx)
             raise
 
-    def complete(self, claim: Claim, result_json: str | None) -> None:
+    def complete_alone(self, claim: Claim, result_json: str | None) -> None:
         """One statement that commits itself; asked again when it turns out not to have happened."""
 
         def do() -> None:
             tx = self.world.begin(self.process, claim, look_first=False)
             try:
-                tx.complete(claim, result_json)
+                tx.complete_in_block(claim, result_json)
                 self.world.commit(tx, claim)
             finally:
                 self.world.close(tx)
 
         while True:
             try:
-                self.call("ledger.complete", do)
+                self.call("ledger.complete_alone", do)
                 return
             except _NoAnswerError as error:
                 self.world.counts["unknown outcomes"] += 1

@@ -52,7 +52,7 @@ def main(url: str, kind: str, seed: str) -> None:
                 with ledger.transaction(found.claim) as tx:
                     tx.db.execute(EFFECT, {"item": work})
                     time.sleep(2 * TTL_S * (late == "in"))
-                    tx.complete(found.claim, None)
+                    tx.complete_in_block(found.claim, None)
                 continue
             except StaleTokenError:
                 counts["stale"] += 1

@@ -27,7 +27,6 @@ __all__ = [
     "changed_by_body",
     "check",
     "claim",
-    "complete",
     "confirm",
     "declared_of",
     "place",
@@ -98,7 +97,7 @@ def claim(db: sa.Connection, ref: RowRef, found: Found, fence: int) -> bool:
     return db.execute(_statements(declared_of(ref)).claim, values).rowcount == 1
 
 
-def complete(db: sa.Connection, claim: Claim) -> None:
+def move_to_done(db: sa.Connection, claim: Claim) -> None:
     """`processing` -> `done`. Raises RowMovedError."""
     assert claim.row is not None  # noqa: S101
     if not _leave(db, claim.row, claim.fence, declared_of(claim.row).done):

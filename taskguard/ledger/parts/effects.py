@@ -23,25 +23,25 @@ class SqlEffects(Part):
         """Return a transaction for the holder's writes; see `ports.py`."""
         return self._transactions.open(claim, on=on, look_first=look_first)
 
-    def complete(self, claim: Claim, result_json: str | None) -> None:
+    def complete_alone(self, claim: Claim, result_json: str | None) -> None:
         """Move PROCESSING -> DONE in a transaction of its own."""
-        completed = self._complete_alone(claim, result_json)
+        completed = self._in_one_statement(claim, result_json)
         if completed:
             return
         if completed is False and claim.row is None:
             raise stale(claim)
         # A transaction says what became of the user's row.
         try:
-            self._complete_in_transaction(claim, result_json)
+            self._in_transaction(claim, result_json)
         except TransactionRetryError:  # nothing was committed; only the completion is tried again
-            self._complete_in_transaction(claim, result_json)
+            self._in_transaction(claim, result_json)
 
     @retried
-    def _complete_in_transaction(self, claim: Claim, result_json: str | None) -> None:
+    def _in_transaction(self, claim: Claim, result_json: str | None) -> None:
         with self._transactions.open(claim, of_body=False) as tx:
-            tx.complete(claim, result_json)
+            tx.complete_in_block(claim, result_json)
 
-    def _complete_alone(self, claim: Claim, result_json: str | None) -> bool | None:
+    def _in_one_statement(self, claim: Claim, result_json: str | None) -> bool | None:
         try:
             return self._statements.complete_alone(claim, result_json)
         except (LedgerUnavailableError, TransactionRetryError) as error:

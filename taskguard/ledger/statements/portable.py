@@ -73,13 +73,13 @@ class Statements:
         """Whether the claim is seen to stand."""
         return bool(self.database.read(db, self.database.once(_seeing), claim.name))
 
-    def complete(self, db: sa.Connection, claim: Claim, result_json: str | None) -> bool:
+    def complete_in_block(self, db: sa.Connection, claim: Claim, result_json: str | None) -> bool:
         """PROCESSING -> DONE in the transaction of `db`. False: the claim does not stand.
 
         In this order: the user's row, the keys, the work. Raises RowMovedError for the user's row.
         """
         if claim.row is not None:
-            rows.complete(db, claim)
+            rows.move_to_done(db, claim)
         held_by = {"my_fence": claim.fence, "my_owner": str(claim.owner)}
         end_key, end_work = self.database.once(_completing, claim.request.strict)
         if any(end_key.run(db, {"my_key": key, **held_by}) != 1 for key in claim.keys):
@@ -87,10 +87,10 @@ class Statements:
         done = {"json": result_json, **held_by}
         return all(end_work.run(db, {"my_work": work, **done}) == 1 for work in claim.work_ids)
 
-    def complete_and_commit(
+    def complete_with_commit(
         self, db: sa.Connection, claim: Claim, result_json: str | None
     ) -> Commit:
-        """`complete()` and the COMMIT of `db` in one message; `ends_at_once()` says whether to.
+        """Complete, and COMMIT the transaction of `db`, in one message; `ends_at_once()` allows it.
 
         Raises StaleTokenError where the claim does not stand. Where nobody knows what became of
         either, its error and its `session` say so.
@@ -99,12 +99,12 @@ class Statements:
         return NOT_SENT
 
     def ends_at_once(self, claim: Claim) -> bool:
-        """Whether `complete_and_commit()` is to be tried on a transaction of the ledger's own."""
+        """Whether `complete_with_commit()` is to be tried on a transaction of the ledger's own."""
         del claim
         return False
 
     def sees_the_end(self, claim: Claim) -> bool:
-        """Whether `complete()` completes nothing where the body has ended its transaction.
+        """Whether `complete_in_block()` completes nothing where the body has ended its transaction.
 
         If not, the caller asks before whether it has ended.
         """

@@ -327,7 +327,7 @@ class GuardedTransaction:
         take_back(self.db)
         return True
 
-    def complete(self, claim: Claim, result_json: str | None) -> None:
+    def complete_in_block(self, claim: Claim, result_json: str | None) -> None:
         """PROCESSING -> DONE: the user's row, the keys in order, then the work; all or nothing.
 
         At once, or together with the COMMIT at the end of the block.
@@ -339,13 +339,13 @@ class GuardedTransaction:
         if not self._adapter.lent and statements.ends_at_once(claim) and not is_heard(self.db):
             self._last = claim, result_json
         else:
-            self._complete(claim, result_json)
+            self._complete_in_block(claim, result_json)
 
-    def _complete(self, claim: Claim, result_json: str | None) -> None:
+    def _complete_in_block(self, claim: Claim, result_json: str | None) -> None:
         statements = self._transactions.statements
         try:
             with _OfLedger(self._transactions.database, completing=claim):
-                completed = statements.complete(self.db, claim, result_json)
+                completed = statements.complete_in_block(self.db, claim, result_json)
         except CannotWriteError:
             raise
         except LedgerUnavailableError as error:
@@ -439,19 +439,19 @@ class GuardedTransaction:
         commit = NOT_SENT
         if self._last is not None:
             try:
-                commit = self._complete_and_commit(*self._last)
+                commit = self._complete_with_commit(*self._last)
                 if not commit.sent:
-                    self._complete(*self._last)
+                    self._complete_in_block(*self._last)
             except BaseException as error:
                 self._roll_back(error)
                 raise
         self._commit(commit)
 
-    def _complete_and_commit(self, claim: Claim, result_json: str | None) -> Commit:
+    def _complete_with_commit(self, claim: Claim, result_json: str | None) -> Commit:
         statements = self._transactions.statements
         try:
             with _OfLedger(self._transactions.database, completing=claim):
-                return statements.complete_and_commit(self.db, claim, result_json)
+                return statements.complete_with_commit(self.db, claim, result_json)
         except TransactionUsageError:
             if self._block.asked is not None:
                 raise self._block.asked from None  # the body caught it, and ended its transaction

@@ -78,10 +78,10 @@ class TestLimit:
         busy = refused(book, 4, 3)
         assert (busy.owner, busy.same_work, busy.started, busy.too_early) == (None,) + (False,) * 3
         assert busy.retry_after_s == pytest.approx(30.0, abs=25.0)
-        book.ledger.complete(holders[1].claim, None)
+        book.ledger.complete_alone(holders[1].claim, None)
         assert slot_of(claimed(book, 4, 3)) == slot_of(holders[1])
         for number in (0, 2):
-            book.ledger.complete(holders[number].claim, '"done"')
+            book.ledger.complete_alone(holders[number].claim, '"done"')
         assert {book.work(number).state for number in (0, 1, 2)} == {"DONE"}
 
     def test_its_record_stands_by_the_key(self, book: Any) -> None:
@@ -110,7 +110,7 @@ class TestLimit:
         """Whoever delivers it again is told that it is in progress, or its result."""
         holder = claimed(book, 1, 3)
         assert refused(book, 1, 3).same_work
-        book.ledger.complete(holder.claim, '"done"')
+        book.ledger.complete_alone(holder.claim, '"done"')
         answer = book.ledger.claim(delivery(1, 3))
         assert (answer.decision, answer.result_json) == (Decision.DONE, '"done"')
 
@@ -121,17 +121,17 @@ class TestLimit:
         book.expire_all()
         others = [claimed(book, number, 2) for number in (3, 4)]
         assert isinstance(refused(book, 1, 2), Busy)
-        book.ledger.complete(others[0].claim, None)
+        book.ledger.complete_alone(others[0].claim, None)
         found = claimed(book, 1, 2)
         assert (found.takeover, found.crashes) == (True, 1)
         with pytest.raises(StaleTokenError):
-            book.ledger.complete(dead.claim, None)
-        book.ledger.complete(found.claim, None)
+            book.ledger.complete_alone(dead.claim, None)
+        book.ledger.complete_alone(found.claim, None)
         assert book.work(1).state == "DONE"
 
     def test_the_fence_of_its_work_grows(self, book: Any) -> None:
         """Also in another slot, and if the clock was set back since it was claimed."""
-        book.ledger.complete(claimed(book, 2, 2).claim, None)
+        book.ledger.complete_alone(claimed(book, 2, 2).claim, None)
         book.set_fence(book.ledger.now_us() + HOUR_US)
         dead = claimed(book, 1, 2)
         assert slot_of(dead) == "account:1#0"
@@ -140,7 +140,7 @@ class TestLimit:
         found = book.ledger.claim(replace(delivery(1, 2), bounds=other))
         assert found.claim.fence > dead.claim.fence
         assert book.work(1).fence == found.claim.fence
-        book.ledger.complete(found.claim, None)
+        book.ledger.complete_alone(found.claim, None)
 
     def test_renewed(self, book: Any) -> None:
         """By its slot and its work, as every lease."""
@@ -166,9 +166,9 @@ class TestLimit:
         """A deploy: nobody begins before fewer are left than the new limit, whatever is free."""
         holders = {slot_of(one): one for one in (claimed(book, number, 4) for number in range(4))}
         for slot in ("account:1#0", "account:1#1"):
-            book.ledger.complete(holders[slot].claim, None)
+            book.ledger.complete_alone(holders[slot].claim, None)
             refused(book, 10, 2)
-        book.ledger.complete(holders["account:1#2"].claim, None)
+        book.ledger.complete_alone(holders["account:1#2"].claim, None)
         assert slot_of(claimed(book, 10, 2)) == "account:1#0"
         refused(book, 11, 2)
 
@@ -177,7 +177,7 @@ class TestLimit:
         alone = book.ledger.claim(request(1, keys=(KEY,), message=MessageRef("m1")))
         claimed(book, 2, 2)
         refused(book, 3, 2)
-        book.ledger.complete(alone.claim, None)
+        book.ledger.complete_alone(alone.claim, None)
         claimed(book, 3, 2)
 
     def test_other_keys(self, book: Any) -> None:
@@ -212,7 +212,7 @@ class TestLineOfSlots:
         assert call(book, 3) is None
         assert book.ledger.look().keys == ()
         for holder in holders[:2]:
-            book.ledger.complete(holder.claim, None)
+            book.ledger.complete_alone(holder.claim, None)
         assert book.ledger.look().keys == (KEY,)
         assert [call(book, 3) for _ in range(3)] == ["m10", "m11", None]
         assert book.ledger.look().keys == ()
@@ -229,7 +229,7 @@ class TestLineOfSlots:
         found = book.ledger.call_next(KEY, expected_s=30.0, ahead_s=0.0)
         assert found.message.id == "m10"
         assert book.ledger.call_next(KEY, expected_s=30.0, ahead_s=0.0) is None
-        book.ledger.complete(holder.claim, None)
+        book.ledger.complete_alone(holder.claim, None)
         assert book.ledger.look().keys == (KEY,)
         assert book.ledger.call_next(KEY, expected_s=30.0, ahead_s=0.0).message.id == "m11"
 
@@ -238,7 +238,7 @@ class TestLineOfSlots:
         holder = claimed(book, 1, 2)
         claimed(book, 2, 2)
         park(book, 10, 2)
-        book.ledger.complete(holder.claim, None)
+        book.ledger.complete_alone(holder.claim, None)
         refused(book, 11, 2, in_line=True)
         assert call(book, 2) == "m10"
         refused(book, 11, 2, in_line=True)  # the free slot is his
@@ -249,7 +249,7 @@ class TestRate:
     def test_the_next_start(self, book: Any) -> None:
         """Is told exactly; then it may begin, and what is refused was not charged."""
         rate = rate_of("1/h", 1)
-        book.ledger.complete(claimed(book, 1, 1, rate).claim, None)
+        book.ledger.complete_alone(claimed(book, 1, 1, rate).claim, None)
         busy = refused(book, 2, 1, rate)
         assert (busy.owner, busy.same_work, busy.too_early) == (None, False, True)
         assert busy.retry_after_s == pytest.approx(3_600, abs=60)
@@ -264,10 +264,10 @@ class TestRate:
         """So many at once after a pause, then one in each interval."""
         rate = rate_of("1/h", 3)
         for number in range(3):
-            book.ledger.complete(claimed(book, number, 1, rate).claim, None)
+            book.ledger.complete_alone(claimed(book, number, 1, rate).claim, None)
         assert refused(book, 3, 1, rate).too_early
         book.pass_time(HOUR_US)
-        book.ledger.complete(claimed(book, 3, 1, rate).claim, None)
+        book.ledger.complete_alone(claimed(book, 3, 1, rate).claim, None)
         assert refused(book, 4, 1, rate).too_early
 
     def test_asked_again(self, book: Any) -> None:
@@ -285,7 +285,7 @@ class TestRate:
         asked = delivery(1, 1, rate)
         assert isinstance(book.ledger.claim(asked), Claimed)
         book.expire_all()
-        book.ledger.complete(claimed(book, 2, 1, rate).claim, None)
+        book.ledger.complete_alone(claimed(book, 2, 1, rate).claim, None)
         busy = book.ledger.claim(asked)
         assert isinstance(busy, Busy)
         assert busy.too_early
@@ -310,14 +310,14 @@ class TestRate:
         noted = book.key_named(KEY).next_start
         assert refused(book, 1, 1, rate).same_work
         assert refused(book, 2, 1, rate).owner == holder.claim.owner
-        book.ledger.complete(holder.claim, None)
+        book.ledger.complete_alone(holder.claim, None)
         assert isinstance(book.ledger.claim(delivery(1, 1, rate)), Answer)
         assert book.key_named(KEY).next_start == noted
 
     def test_a_clock_that_is_set_back(self, book: Any) -> None:
         """Holds up nobody for longer than an interval, however far it was."""
         rate = rate_of("10/h", 1)
-        book.ledger.complete(claimed(book, 1, 1, rate).claim, None)
+        book.ledger.complete_alone(claimed(book, 1, 1, rate).claim, None)
         book.pass_time(-24 * HOUR_US)
         assert refused(book, 2, 1, rate).retry_after_s <= 360
         assert book.key_named(KEY).next_start <= book.ledger.now_us() + HOUR_US // 10
@@ -329,7 +329,7 @@ class TestRate:
         """Does not forget a start that is not allowed yet, nor how much of a burst is used up, if
         it is allowed again within the time for which records are kept."""
         rate = rate_of(text, burst)
-        book.ledger.complete(claimed(book, 1, 1, rate).claim, None)
+        book.ledger.complete_alone(claimed(book, 1, 1, rate).claim, None)
         book.set_fence(1)  # as if it were long ago
         if book.kind == "memory":
             book.ledger.starts_kept_us = HOUR_US
@@ -337,7 +337,7 @@ class TestRate:
         else:
             assert book.ledger.purge(older_than_s=3_600).keys == 0
         for number in range(2, burst + 1):
-            book.ledger.complete(claimed(book, number, 1, rate).claim, None)
+            book.ledger.complete_alone(claimed(book, number, 1, rate).claim, None)
         assert refused(book, burst + 1, 1, rate).too_early
 
     def test_with_slots(self, book: Any) -> None:
@@ -359,7 +359,7 @@ class TestRate:
     def test_who_waits_is_called_for_the_moment(self, book: Any) -> None:
         """For a moment that is near; else nobody is called, and no relay finds the key open."""
         rate = rate_of("1/h", 1)
-        book.ledger.complete(claimed(book, 1, 1, rate).claim, None)
+        book.ledger.complete_alone(claimed(book, 1, 1, rate).claim, None)
         for number in (2, 3):
             park(book, number, 1, rate)
         assert call(book, 1, rate, ahead_s=60.0) is None

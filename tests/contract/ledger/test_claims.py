@@ -169,7 +169,7 @@ def test_each_claim_of_a_key_gets_a_higher_fence(book: Any) -> None:
         claimed = book.claim(work=f"work {number}")
         fences.append(claimed.claim.fence)
         if number % 3 == 0:
-            book.ledger.complete(claimed.claim, None)
+            book.ledger.complete_alone(claimed.claim, None)
         elif number % 3 == 1:
             book.ledger.give_back(claimed.claim)
         else:
@@ -208,7 +208,7 @@ def test_who_holds_a_key(book: Any) -> None:
     assert book.ledger.holds(("another", *keys), owner) is True
     assert book.ledger.holds(("another",), owner) is False
     assert book.ledger.holds(keys, new_owner(owner.message)) is False
-    book.ledger.complete(held.claim, None)
+    book.ledger.complete_alone(held.claim, None)
     assert book.ledger.holds(keys, owner) is False
 
 
@@ -239,7 +239,7 @@ def test_several_keys_are_claimed_all_or_none_under_one_fence(book: Any) -> None
     claimed = book.claim(keys=both, work="b")
     assert {book.key(1).fence, book.key(2).fence} == {claimed.claim.fence}
     assert claimed.claim.fence > first.claim.fence
-    book.ledger.complete(claimed.claim, None)
+    book.ledger.complete_alone(claimed.claim, None)
     assert (book.key(1).owner, book.key(2).owner) == ("", "")
 
 
@@ -264,7 +264,7 @@ def test_looking_claims_nothing(book: Any) -> None:
     seen = book.ledger.peek(book.request())
     assert isinstance(seen, Busy)
     assert (seen.owner, seen.same_work) == (claimed.claim.owner, True)
-    book.ledger.complete(claimed.claim, "7")
+    book.ledger.complete_alone(claimed.claim, "7")
     seen = book.ledger.peek(book.request())
     assert (seen.decision, seen.result_json) == (Decision.DONE, "7")
 
@@ -296,12 +296,12 @@ def test_a_claim_takes_one_round_trip_on_postgresql(book: Any, postgres: Any) ->
             return proxy.requests - before, found
 
         for number in range(8):  # connected and prepared
-            ledger.complete(ledger.claim(book.request(number)).claim, None)
+            ledger.complete_alone(ledger.claim(book.request(number)).claim, None)
             ledger.give_back(ledger.claim(book.request(number, work=None)).claim)
         count, claimed = trips(lambda: ledger.claim(book.request(50)))
         assert (count, claimed.attempt) == (1, 1)
         assert trips(lambda: ledger.claim(book.request(50)))[0] == 1
-        assert trips(lambda: ledger.complete(claimed.claim, None))[0] == 1
+        assert trips(lambda: ledger.complete_alone(claimed.claim, None))[0] == 1
         assert trips(lambda: ledger.claim(book.request(50)))[0] == 1
         assert trips(lambda: ledger.claim(book.request(60, work=None)))[0] == 1
 
@@ -314,7 +314,7 @@ def test_texts_of_every_kind_go_in_and_come_out(book: Any) -> None:
     )
     assert isinstance(claimed, Claimed)
     assert claimed.claim.request.message == MessageRef(odd)
-    book.ledger.complete(claimed.claim, odd)
+    book.ledger.complete_alone(claimed.claim, odd)
     view = book.ledger.view(odd)
     assert (view.task, view.message, view.result_json) == (odd, odd, odd)
 
@@ -330,7 +330,7 @@ def test_the_longest_ids_there_are_can_be_stored(book: Any) -> None:
     message = MessageRef("ß" * 5_000, deferrals=1)
     claimed = book.ledger.claim(dataclasses.replace(asked, message=message))
     assert isinstance(claimed, Claimed)
-    book.ledger.complete(claimed.claim, "7")
+    book.ledger.complete_alone(claimed.claim, "7")
     found = book.ledger.claim(dataclasses.replace(asked, message=message))
     assert (found.decision, found.same_message) == (Decision.DONE, True)
 
@@ -347,7 +347,7 @@ def test_a_claim_that_waited_for_a_completion_answers_done(make_book: Any) -> No
         book.engine.connect() as db,  # on the ledger's own, COMMIT may go with the completion
         book.ledger.transaction(holder.claim, on=db) as tx,
     ):
-        tx.complete(holder.claim, "1")
+        tx.complete_in_block(holder.claim, "1")
         answers.begin()
     assert answers.found.decision is Decision.DONE
     assert book.key().owner == ""
@@ -361,7 +361,7 @@ def test_a_key_that_was_got_without_its_work_is_free_again(make_book: Any) -> No
     book = make_book(lock_timeout_s=30.0)
     if book.engine is None or not book.locks_rows:
         pytest.skip("asks the server who waits")
-    book.ledger.complete(book.claim(2).claim, "1")
+    book.ledger.complete_alone(book.claim(2).claim, "1")
     with ClaimByThread(book) as answers, book.engine.begin() as db:
         db.execute(sa.insert(tables.WORK).values(book.work(2)._asdict() | {"id": "ship order:1"}))
         answers.begin()

@@ -59,7 +59,7 @@ def test_works_that_share_a_key_never_overlap(book: Any) -> None:
                 order.append(("in", found.claim.fence))
                 time.sleep(0.002)
                 order.append(("out", found.claim.fence))
-                book.ledger.complete(found.claim, None)
+                book.ledger.complete_alone(found.claim, None)
                 return
             time.sleep(0.001)
 
@@ -79,7 +79,7 @@ def test_keys_that_cross_do_not_deadlock(book: Any) -> None:
             request = book.request(keys=pairs[(number + done) % 3], work=f"{number} {done}")
             found = book.ledger.claim(request)
             if isinstance(found, Claimed):
-                book.ledger.complete(found.claim, None)
+                book.ledger.complete_alone(found.claim, None)
                 done += 1
 
     at_once(12 if book.locks_rows else 4, one)
@@ -112,7 +112,7 @@ def test_under_pauses_beyond_the_lease_each_work_has_one_effect(book: Any) -> No
                 try:
                     with book.ledger.transaction(found.claim) as tx:
                         book.effect(tx.db, item, found.claim.fence)
-                        tx.complete(found.claim, None)
+                        tx.complete_in_block(found.claim, None)
                     continue
                 except StaleTokenError:
                     refused.append(item)

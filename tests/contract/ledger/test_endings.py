@@ -25,7 +25,7 @@ def test_effects_and_done_commit_together(book: Any) -> None:
     claimed = book.claim()
     with book.ledger.transaction(claimed.claim) as tx:
         book.effect(tx.db, 1)
-        tx.complete(claimed.claim, '{"a":1}')
+        tx.complete_in_block(claimed.claim, '{"a":1}')
         assert not book.locks_rows or book.effects() == {}
     assert book.effects() == {"1": 1}
     answer = book.ledger.claim(book.request(message="n"))
@@ -39,10 +39,10 @@ def test_an_exception_in_the_transaction_leaves_nothing(book: Any) -> None:
     claimed = book.claim()
     with pytest.raises(ZeroDivisionError), book.ledger.transaction(claimed.claim) as tx:
         book.effect(tx.db, 1)
-        tx.complete(claimed.claim, None)
+        tx.complete_in_block(claimed.claim, None)
         raise ZeroDivisionError
     assert book.effects() == {}
-    book.ledger.complete(claimed.claim, None)
+    book.ledger.complete_alone(claimed.claim, None)
 
 
 @pytest.mark.parametrize("taken_by", ["the same work", "other work on the key", "nobody"])
@@ -57,11 +57,11 @@ def test_a_stale_holder_cannot_commit(book: Any, taken_by: str) -> None:
             else:
                 # SQLite has one writer: it was taken before, and is refused just the same.
                 raise StaleTokenError("newer holder")
-            tx.complete(claimed.claim, None)
+            tx.complete_in_block(claimed.claim, None)
     if not book.locks_rows:
         _take_away(book, claimed, taken_by)
     with pytest.raises(StaleTokenError):
-        book.ledger.complete(claimed.claim, None)
+        book.ledger.complete_alone(claimed.claim, None)
     assert book.effects() == {}
     assert book.work().state != "DONE"
 
@@ -78,7 +78,7 @@ def test_a_late_commit_with_nobody_else_there_is_no_stale_one(book: Any) -> None
     """The lease ran out but nobody claimed: fence and owner still stand, so it counts."""
     claimed = book.claim()
     book.expire()
-    book.ledger.complete(claimed.claim, "1")
+    book.ledger.complete_alone(claimed.claim, "1")
     assert book.work().state == "DONE"
 
 
@@ -151,12 +151,12 @@ def test_a_body_that_ended_its_process_is_taken_over_at_once(book: Any) -> None:
     assert (view.state, view.error, view.crashes) == (State.PROCESSING, "exit\\0: 2", 0)
     assert (book.key().owner, book.work().lease_until) == ("", 0)
     with pytest.raises(StaleTokenError):
-        book.ledger.complete(claimed.claim, None)
+        book.ledger.complete_alone(claimed.claim, None)
     again = book.claim()
     assert (again.attempt, again.takeover, again.crashes) == (2, True, 1)
     assert again.claim.fence > claimed.claim.fence
     assert not book.ledger.crash(claimed.claim, "late")
-    book.ledger.complete(again.claim, None)
+    book.ledger.complete_alone(again.claim, None)
     assert not book.ledger.crash(again.claim, "late")
     assert book.work().state == "DONE"
 
@@ -178,10 +178,10 @@ def test_revoked_work_is_never_claimed_again(book: Any) -> None:
     assert not book.ledger.revoke("ship order:1", message="other")
     assert book.ledger.revoke("ship order:1", message="m")
     with pytest.raises(StaleTokenError):
-        book.ledger.complete(claimed.claim, None)
+        book.ledger.complete_alone(claimed.claim, None)
     answer = book.ledger.claim(book.request())
     assert (answer.decision, answer.error) == (Decision.REVOKED, "revoked")
-    book.ledger.complete(book.claim(2).claim, None)
+    book.ledger.complete_alone(book.claim(2).claim, None)
     assert not book.ledger.revoke("ship order:2", message="m")
 
 
@@ -199,7 +199,7 @@ def test_a_crash_too_many_is_dead(book: Any) -> None:
     answer = book.ledger.claim(book.request(max_crashes=9))
     assert (answer.decision, answer.crashes, answer.error) == (Decision.DEAD, 3, why)
     with pytest.raises(StaleTokenError):
-        book.ledger.complete(third.claim, None)
+        book.ledger.complete_alone(third.claim, None)
     assert book.work().state == "DEAD"
 
 
@@ -208,7 +208,7 @@ def test_a_result_is_stored_by_the_claim_that_completed(book: Any) -> None:
     first = book.claim()
     book.expire()
     second = book.claim()
-    book.ledger.complete(second.claim, None)
+    book.ledger.complete_alone(second.claim, None)
     book.ledger.store_result(first.claim, "1")
     assert book.work().result is None
     book.ledger.store_result(second.claim, "2")
@@ -240,7 +240,7 @@ def test_renewals_say_what_became_of_each(book: Any) -> None:
     book.expire(2)
     book.claim(2)
     done = book.claim(3)
-    book.ledger.complete(done.claim, None)
+    book.ledger.complete_alone(done.claim, None)
     given_back = book.claim(4)
     book.ledger.give_back(given_back.claim)
     both = book.claim(5, keys=("order:5", "order:6"))
@@ -397,7 +397,7 @@ def test_a_message_older_than_the_record_is_refused_where_nothing_is_known(book:
     """may_create=False creates nothing; a work that is known is answered as ever."""
     assert book.ledger.claim(book.request(may_create=False)) == Answer(Decision.TOO_OLD)
     assert book.key() is None or book.key().owner == ""
-    book.ledger.complete(book.claim().claim, "1")
+    book.ledger.complete_alone(book.claim().claim, "1")
     assert book.ledger.claim(book.request(may_create=False)).decision is Decision.DONE
 
 

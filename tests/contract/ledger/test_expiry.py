@@ -74,7 +74,7 @@ class TestWhoWaits:
         park(book, 2, -1)
         park(book, 3)
         found = book.ledger.expired()
-        book.ledger.complete(holder.claim, None)
+        book.ledger.complete_alone(holder.claim, None)
         assert call(book) == "m3"
         book.ledger.sent(found, again_after_s=600.0)
         claimed(book, 3)
@@ -170,7 +170,7 @@ class TestTheEnd:
         assert expire(book, 2) is False
         holder = claimed(book, 3, keys=("account:3",))
         assert expire(book, 3) is False
-        book.ledger.complete(holder.claim, None)
+        book.ledger.complete_alone(holder.claim, None)
         assert expire(book, 3) is False
         failed = claimed(book, 4, keys=("account:4",))
         book.ledger.fail(failed.claim, "boom")

@@ -47,7 +47,7 @@ def test_what_is_done_by_one_guard_is_done_for_the_other(
 ) -> None:
     """With its result, also one that is stored late."""
     claimed = claim(book, first(book))
-    book.ledger.complete(claimed.claim, None)
+    book.ledger.complete_alone(claimed.claim, None)
     book.ledger.store_result(claimed.claim, "7")
     for asked in (second(book), second(book, message="n"), first(book)):
         for ask in (book.ledger.claim, book.ledger.peek):
@@ -59,7 +59,7 @@ def test_what_is_done_by_one_guard_is_done_for_the_other(
 
 def test_an_answer_names_the_record_that_it_is_from(book: Book) -> None:
     """For whoever is to look it up."""
-    book.ledger.complete(claim(book, old(book)).claim, None)
+    book.ledger.complete_alone(claim(book, old(book)).claim, None)
     found = book.ledger.claim(new(book))
     assert isinstance(found, Answer)
     assert found.recorded_as == OLD
@@ -81,8 +81,8 @@ def test_one_guards_holder_keeps_the_others_out(book: Book, first: Any, second: 
     assert taken.progress_json == "[1]"
     assert taken.claim.fence > claimed.claim.fence
     with pytest.raises(StaleTokenError):
-        book.ledger.complete(claimed.claim, None)
-    book.ledger.complete(taken.claim, "2")
+        book.ledger.complete_alone(claimed.claim, None)
+    book.ledger.complete_alone(taken.claim, "2")
     found = book.ledger.claim(first(book))
     assert isinstance(found, Answer)
     assert found.result_json == "2"
@@ -102,7 +102,7 @@ def test_however_one_ends_the_other_goes_on(book: Book, first: Any, second: Any,
     taken = claim(book, second(book, retries=1))
     assert (taken.attempt, taken.crashes) == (2, int(end == "crash"))
     book.ledger.uncount_crash(claimed.claim)
-    book.ledger.complete(taken.claim, None)
+    book.ledger.complete_alone(taken.claim, None)
     for ask in (old, new):
         assert isinstance(book.ledger.claim(ask(book)), Answer)
     assert set(book.states().values()) == {"DONE"}
@@ -195,7 +195,7 @@ def test_a_dead_work_of_the_new_guard_is_requeued_by_its_own_id(book: Book) -> N
     assert (found.decision, found.recorded_as) == (Decision.BURY, None)
     assert book.ledger.requeue(NEW, reason="mended")
     taken = claim(book, new(book))
-    book.ledger.complete(taken.claim, None)
+    book.ledger.complete_alone(taken.claim, None)
     assert book.states() == {OLD: "DONE", NEW: "DONE"}
 
 
@@ -245,7 +245,7 @@ def test_a_copy_that_the_former_guard_put_off_supersedes(book: Book) -> None:
 
 def test_what_was_enqueued_and_is_done_under_the_former_id_is_not_sent_again(book: Book) -> None:
     """A sweep would send it until it gave up."""
-    book.ledger.complete(claim(book, old(book)).claim, "7")
+    book.ledger.complete_alone(claim(book, old(book)).claim, "7")
     asked = new(book, message="n", call='{"message": "n", "queue": "test"}')
     book.ledger.enqueue(None, asked)
     assert book.states() == {OLD: "DONE", NEW: "NEW"}
@@ -272,7 +272,7 @@ def test_a_call_is_stored_once(book: Book) -> None:
 def test_done_under_one_of_several_former_ids_is_done(book: Book) -> None:
     """Each message was work of its own before: what one has done it does not do again."""
     by_message = {"work": "ship message:m order:1"}
-    book.ledger.complete(claim(book, old(book, **by_message)).claim, None)
+    book.ledger.complete_alone(claim(book, old(book, **by_message)).claim, None)
     other = new(book, message="n", formerly=("ship message:n order:1",))
     book.ledger.fail(claim(book, other).claim, "why")
     found = book.ledger.claim(new(book, formerly=("ship message:m order:1",)))
@@ -299,7 +299,7 @@ def test_workers_with_either_guard_have_one_effect(book: Book) -> None:
                 if isinstance(found, Claimed):
                     with ledger.transaction(found.claim) as tx:
                         book.effect(tx.db, item)
-                        tx.complete(found.claim, None)
+                        tx.complete_in_block(found.claim, None)
 
         threads = [threading.Thread(target=work, args=(place,)) for place in range(workers)]
         for thread in threads:
@@ -337,12 +337,12 @@ class TestLines:
         holder = claim(book, old(book, message="holder"))
         assert book.ledger.park(self.old(book, "a"))
         assert book.ledger.park(self.old(book, "b"))
-        book.ledger.complete(holder.claim, None)
+        book.ledger.complete_alone(holder.claim, None)
         assert book.ledger.call_next("order:1", expected_s=30.0).message.id == "a"
         taken = claim(book, self.new(book, "a"))
         assert taken.claim.keys == ("order:1", "shop:1")
         assert self.waiting(book) == [("order:1", "b")]
-        book.ledger.complete(taken.claim, None)
+        book.ledger.complete_alone(taken.claim, None)
         assert book.ledger.call_next("order:1", expected_s=30.0).message.id == "b"
 
     def test_it_takes_its_place_along(self, book: Book) -> None:
@@ -365,7 +365,7 @@ class TestLines:
         assert book.ledger.park(self.new(book, "c", sent_us=now_us - 5))
         for message in ("c", "d"):
             assert isinstance(book.ledger.claim(self.new(book, message)), Busy)
-        book.ledger.complete(claim(book, self.new(book, "a")).claim, None)
+        book.ledger.complete_alone(claim(book, self.new(book, "a")).claim, None)
         claim(book, self.new(book, "c"))
 
     def test_a_retry_of_the_former_guard_keeps_its_place(self, book: Book) -> None:
@@ -379,7 +379,7 @@ class TestLines:
         assert book.ledger.park(self.new(book, "b", strict=True))
         assert book.ledger.park(self.new(book, "a", retries=1, strict=True))
         assert self.waiting(book) == [("shop:1", "a"), ("shop:1", "b")]
-        book.ledger.complete(holder.claim, None)
+        book.ledger.complete_alone(holder.claim, None)
         claim(book, self.new(book, "a", retries=1, strict=True))
 
     @pytest.mark.parametrize("state", ["in progress", "done", "revoked"])
@@ -387,7 +387,7 @@ class TestLines:
         """Its record under the former id says so."""
         begun = claim(book, self.old(book, "a"))
         if state == "done":
-            book.ledger.complete(begun.claim, None)
+            book.ledger.complete_alone(begun.claim, None)
         elif state == "revoked":
             book.ledger.revoke("ship message:a order:1", message="a")
         assert not book.ledger.park(self.new(book, "a"))

@@ -63,7 +63,7 @@ class TestPark:
         assert json.loads(row.call)["message"] == "m2"
         assert row.parked is not None
         assert book.ledger.overdue() == []
-        book.ledger.complete(holder.claim, None)
+        book.ledger.complete_alone(holder.claim, None)
         assert book.work(1).parked is None
 
     def test_whose_claim_it_is(self, book: Any) -> None:
@@ -142,7 +142,7 @@ class TestPark:
         assert json.loads(book.work(2).call)["message"] == "newer"
         book.expire_all()
         assert call(book) == "m3"
-        book.ledger.complete(claimed(book, 3).claim, None)
+        book.ledger.complete_alone(claimed(book, 3).claim, None)
         assert isinstance(book.ledger.claim(delivery(2)), Answer)
         assert isinstance(book.ledger.claim(instead), Claimed)
 
@@ -186,7 +186,7 @@ class TestPark:
         """What runs, has ended for good, or is a later message's is not parked, and not touched."""
         holder = claimed(book, 1, max_crashes=1)
         if state == "done":
-            book.ledger.complete(holder.claim, None)
+            book.ledger.complete_alone(holder.claim, None)
         elif state == "dead":
             book.expire_all()
             book.ledger.claim(delivery(1, MessageRef("x"), max_crashes=1))
@@ -213,7 +213,7 @@ class TestCall:
             assert book.ledger.look().keys == ()
             holder = claimed(book, number)
             assert call(book) is None  # he is at work
-            book.ledger.complete(holder.claim, None)
+            book.ledger.complete_alone(holder.claim, None)
         assert call(book) is None
 
     def test_nobody_while_the_key_is_held(self, book: Any) -> None:
@@ -221,7 +221,7 @@ class TestCall:
         park(book, 2)
         assert call(book) is None
         assert book.ledger.look().keys == ()
-        book.ledger.complete(holder.claim, None)
+        book.ledger.complete_alone(holder.claim, None)
         assert book.ledger.look().keys == (KEY,)
         assert call(book) == "m2"
 
@@ -299,8 +299,8 @@ class TestCall:
         for number in (2, 3, 4):
             park(book, number)
         book.ledger.revoke("ship order:3", message="m3")
-        book.ledger.complete(holder.claim, None)
-        book.ledger.complete(claimed(book, 2, in_line=False).claim, None)
+        book.ledger.complete_alone(holder.claim, None)
+        book.ledger.complete_alone(claimed(book, 2, in_line=False).claim, None)
         assert call(book) == "m4"
 
 
@@ -358,12 +358,12 @@ class TestRanks:
         sent_us = book.ledger.now_us() - 100
         for number, rank in ((2, 5), (3, -1), (4, 0), (5, -1)):
             park(book, number, rank=rank, sent_us=sent_us + number)
-        book.ledger.complete(holder.claim, None)
+        book.ledger.complete_alone(holder.claim, None)
         called = []
         while (message := call(book)) is not None:
             called.append(message)
             number = int(message[1:])
-            book.ledger.complete(claimed(book, number).claim, None)
+            book.ledger.complete_alone(claimed(book, number).claim, None)
         assert called == ["m3", "m5", "m4", "m2"]
 
     @pytest.mark.parametrize("redelivered", [False, True])
@@ -372,13 +372,13 @@ class TestRanks:
         holder = claimed(book, 1)
         for number in (2, 3):
             park(book, number, rank=5)
-        book.ledger.complete(holder.claim, None)
+        book.ledger.complete_alone(holder.claim, None)
         assert call(book) == "m2"
         for rank in (5, 6):
             answer = book.ledger.claim(delivery(4, rank=rank, redelivered=redelivered))
             assert isinstance(answer, Busy)
         first = claimed(book, 4, rank=4, redelivered=redelivered)
-        book.ledger.complete(first.claim, None)
+        book.ledger.complete_alone(first.claim, None)
         assert isinstance(book.ledger.claim(delivery(3, rank=5)), Busy)
         claimed(book, 2, rank=5, redelivered=redelivered)
 
@@ -423,14 +423,14 @@ class TestStrict:
         row = book.work(1)
         assert (row.state, row.parked, row.rank, row.strict) == ("PROCESSING", sent_us, 0, 1)
         assert row.due == row.lease_until
-        book.ledger.complete(holder.claim, None)
+        book.ledger.complete_alone(holder.claim, None)
         assert (book.work(1).state, book.work(1).parked) == ("DONE", None)
 
     def test_in_a_transaction_of_the_body(self, book: Any) -> None:
         """The same where the body commits."""
         holder = self.begin(book)
         with book.ledger.transaction(holder.claim) as tx:
-            tx.complete(holder.claim, None)
+            tx.complete_in_block(holder.claim, None)
         assert (book.work(1).state, book.work(1).parked) == ("DONE", None)
 
     def test_nobody_goes_before_a_retry(self, book: Any) -> None:
@@ -450,7 +450,7 @@ class TestStrict:
         assert [each.failed for each in book.ledger.waiting()] == [True, False, False]
         retry = self.begin(book, message=message_of(1, retries=1))
         assert retry.attempt == 2
-        book.ledger.complete(retry.claim, None)
+        book.ledger.complete_alone(retry.claim, None)
         assert call(book) == "m2"
 
     def test_a_retry_that_finds_the_key_taken(self, book: Any) -> None:
@@ -461,7 +461,7 @@ class TestStrict:
         assert isinstance(book.ledger.claim(strict(1, message_of(1, retries=1))), Busy)
         assert book.ledger.park(strict(1, message_of(1, retries=1)))
         assert book.work(1).parked == before
-        book.ledger.complete(other.claim, None)
+        book.ledger.complete_alone(other.claim, None)
         assert call(book) == "m1"
 
     def test_a_retry_is_expected(self, book: Any) -> None:
@@ -609,7 +609,7 @@ class TestStrict:
         head = self.begin(book)
         for number in (2, 3):
             assert book.ledger.park(strict(number))
-        book.ledger.complete(head.claim, None)
+        book.ledger.complete_alone(head.claim, None)
         assert call(book) == "m2"
         book.make_due()
         overdue = book.ledger.overdue(parked=True)
@@ -640,7 +640,7 @@ class TestStrict:
         assert book.ledger.park(strict(2))
         assert call(book) is None
         head = self.begin(book)
-        book.ledger.complete(head.claim, None)
+        book.ledger.complete_alone(head.claim, None)
         assert call(book) == "m2"
 
     def test_a_purge_leaves_what_keeps_its_place(self, book: Any) -> None:
@@ -673,7 +673,7 @@ class TestStrict:
         assert book.ledger.sent([overdue], again_after_s=None) == 1
         assert book.ledger.sent([overdue], again_after_s=None) == 0
         assert call(book) is None
-        book.ledger.complete(head.claim, None)
+        book.ledger.complete_alone(head.claim, None)
         for queues, keys in ((["test", "x"], [KEY]), (["x"], [])):
             assert list(book.ledger.look(queues=queues).keys) == keys
         assert call(book) == "m2"
@@ -694,7 +694,7 @@ class TestStrict:
         assert book.ledger.park(strict(2, sent_us=now_us - 7))
         with book.transaction() as db:
             book.ledger.enqueue(db, strict(3, sent_us=now_us - 5), due_in_s=600.0)
-        book.ledger.complete(head.claim, None)
+        book.ledger.complete_alone(head.claim, None)
         assert book.ledger.look().keys == (KEY,)
         assert call(book) == "m2"
 
@@ -777,7 +777,7 @@ class TestClaim:
         """A newcomer finds the key free, and others before him."""
         holder = claimed(book, 1)
         park(book, 2)
-        book.ledger.complete(holder.claim, None)
+        book.ledger.complete_alone(holder.claim, None)
         answer = book.ledger.claim(delivery(3))
         assert isinstance(answer, Busy)
         assert (answer.owner, answer.same_work, answer.started) == (None, False, False)
@@ -789,7 +789,7 @@ class TestClaim:
         holder = claimed(book, 1)
         for number in (2, 3):
             park(book, number)
-        book.ledger.complete(holder.claim, None)
+        book.ledger.complete_alone(holder.claim, None)
         call(book)
         for number in (3, 4):
             assert isinstance(book.ledger.claim(delivery(number)), Busy)
@@ -813,14 +813,14 @@ class TestClaim:
         holder = claimed(book, 1)
         for number in (2, 3):
             park(book, number)
-        book.ledger.complete(holder.claim, None)
+        book.ledger.complete_alone(holder.claim, None)
         again = {"message": MessageRef("again"), "redelivered": redelivered}
         for calls in (None, "m2"):
             assert calls is None or call(book) == calls
             assert isinstance(book.ledger.claim(delivery(2, **again)), Busy)
         book.make_due()
         assert call(book) == "m3"
-        book.ledger.complete(claimed(book, 3).claim, None)
+        book.ledger.complete_alone(claimed(book, 3).claim, None)
         assert isinstance(book.ledger.claim(delivery(2, **again)), Busy)
         book.ledger.sent(book.ledger.overdue(parked=True), again_after_s=600.0)
         assert isinstance(book.ledger.claim(delivery(2, **again)), Claimed)
@@ -830,7 +830,7 @@ class TestClaim:
         """Its broker would deliver it first; who waits would never be answered."""
         holder = claimed(book, 1)
         park(book, 2, rank=5)
-        book.ledger.complete(holder.claim, None)
+        book.ledger.complete_alone(holder.claim, None)
         again = {"message": MessageRef("again"), "redelivered": redelivered, "rank": 1}
         assert isinstance(book.ledger.claim(delivery(2, **again)), Busy)
         assert call(book) == "m2"
@@ -843,7 +843,7 @@ class TestClaim:
         """The same by the full statement."""
         holder = claimed(book, 1)
         park(book, 2)
-        book.ledger.complete(holder.claim, None)
+        book.ledger.complete_alone(holder.claim, None)
         assert isinstance(book.ledger.claim(delivery(3, redelivered=True)), Busy)
         assert isinstance(book.ledger.claim(delivery(2, redelivered=True)), Claimed)
 
@@ -851,7 +851,7 @@ class TestClaim:
         """Of a task that puts off: it asks for the key alone, and may overtake."""
         holder = claimed(book, 1)
         park(book, 2)
-        book.ledger.complete(holder.claim, None)
+        book.ledger.complete_alone(holder.claim, None)
         assert isinstance(book.ledger.claim(delivery(3, in_line=False)), Claimed)
 
     def test_ends_the_waiting(self, book: Any) -> None:
@@ -864,7 +864,7 @@ class TestClaim:
         row = book.work(2)
         assert (row.state, row.parked, row.attempts) == ("PROCESSING", None, 1)
         assert found.attempt == 1
-        book.ledger.complete(found.claim, None)
+        book.ledger.complete_alone(found.claim, None)
         assert (book.work(2).state, book.work(2).call) == ("DONE", None)
 
     def test_one_that_fails_goes_on(self, book: Any) -> None:
@@ -890,7 +890,7 @@ class TestPeople:
         ]
         assert found[0].parked_s < found[1].parked_s
         assert found[0].expected_until_s is None
-        book.ledger.complete(holder.claim, None)
+        book.ledger.complete_alone(holder.claim, None)
         call(book)
         first, second = book.ledger.waiting(KEY)
         assert first.expected_until_s > second.parked_s
@@ -926,7 +926,7 @@ def test_nobody_is_forgotten(book: Any) -> None:  # noqa: C901  # all that a wor
                 failures.append(f"{number} while another one is at work")
             ended.wait(0.001)
             inside[0] -= 1
-            book.ledger.complete(answer.claim, None)
+            book.ledger.complete_alone(answer.claim, None)
             done.append(number)
         elif isinstance(answer, Busy) and not answer.same_work:
             if not park(book, number):

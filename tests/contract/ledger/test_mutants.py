@@ -307,13 +307,13 @@ def purged_by_state_alone(made: Mutation) -> None:
 
 def without_copies_of_the_end(made: Mutation) -> None:
     """DONE is not written under the former id."""
-    complete = portable.Statements.complete
+    complete = portable.Statements.complete_in_block
 
     def alone(self: portable.Statements, db: Any, claim: Claim, result_json: str | None) -> bool:
         request = replace(claim.request, formerly=())
         return complete(self, db, replace(claim, request=request), result_json)
 
-    made.replace(portable.Statements, "complete", alone)
+    made.replace(portable.Statements, "complete_in_block", alone)
 
 
 def without_those_before(made: Mutation) -> None:
@@ -594,7 +594,7 @@ def claim_by_rank(book: Any) -> None:
 
 def claim_what_is_done(book: Any) -> None:
     """DONE is answered to whoever comes."""
-    book.ledger.complete(book.claim().claim, None)
+    book.ledger.complete_alone(book.claim().claim, None)
     assert not isinstance(book.ledger.claim(book.request(message="x")), Claimed)
 
 
@@ -624,7 +624,7 @@ def complete_late(book: Any) -> None:
     claimed = book.claim()
     book.ledger.give_back(claimed.claim)
     with pytest.raises(StaleTokenError):
-        book.ledger.complete(claimed.claim, None)
+        book.ledger.complete_alone(claimed.claim, None)
 
 
 OfFormerLines = formerly.TestLines

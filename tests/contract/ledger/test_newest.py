@@ -89,12 +89,12 @@ class TestLatest:
         """Its holder is left alone, and completes."""
         holder = claim(book, 1)
         assert isinstance(book.ledger.claim(delivery(2)), Busy)
-        book.ledger.complete(holder.claim, None)
+        book.ledger.complete_alone(holder.claim, None)
         claim(book, 2)
 
     def test_an_older_one_that_comes_late(self, book: Any) -> None:
         """Never runs, also long after the newer one has run: the mark outlives it."""
-        book.ledger.complete(claim(book, 2).claim, None)
+        book.ledger.complete_alone(claim(book, 2).claim, None)
         assert refused(book, 1)
         assert refused(book, 1)
 
@@ -111,7 +111,7 @@ class TestLatest:
     def test_a_retry_of_an_older_one(self, book: Any) -> None:
         """It has failed, and a newer one has begun meanwhile."""
         book.ledger.fail(claim(book, 1).claim, "boom")
-        book.ledger.complete(claim(book, 2).claim, None)
+        book.ledger.complete_alone(claim(book, 2).claim, None)
         assert refused(book, 1, message=message_of(1, retries=1))
 
     def test_a_redelivery_of_the_newest(self, book: Any) -> None:
@@ -132,15 +132,15 @@ class TestLatest:
         assert is_outdated(book, 1)
         assert refused(book, 1, redelivered=True)
         with pytest.raises(StaleTokenError):
-            book.ledger.complete(holder.claim, None)
-        book.ledger.complete(newer.claim, None)
+            book.ledger.complete_alone(holder.claim, None)
+        book.ledger.complete_alone(newer.claim, None)
 
     def test_a_dead_holder_whose_lease_somebody_else_has(self, book: Any) -> None:
         """A task that does not go by what is newest: the next one that does ends the older work."""
         claim(book, 1)
         book.expire_all()
         other = book.ledger.claim(request(7, keys=(KEY,), task="other"))
-        book.ledger.complete(other.claim, None)
+        book.ledger.complete_alone(other.claim, None)
         claim(book, 2)
         assert is_outdated(book, 1)
 
@@ -153,31 +153,31 @@ class TestLatest:
 
     def test_sent_at_the_same_moment(self, book: Any) -> None:
         """Who comes later is the newer one; it goes in no circle."""
-        book.ledger.complete(claim(book, 1, sent_us=5).claim, None)
+        book.ledger.complete_alone(claim(book, 1, sent_us=5).claim, None)
         book.ledger.fail(claim(book, 2, sent_us=5).claim, "boom")
-        book.ledger.complete(claim(book, 3, sent_us=5).claim, None)
+        book.ledger.complete_alone(claim(book, 3, sent_us=5).claim, None)
         claim(book, 2, sent_us=5, message=message_of(2, retries=1))
 
     def test_without_a_stamp(self, book: Any) -> None:
         """It counts as sent when it came first, also when it comes again."""
         book.ledger.fail(claim(book, 1, sent_us=None).claim, "boom")
-        book.ledger.complete(claim(book, 2, sent_us=None).claim, None)
+        book.ledger.complete_alone(claim(book, 2, sent_us=None).claim, None)
         assert refused(book, 1, sent_us=None, message=message_of(1, retries=1))
 
     def test_sent_by_a_clock_that_is_ahead(self, book: Any) -> None:
         """It counts as sent when it came, so that it does not supersede what is sent later."""
         ahead_us = 2**52
         book.ledger.fail(claim(book, 1, sent_us=ahead_us).claim, "boom")
-        book.ledger.complete(claim(book, 2, sent_us=ahead_us).claim, None)
+        book.ledger.complete_alone(claim(book, 2, sent_us=ahead_us).claim, None)
         assert refused(book, 1, sent_us=ahead_us, message=message_of(1, retries=1))
         claim(book, 3, sent_us=None)
 
     def test_other_tasks_of_the_key(self, book: Any) -> None:
         """Each has a newest of its own: they keep each other waiting, and supersede nobody."""
-        book.ledger.complete(claim(book, 5).claim, None)
+        book.ledger.complete_alone(claim(book, 5).claim, None)
         other = claim(book, 3, task="other", newest="supersede")
         assert isinstance(book.ledger.claim(delivery(6, "supersede")), Busy)
-        book.ledger.complete(other.claim, None)
+        book.ledger.complete_alone(other.claim, None)
         claim(book, 6, newest="supersede")
 
     def test_asked_twice(self, book: Any) -> None:
@@ -185,7 +185,7 @@ class TestLatest:
         asked = delivery(1)
         first, second = book.ledger.claim(asked), book.ledger.claim(asked)
         assert (first.claim, first.attempt) == (second.claim, second.attempt)
-        book.ledger.complete(first.claim, None)
+        book.ledger.complete_alone(first.claim, None)
 
     def test_asked_twice_while_a_newer_one_waits(self, book: Any) -> None:
         """The answer was lost: who asks again, by the same owner, takes no newer one's place."""
@@ -194,7 +194,7 @@ class TestLatest:
         assert isinstance(park(book, 2), ParkedNewest)
         assert book.ledger.claim(asked).claim == first.claim
         assert [each.work for each in book.ledger.waiting()] == [delivery(2).work]
-        book.ledger.complete(first.claim, None)
+        book.ledger.complete_alone(first.claim, None)
         claim(book, 2)
 
 
@@ -208,10 +208,10 @@ class TestSupersede:
         assert book.ledger.renew([older.claim, newer.claim]) == [Renewal.TAKEN, Renewal.RENEWED]
         with pytest.raises(StaleTokenError), book.ledger.transaction(older.claim) as tx:
             book.effect(tx.db, 1, older.claim.fence)
-            tx.complete(older.claim, None)
+            tx.complete_in_block(older.claim, None)
         with book.ledger.transaction(newer.claim) as tx:
             book.effect(tx.db, 2, newer.claim.fence)
-            tx.complete(newer.claim, None)
+            tx.complete_in_block(newer.claim, None)
         assert dict(book.effects()) == {"2": 1}
         assert is_outdated(book, 1)
         assert refused(book, 1, "supersede", redelivered=True)
@@ -225,12 +225,12 @@ class TestSupersede:
         assert not book.ledger.crash(older.claim, "exit")
         book.ledger.uncount_crash(older.claim)
         assert is_outdated(book, 1)
-        book.ledger.complete(newer.claim, None)
+        book.ledger.complete_alone(newer.claim, None)
 
     def test_an_older_one_does_not(self, book: Any) -> None:
         newer = claim(book, 2, "supersede")
         assert refused(book, 1, "supersede")
-        book.ledger.complete(newer.claim, None)
+        book.ledger.complete_alone(newer.claim, None)
 
     def test_the_same_message(self, book: Any) -> None:
         """A duplicate of the holder's own message supersedes nothing."""
@@ -241,7 +241,7 @@ class TestSupersede:
 
     def test_who_holds_the_key_for_something_else(self, book: Any) -> None:
         """A lock, or a task that does not go by what is newest, is not superseded."""
-        book.ledger.complete(claim(book, 1, "supersede").claim, None)
+        book.ledger.complete_alone(claim(book, 1, "supersede").claim, None)
         lock = book.ledger.claim(request(9, work=None, keys=(KEY,)))
         assert isinstance(book.ledger.claim(delivery(2, "supersede")), Busy)
         book.ledger.give_back(lock.claim)
@@ -264,8 +264,8 @@ class TestSupersede:
         claims = [claim(book, number, "supersede") for number in (1, 2, 3)]
         for each in claims[:2]:
             with pytest.raises(StaleTokenError):
-                book.ledger.complete(each.claim, None)
-        book.ledger.complete(claims[2].claim, None)
+                book.ledger.complete_alone(each.claim, None)
+        book.ledger.complete_alone(claims[2].claim, None)
         assert [is_outdated(book, number) for number in (1, 2)] == [True, True]
 
 
@@ -278,7 +278,7 @@ class TestWaiting:
         assert waiting(book) == ["m3"]
         assert is_outdated(book, 2)
         assert refused(book, 2)
-        book.ledger.complete(holder.claim, None)
+        book.ledger.complete_alone(holder.claim, None)
         assert book.ledger.call_next(KEY, expected_s=EXPECTED_S).message.id == "m3"
         claim(book, 3, in_line=True)
         assert waiting(book) == []
@@ -289,7 +289,7 @@ class TestWaiting:
         parked(book, 3)
         assert isinstance(park(book, 2), Answer)
         assert is_outdated(book, 2)
-        book.ledger.complete(holder.claim, None)
+        book.ledger.complete_alone(holder.claim, None)
         assert refused(book, 0)
         claim(book, 3)
 
@@ -297,7 +297,7 @@ class TestWaiting:
         """It goes before the older one that waits, and takes its place."""
         holder = claim(book, 1)
         parked(book, 2)
-        book.ledger.complete(holder.claim, None)
+        book.ledger.complete_alone(holder.claim, None)
         newer = claim(book, 3, in_line=True)
         assert [each.message.id for each in newer.replaced] == ["m2"]
         assert refused(book, 2)
@@ -306,7 +306,7 @@ class TestWaiting:
         """Its message is on its way already: it is not sent a second time."""
         holder = claim(book, 1)
         parked(book, 2)
-        book.ledger.complete(holder.claim, None)
+        book.ledger.complete_alone(holder.claim, None)
         book.ledger.call_next(KEY, expected_s=EXPECTED_S)
         assert claim(book, 3, in_line=True).replaced == ()
         assert refused(book, 2)
@@ -384,7 +384,7 @@ class TestWaiting:
         """What runs or has ended for good is not parked, and not touched."""
         holder = claim(book, 1, max_crashes=1)
         if state == "done":
-            book.ledger.complete(holder.claim, None)
+            book.ledger.complete_alone(holder.claim, None)
         elif state == "dead":
             book.expire_all()
             book.ledger.claim(delivery(1, max_crashes=1))
@@ -415,7 +415,7 @@ def test_the_mark_is_no_key(book: Any) -> None:
     """It is purged as keys are; until then it stands beside its key, and holds nothing."""
     if book.kind == "memory":
         pytest.skip("the simulation's ledger purges as it likes")
-    book.ledger.complete(claim(book, 1).claim, None)
+    book.ledger.complete_alone(claim(book, 1).claim, None)
     with book.engine.connect() as db:
         rows = {row.key: row for row in db.execute(sa.select(KEYS))}
     assert len(rows) == 2
@@ -446,7 +446,7 @@ def test_nobody_is_forgotten(book: Any, mode: str) -> None:  # noqa: C901  # all
             try:
                 with book.ledger.transaction(answer.claim) as tx:
                     book.effect(tx.db, number, answer.claim.fence)
-                    tx.complete(answer.claim, None)
+                    tx.complete_in_block(answer.claim, None)
                 done.append(number)
             except StaleTokenError:
                 told.add(number)

@@ -47,7 +47,7 @@ def test_work_that_ended_is_not_overdue(book: Any, end: str) -> None:
     """DONE forgets the call as well: there may be addresses in it."""
     claimed = book.claim(1, call=CALL, max_crashes=1)
     if end == "complete":
-        book.ledger.complete(claimed.claim, None)
+        book.ledger.complete_alone(claimed.claim, None)
     elif end == "fail":
         book.ledger.fail(claimed.claim, "boom")
     elif end == "revoke":
@@ -139,7 +139,7 @@ def test_enqueueing_leaves_work_that_is_known_but_starts_failed_work_again(book:
     enqueue(book, 1)
     assert (book.work().state, book.work().message) == ("PROCESSING", "first")
     assert isinstance(book.ledger.claim(book.request(1)), Busy)
-    book.ledger.complete(done.claim, None)
+    book.ledger.complete_alone(done.claim, None)
     enqueue(book, 1)
     assert (book.work().state, book.work().due) == ("DONE", None)
 

@@ -102,7 +102,7 @@ def test_work_that_has_ended_is_no_duplicate(book: Any, end: str) -> None:
     """FAILED is NEW again; the rest stays, and the message is to get its answer."""
     claimed = book.claim(message="a", call="{}", max_crashes=1)
     if end == "done":
-        book.ledger.complete(claimed.claim, "1")
+        book.ledger.complete_alone(claimed.claim, "1")
     elif end == "failed":
         book.ledger.fail(claimed.claim, "boom")
     elif end == "revoked":
@@ -133,7 +133,7 @@ def test_a_replaced_call_does_not_run_and_the_newer_one_does(book: Any) -> None:
     assert book.ledger.claim(book.request(message="a")) == superseded
     book.ledger.requeue("ship order:1", reason="mended")
     assert book.ledger.claim(book.request(message="a")) == superseded
-    book.ledger.complete(book.claim(message="c").claim, "1")
+    book.ledger.complete_alone(book.claim(message="c").claim, "1")
     assert decision(book.ledger.claim(book.request(message="a"))) is Decision.DONE
 
 
@@ -241,7 +241,7 @@ def test_eight_enqueue_at_once_and_one_is_the_first(book: Any) -> None:
         first = json.loads(book.work().call)["message"]
         assert [each.standing and each.standing.message for each in told].count(None) == 1
         assert {each.standing.message for each in told if each.standing} == {first}
-        book.ledger.complete(book.claim(message=first).claim, None)
+        book.ledger.complete_alone(book.claim(message=first).claim, None)
         book.forget()
 
 
@@ -256,7 +256,7 @@ def test_eight_replace_at_once_and_the_last_one_runs(book: Any) -> None:
             if f"m{number}" != last:
                 late = book.ledger.claim(book.request(message=f"m{number}"))
                 assert decision(late) is Decision.SUPERSEDED
-        book.ledger.complete(book.claim(message=last).claim, None)
+        book.ledger.complete_alone(book.claim(message=last).claim, None)
         book.forget()
 
 
@@ -281,12 +281,12 @@ def test_of_a_claim_and_a_replacement_at_once_one_wins(book: Any) -> None:
         if claimed:
             assert found[1].standing.begun
             assert json.loads(book.work().call)["message"] == older
-            book.ledger.complete(found[0].claim, None)
+            book.ledger.complete_alone(found[0].claim, None)
         else:
             assert isinstance(found[0], Busy) or found[0].decision is Decision.SUPERSEDED
             again = book.ledger.claim(book.request(message=older))
             assert decision(again) is Decision.SUPERSEDED
-            book.ledger.complete(book.claim(message=newer).claim, None)
+            book.ledger.complete_alone(book.claim(message=newer).claim, None)
         book.forget()
 
 
@@ -378,7 +378,7 @@ def test_replaced_messages_are_forgotten_with_their_work(book: Any) -> None:
         put_instead(book, f"b{number}")
     with book.engine.connect() as db:
         assert db.execute(sa.select(sa.func.count()).select_from(MESSAGES)).scalar() == 3
-    book.ledger.complete(book.claim(message="b2").claim, None)
+    book.ledger.complete_alone(book.claim(message="b2").claim, None)
     with book.engine.begin() as db:
         db.execute(sa.text("update taskguard_work set finished = 1"))
         db.execute(sa.text("update taskguard_messages set updated = 1"))

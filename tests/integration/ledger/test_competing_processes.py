@@ -64,7 +64,7 @@ def test_processes_that_compete_have_each_effect_once(
             counts.update(json.loads(output.splitlines()[-1]))
     with pytest.raises(StaleTokenError), ledger.transaction(late.claim) as tx:
         tx.db.execute(EFFECT, {"item": 0})
-        tx.complete(late.claim, None)
+        tx.complete_in_block(late.claim, None)
     with engine.connect() as db:
         effects = Counter(db.execute(sa.text("select item from effects")).scalars())
         states = Counter(db.execute(sa.text("select state from taskguard_work")).scalars())

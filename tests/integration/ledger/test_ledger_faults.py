@@ -86,7 +86,7 @@ def test_a_commit_without_an_answer_that_happened_is_done(bench: Bench) -> None:
     claimed = bench.claim()
     with bench.ledger.transaction(claimed.claim) as tx:
         write(tx.db)
-        tx.complete(claimed.claim, "1")
+        tx.complete_in_block(claimed.claim, "1")
         bench.proxy.lose_reply_to(b"COMMIT", then=Mode.CUT)
     assert not bench.proxy.armed
     assert (bench.effects(), bench.state()) == (1, "DONE")
@@ -100,7 +100,7 @@ def test_the_completion_and_its_commit_are_one_message(bench: Bench) -> None:
         before = bench.proxy.requests
         with bench.ledger.transaction(claimed.claim, look_first=False) as tx:
             write(tx.db)
-            tx.complete(claimed.claim, "1")
+            tx.complete_in_block(claimed.claim, "1")
         messages.append(bench.proxy.requests - before)
     assert messages[2:] == [3, 3]  # before, statements are prepared
 
@@ -112,7 +112,7 @@ def test_a_message_longer_than_the_sockets_buffers_arrives(bench: Bench) -> None
         claimed = bench.claim(number)
         with bench.ledger.transaction(claimed.claim) as tx:
             write(tx.db)
-            tx.complete(claimed.claim, result)
+            tx.complete_in_block(claimed.claim, result)
         view = bench.direct.view(f"ship order:{number}")
         assert view is not None
         assert view.result_json == result
@@ -126,7 +126,7 @@ def test_a_message_that_the_socket_takes_in_small_parts_arrives(bench: Bench) ->
         write(tx.db)
         with socket.socket(fileno=os.dup(tx.db.connection.dbapi_connection.fileno())) as shared:
             shared.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
-        tx.complete(claimed.claim, result)
+        tx.complete_in_block(claimed.claim, result)
     assert (bench.effects(), bench.state()) == (1, "DONE")
 
 
@@ -140,7 +140,7 @@ def test_an_interrupt_while_the_end_is_awaited_leaves_one_outcome(bench: Bench) 
         with contextlib.suppress(Interrupt), interrupted_after(pause_s):
             with bench.ledger.transaction(claimed.claim) as tx:
                 write(tx.db)
-                tx.complete(claimed.claim, "1")
+                tx.complete_in_block(claimed.claim, "1")
         # The server may be at it yet, and keeps the row locked meanwhile.
         state = wait_until(functools.partial(_settled, bench, claimed.claim, number))
         done += state == "DONE"
@@ -192,7 +192,7 @@ def test_an_end_that_is_late_is_not_said_to_have_come_to_nothing(bench: Bench) -
     deliver = threading.Timer(1.0, bench.proxy.deliver)
     with bench.ledger.transaction(claimed.claim) as tx:
         write(tx.db)
-        tx.complete(claimed.claim, "1")
+        tx.complete_in_block(claimed.claim, "1")
         bench.proxy.delay(b"COMMIT")
         deliver.start()
     deliver.join()
@@ -205,7 +205,7 @@ def test_an_end_that_never_comes_and_may_come_yet_is_unknown(bench: Bench) -> No
     with pytest.raises(CommitUnknownError, match=r"session \d+ is open yet"):
         with bench.ledger.transaction(claimed.claim) as tx:
             write(tx.db)
-            tx.complete(claimed.claim, "1")
+            tx.complete_in_block(claimed.claim, "1")
             bench.proxy.delay(b"COMMIT")
     bench.proxy.deliver()
     wait_until(lambda: bench.state() == "DONE")
@@ -218,12 +218,12 @@ def test_a_commit_that_never_arrived_is_tried_again(bench: Bench) -> None:
     with pytest.raises(TransactionRetryError):
         with bench.ledger.transaction(claimed.claim) as tx:
             write(tx.db)
-            tx.complete(claimed.claim, None)
+            tx.complete_in_block(claimed.claim, None)
             bench.proxy.cut()
     assert (bench.effects(), bench.state()) == (0, "PROCESSING")
     with bench.ledger.transaction(claimed.claim) as tx:
         write(tx.db)
-        tx.complete(claimed.claim, None)
+        tx.complete_in_block(claimed.claim, None)
     assert (bench.effects(), bench.state()) == (1, "DONE")
 
 
@@ -252,7 +252,7 @@ def test_an_outcome_that_cannot_be_learnt_is_said(postgres: Postgres, pg_url: st
         with pytest.raises(CommitUnknownError) as caught:
             with bench.ledger.transaction(claimed.claim) as tx:
                 write(tx.db)
-                tx.complete(claimed.claim, None)
+                tx.complete_in_block(claimed.claim, None)
                 proxy.lose_reply_to(b"COMMIT", then=Mode.CUT, others=Mode.CUT)
         assert caught.value.key == "order:1"
         assert caught.value.__cause__ is not None
@@ -269,14 +269,14 @@ def test_a_lost_reply_to_a_claim_is_the_same_grant(bench: Bench) -> None:
     claimed = bench.claim()
     assert not bench.proxy.armed
     assert (claimed.attempt, claimed.crashes) == (1, 0)
-    bench.ledger.complete(claimed.claim, None)
+    bench.ledger.complete_alone(claimed.claim, None)
 
 
 def test_a_lost_reply_to_a_lone_completion_is_done(bench: Bench) -> None:
     """Bodies without a transaction of their own complete in one statement."""
     claimed = bench.claim()
     bench.proxy.lose_reply_to(str(claimed.claim.owner).encode(), then=Mode.CUT)
-    bench.ledger.complete(claimed.claim, "1")
+    bench.ledger.complete_alone(claimed.claim, "1")
     assert bench.state() == "DONE"
 
 
@@ -299,7 +299,7 @@ def test_a_completion_in_several_statements_is_tried_twice(
 
     monkeypatch.setattr(Database, "begin", no_answer)
     with contextlib.suppress(LedgerUnavailableError):
-        ledger.complete(claimed.claim, "1")
+        ledger.complete_alone(claimed.claim, "1")
     view = ledger.view(str(claimed.claim.work))
     assert view is not None
     assert view.state.value == ("DONE" if failing == 1 else "PROCESSING")
@@ -318,7 +318,7 @@ def test_a_session_that_the_server_ends_is_no_effect(bench: Bench) -> None:
                 db.execute(sa.text("select pg_terminate_backend(:pid)"), {"pid": pid})
             write(tx.db)
     assert bench.effects() == 0
-    bench.ledger.complete(claimed.claim, None)
+    bench.ledger.complete_alone(claimed.claim, None)
 
 
 def test_a_deadlock_is_to_be_run_again(bench: Bench) -> None:
@@ -340,7 +340,7 @@ def test_a_deadlock_is_to_be_run_again(bench: Bench) -> None:
                         )
                         if attempt == 1 and good == number:
                             barrier.wait()
-                    tx.complete(claimed.claim, None)
+                    tx.complete_in_block(claimed.claim, None)
                 outcomes.append("done")
                 return
             except TransactionRetryError:
@@ -373,7 +373,9 @@ def test_a_holder_that_freezes_in_its_transaction_blocks_nobody_for_long(
     assert isinstance(holder, Claimed)
     assert isinstance(second, Claimed)
     with pytest.raises(TransactionRetryError), frozen.transaction(holder.claim) as tx:
-        tx.complete(holder.claim, None)  # key and work are locked now, and the process freezes
+        tx.complete_in_block(
+            holder.claim, None
+        )  # key and work are locked now, and the process freezes
         answers = []
 
         def taken_over() -> bool:
@@ -396,7 +398,7 @@ def test_after_a_restart_the_next_claim_goes_through(postgres: Postgres, pg_url:
         claimed = ledger.claim(request())
         assert isinstance(claimed, Claimed)
         server.restart()
-        ledger.complete(claimed.claim, None)
+        ledger.complete_alone(claimed.claim, None)
         server.halt()
         with pytest.raises(LedgerUnavailableError) as caught:
             ledger.claim(request(2))
@@ -426,7 +428,7 @@ def test_a_server_that_dies_in_the_block_is_no_effect(own_engine: bool, last_wor
                 if last_words == "a statement":
                     tx.db.execute(sa.text("select 1"))
                 elif last_words == "complete":
-                    tx.complete(claimed.claim, None)
+                    tx.complete_in_block(claimed.claim, None)
                 else:
                     raise ZeroDivisionError
         with pytest.raises(LedgerUnavailableError), ledger.transaction(claimed.claim):
@@ -435,7 +437,7 @@ def test_a_server_that_dies_in_the_block_is_no_effect(own_engine: bool, last_wor
         # The claim itself was not flushed, so that it may be gone: then it is claimed anew.
         again = ledger.claim(request(owner=claimed.claim.owner))
         assert isinstance(again, Claimed)
-        ledger.complete(again.claim, None)
+        ledger.complete_alone(again.claim, None)
         ledger.close()
 
 
@@ -466,7 +468,7 @@ def test_an_unflushed_claim_that_a_crash_lost_cannot_commit(bench: Bench) -> Non
         db.execute(sa.text("delete from taskguard_keys"))
         db.execute(sa.text("delete from taskguard_work"))
     with pytest.raises(StaleTokenError):
-        bench.ledger.complete(claimed.claim, None)
+        bench.ledger.complete_alone(claimed.claim, None)
     again = bench.claim()
     assert again.claim.fence > claimed.claim.fence
 
@@ -485,8 +487,8 @@ def test_a_paused_holder_cannot_commit_behind_a_takeover_that_a_crash_could_lose
         _kill_all_of(server)
         server.restart()
         with pytest.raises(StaleTokenError):
-            ledger.complete(paused.claim, None)
-        ledger.complete(second.claim, None)
+            ledger.complete_alone(paused.claim, None)
+        ledger.complete_alone(second.claim, None)
         ledger.close()
 
 
@@ -565,7 +567,7 @@ def test_what_was_delivered_before_is_asked_for_at_once(bench: Bench) -> None:
     database.ask = lambda *each: asked.append(each[0]) or ask(*each)  # type: ignore[func-returns-value,method-assign]
     taken = bench.claim(1, redelivered=True)
     assert (taken.takeover, len(asked)) == (True, 1)
-    bench.ledger.complete(taken.claim, None)
+    bench.ledger.complete_alone(taken.claim, None)
     asked.clear()
     assert not isinstance(bench.ledger.claim(request(1, redelivered=True)), Claimed)
     assert len(asked) == 1

@@ -217,7 +217,7 @@ def test_an_engine_of_the_users_own_is_taken_as_it_is(pg_url: str) -> None:
     assert isinstance(claimed, Claimed)
     with ledger.transaction(claimed.claim) as tx:
         level = tx.db.execute(sa.text("show transaction_isolation")).scalar()
-        tx.complete(claimed.claim, None)
+        tx.complete_in_block(claimed.claim, None)
     assert level == "serializable"
     assert engine.pool.checkedout() == 0
     engine.dispose()

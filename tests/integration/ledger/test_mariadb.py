@@ -121,7 +121,7 @@ def test_the_printed_tables_are_those_that_are_created(url: str) -> None:
     engine.dispose()
     ledger = SqlLedger(url)
     ledger.check_schema()
-    ledger.complete(claim(ledger).claim, None)
+    ledger.complete_alone(claim(ledger).claim, None)
     ledger.close()
     printed = ddl("mysql+pymysql://")
     assert "utf8mb4_0900_bin" in printed
@@ -187,7 +187,7 @@ def test_sessions_of_the_users_engine_stay_as_they_are(server: Any, url: str) ->
         before = db.execute(settings).one(), db.get_isolation_level()
     ledger = SqlLedger(engine)
     ledger.create_schema()
-    ledger.complete(claim(ledger).claim, None)
+    ledger.complete_alone(claim(ledger).claim, None)
     assert ledger.defer(request(2), lambda deferrals: None)
     with engine.connect() as db:
         assert (db.execute(settings).one(), db.get_isolation_level()) == before
@@ -217,10 +217,10 @@ def test_a_claim_and_a_completion_ask_few_questions(mariadb: MariaDB, mariadb_ur
     ledger = SqlLedger(mariadb_url)
     ledger.create_schema()
     for number in range(2):  # its sessions are set by then, and have prepared what comes again
-        ledger.complete(claim(ledger, number).claim, None)
+        ledger.complete_alone(claim(ledger, number).claim, None)
     claims: list[Claimed] = []
     claiming = asked(mariadb, lambda: claims.append(claim(ledger, 2)))
-    completing = asked(mariadb, lambda: ledger.complete(claims[0].claim, None))
+    completing = asked(mariadb, lambda: ledger.complete_alone(claims[0].claim, None))
     answering = asked(mariadb, lambda: ledger.claim(request(2)))
     for questions in (claiming, completing, answering):
         # The server's log has what it executes, beside what it was asked.
@@ -229,7 +229,7 @@ def test_a_claim_and_a_completion_ask_few_questions(mariadb: MariaDB, mariadb_ur
 
     def transaction() -> None:
         with ledger.transaction(claims[1].claim) as tx:
-            tx.complete(claims[1].claim, None)
+            tx.complete_in_block(claims[1].claim, None)
 
     for number in (3, 4):
         claims[1:] = [claim(ledger, number)]
@@ -245,7 +245,7 @@ def test_a_session_that_forgot_what_was_prepared_is_asked_in_full(
     ledger = SqlLedger(mariadb_url)
     ledger.create_schema()
     for number in range(2):
-        ledger.complete(claim(ledger, number).claim, None)
+        ledger.complete_alone(claim(ledger, number).claim, None)
     with ledger._database.pools.ledgers as engine:
         raw = engine.raw_connection()
         with raw.cursor() as cursor:
@@ -255,7 +255,7 @@ def test_a_session_that_forgot_what_was_prepared_is_asked_in_full(
     claims: list[Claimed] = []
     claiming = asked(mariadb, lambda: claims.append(claim(ledger, 2)))
     assert "begin" in map(first_word, claiming)
-    completing = asked(mariadb, lambda: ledger.complete(claims[0].claim, None))
+    completing = asked(mariadb, lambda: ledger.complete_alone(claims[0].claim, None))
     assert list(map(first_word, completing)) == ["begin"]  # by name no more
     view = ledger.view("ship order:2")
     assert view is not None
@@ -272,7 +272,7 @@ def test_a_server_that_prepares_nothing_more_is_asked_in_full(
         ledger = SqlLedger(mariadb_url)
         ledger.create_schema()
         for number in range(4):
-            ledger.complete(claim(ledger, number).claim, None)
+            ledger.complete_alone(claim(ledger, number).claim, None)
             view = ledger.view(f"ship order:{number}")
             assert view is not None
             assert (view.state.value, view.attempts) == ("DONE", 1)
@@ -297,7 +297,7 @@ def test_a_completion_locks_the_key_before_the_work(url: str) -> None:
         with engine.connect() as db:
             return db.execute(key).first() is None
 
-    thread = threading.Thread(target=lambda: ledger.complete(claimed, None))
+    thread = threading.Thread(target=lambda: ledger.complete_alone(claimed, None))
     with engine.begin() as db:
         db.execute(sa.select(WORK).with_for_update())
         thread.start()
@@ -327,7 +327,7 @@ def test_bodies_wait_for_locks_as_the_server_says(url: str) -> None:
         assert ledger.defer(request(number, message=message), lambda deferrals: None)
         with ledger.transaction(claimed.claim) as tx:
             assert tx.db.execute(limit).scalar() == servers
-            tx.complete(claimed.claim, None)
+            tx.complete_in_block(claimed.claim, None)
     ledger.close()
 
 
@@ -595,9 +595,9 @@ def test_a_session_that_is_killed_is_no_effect(shop: GuardedShop, last_words: st
                 for _ in range(2):
                     with pytest.raises(sa.exc.SQLAlchemyError):
                         write(tx.db)
-            tx.complete(claimed.claim, None)
+            tx.complete_in_block(claimed.claim, None)
     assert (shop.effects, shop.states) == ([], ["PROCESSING"])
-    ledger.complete(claimed.claim, None)
+    ledger.complete_alone(claimed.claim, None)
     assert shop.states == ["DONE"]
 
 
@@ -607,7 +607,9 @@ def test_a_frozen_holders_transaction_ends(mariadb_url: str) -> None:
     frozen.create_schema()
     holder = claim(frozen, ttl_s=0.3)
     with pytest.raises(TransactionRetryError), frozen.transaction(holder.claim) as tx:
-        tx.complete(holder.claim, None)  # key and work are locked now, and the process freezes
+        tx.complete_in_block(
+            holder.claim, None
+        )  # key and work are locked now, and the process freezes
         wait_until(lambda: isinstance(other.claim(request()), Claimed))
         tx.db.execute(sa.text("select 1"))
     for each in (frozen, other):
@@ -644,7 +646,7 @@ def test_a_reply_that_an_interrupt_left_unread_is_nobody_elses(
         elif within == "a completion":
             with ledger.transaction(claimed) as tx:
                 strike()
-                tx.complete(claimed, None)
+                tx.complete_in_block(claimed, None)
         else:
             strike()
             ledger.claim(request(9)) if within == "a claim" else ledger.view("ship order:1")
@@ -652,8 +654,8 @@ def test_a_reply_that_an_interrupt_left_unread_is_nobody_elses(
         view = ledger.view("ship order:1")
         assert view is not None
         assert (view.id, view.state) == ("ship order:1", State.PROCESSING)
-        ledger.complete(claim(ledger, number).claim, None)
-    ledger.complete(claimed, None)
+        ledger.complete_alone(claim(ledger, number).claim, None)
+    ledger.complete_alone(claimed, None)
     ledger.close()
     engine.dispose()
 
@@ -740,7 +742,7 @@ def test_what_became_of_a_checkpoint_is_learnt_by_its_progress(
     view = shop.ledger.view("ship order:1")
     assert json.loads(view.progress_json) == json.loads(second if arrives else '"half"')
     assert len(shop.effects) == arrives
-    shop.ledger.complete(claimed, None)
+    shop.ledger.complete_alone(claimed, None)
 
 
 @pytest.mark.once
@@ -766,7 +768,7 @@ def test_after_a_restart_the_next_claim_goes_through() -> None:
         ledger.create_schema()
         claimed = claim(ledger)
         server.restart()
-        ledger.complete(claimed.claim, None)
+        ledger.complete_alone(claimed.claim, None)
         server.kill()
         with pytest.raises(LedgerUnavailableError) as caught:
             ledger.claim(request(2))
@@ -879,11 +881,11 @@ def test_a_body_on_a_snapshot(mariadb_url: str, level: str, strict: int) -> None
         tx.db.execute(sa.select(WORK)).all()
         assert other.renew([claimed])[0] in {Renewal.RENEWED, Renewal.SKIPPED}
         assert isinstance(other.claim(request()), Busy)
-        tx.complete(claimed, None)
+        tx.complete_in_block(claimed, None)
     stale = claim(ledger, 2, ttl_s=0.05).claim
     wait_until(lambda: isinstance(other.claim(request(2)), Claimed))
     with pytest.raises(StaleTokenError), ledger.transaction(stale, look_first=False) as tx:
-        tx.complete(stale, None)
+        tx.complete_in_block(stale, None)
     engine.dispose()
     other.close()
 
@@ -897,7 +899,7 @@ def test_on_the_users_engine_an_open_body_locks_nothing(url: str) -> None:
     with pytest.raises(StaleTokenError), ledger.transaction(frozen) as tx:
         tx.db.execute(sa.select(WORK)).all()
         wait_until(lambda: isinstance(other.claim(request()), Claimed))
-        tx.complete(frozen, None)
+        tx.complete_in_block(frozen, None)
     engine.dispose()
     other.close()
 

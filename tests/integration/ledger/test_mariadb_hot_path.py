@@ -245,7 +245,7 @@ def test_no_way_through_leaves_a_transaction_open(
             seen.append(open_transactions(engine))
 
     mine = request()
-    ledger.complete(ledger.claim(request(8)).claim, None)  # type: ignore[union-attr]
+    ledger.complete_alone(ledger.claim(request(8)).claim, None)  # type: ignore[union-attr]
     monkeypatch.setattr(Executed, "ask", then_look)
     ledger.claim(mine)
     ledger.claim(mine)
@@ -258,9 +258,9 @@ def test_no_way_through_leaves_a_transaction_open(
     )
     claimed = ledger.claim(request(5, message=MessageRef("q")))
     assert isinstance(claimed, Claimed)
-    ledger.complete(claimed.claim, None)
+    ledger.complete_alone(claimed.claim, None)
     with pytest.raises(StaleTokenError):
-        ledger.complete(claimed.claim, None)
+        ledger.complete_alone(claimed.claim, None)
     assert len(seen) == 18
     with pytest.raises(sa.exc.DBAPIError, match="too long"):
         ledger.claim(request(4, work="w" * 769, message=MessageRef("p")))
@@ -333,15 +333,15 @@ def test_a_lock_that_a_completion_is_not_given_runs_the_body_again(
         with pytest.raises(TransactionRetryError, match="not given in time"):
             with ledger.transaction(claimed.claim, look_first=False) as tx:
                 tx.db.execute(sa.text("set innodb_lock_wait_timeout = 1"))
-                tx.complete(claimed.claim, None)
-    ledger.complete(claimed.claim, None)
+                tx.complete_in_block(claimed.claim, None)
+    ledger.complete_alone(claimed.claim, None)
 
 
 def test_a_server_that_became_read_only_cannot_write(ledger: SqlLedger, mariadb_url: str) -> None:
     """Deliveries are put off; what is done is still told."""
     done = ledger.claim(request(2))
     assert isinstance(done, Claimed)
-    ledger.complete(done.claim, None)
+    ledger.complete_alone(done.claim, None)
     read_only = SqlLedger(f"{mariadb_url}?init_command=set+tx_read_only=1")
     answer = read_only.claim(request(2))
     assert isinstance(answer, Answer)
@@ -365,12 +365,12 @@ def test_a_session_that_reads_statements_in_another_way_claims_and_completes(
     strange = SqlLedger(f"{mariadb_url}?init_command={quote_plus(session)}")
     claimed = strange.claim(request())
     assert isinstance(claimed, Claimed)
-    strange.complete(claimed.claim, "'7'")
+    strange.complete_alone(claimed.claim, "'7'")
     found = ledger.claim(request(2))
     assert isinstance(found, Claimed)
     with ledger.transaction(found.claim) as tx:
         tx.db.exec_driver_sql(session)
-        tx.complete(found.claim, "'7'")
+        tx.complete_in_block(found.claim, "'7'")
     for number in (1, 2):
         answer = ledger.claim(request(number))
         assert isinstance(answer, Answer)
@@ -393,7 +393,7 @@ def test_a_claim_whose_reply_is_lost_is_asked_again(mariadb: MariaDB, mariadb_ur
         assert (view.fence, view.attempts, claimed.attempt, claimed.crashes) == (
             claimed.claim.fence, 1, 1, 0,
         )  # fmt: skip
-        ledger.complete(claimed.claim, None)
+        ledger.complete_alone(claimed.claim, None)
         ledger.close()
 
 
@@ -418,7 +418,7 @@ def test_claims_wait_and_lock_as_their_own_sessions_say(
     with ledger.transaction(claimed.claim) as tx:
         tx.db.exec_driver_sql("set session innodb_lock_wait_timeout = 7")
         bodies = tx.db.exec_driver_sql("select connection_id()").scalar_one()
-        tx.complete(claimed.claim, None)
+        tx.complete_in_block(claimed.claim, None)
     monkeypatch.setattr(Executed, "ask", and_look)
     ledger.claim(request(2))
     [[isolation, limit_s, session]] = found
@@ -457,7 +457,7 @@ def test_texts_of_every_kind_are_stored_as_they_are(
     again = ledger.claim(asked)
     assert isinstance(again, Claimed)
     assert again.claim == claimed.claim
-    ledger.complete(claimed.claim, odd)
+    ledger.complete_alone(claimed.claim, odd)
     answer = ledger.claim(request(keys=(odd,), work=odd, fingerprint=odd))
     assert isinstance(answer, Answer)
     assert (answer.decision, answer.result_json) == (Decision.DONE, odd)
@@ -500,7 +500,7 @@ def test_first_claims_take_no_steps(ledger: SqlLedger, monkeypatch: pytest.Monke
     assert isinstance(claimed, Claimed)
     assert isinstance(ledger.claim(request()), Busy)
     assert isinstance(ledger.claim(request(work="other")), Busy)
-    ledger.complete(claimed.claim, "7")
+    ledger.complete_alone(claimed.claim, "7")
     answer = ledger.claim(request())
     assert isinstance(answer, Answer)
     assert answer.result_json == "7"

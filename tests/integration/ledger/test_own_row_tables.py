@@ -341,7 +341,7 @@ def test_other_tasks_keep_the_one_statement(pg: Shop, monkeypatch: pytest.Monkey
     request = ClaimRequest(keys=("k",), owner=ME, ttl_s=30.0, work="w k")
     claimed = ledger.claim(request)
     assert isinstance(claimed, Claimed)
-    ledger.complete(claimed.claim, None)
+    ledger.complete_alone(claimed.claim, None)
     ledger.close()
 
 
@@ -405,7 +405,7 @@ def test_a_row_is_not_completed_without_its_key_and_its_work(shop: Shop, whose: 
         shop.change(STALE[whose])
         assert guard.claim is not None
         with pytest.raises((StaleTokenError, RowChangedError)):
-            shop.ledger.complete(guard.claim, None)
+            shop.ledger.complete_alone(guard.claim, None)
         seen.append((shop.status, shop.state()))
 
     with contextlib.suppress(TaskguardError):

@@ -82,7 +82,7 @@ def test_only_what_ended_before_goes(store: Store) -> None:
     for name in ("done", "failed", "given-back", "running", "dead"):
         claimed = store.claim(name)
         if name == "done":
-            ledger.complete(claimed.claim, '"kept until now"')
+            ledger.complete_alone(claimed.claim, '"kept until now"')
         elif name == "failed":
             ledger.fail(claimed.claim, "boom")
         elif name == "given-back":
@@ -94,7 +94,7 @@ def test_only_what_ended_before_goes(store: Store) -> None:
         free = {"owner": "", "lease_until": 0}
         db.execute(sa.update(KEYS).where(KEYS.c.key == "order:dead").values(**free))
     store.age(31)
-    ledger.complete(store.claim("young").claim, None)
+    ledger.complete_alone(store.claim("young").claim, None)
     assert ledger.purge(older_than_s=30 * DAY_S) == Purged(work_items=2, messages=2, keys=4)
     work_ids, messages, keys = store.left()
     assert work_ids == {"given-back", "running", "dead", "young"}
@@ -130,7 +130,7 @@ def test_keys_of_holders_that_crashed_go_by_their_lease(store: Store) -> None:
     assert again.takeover
     assert again.claim.fence > crashed.claim.fence
     with pytest.raises(StaleTokenError):
-        ledger.complete(asleep.claim, None)
+        ledger.complete_alone(asleep.claim, None)
     assert not ledger.give_back(lock.claim)
     assert isinstance(ledger.claim(replace(store.request("lock"), work=None)), Claimed)
     if mark:
@@ -142,7 +142,7 @@ def test_keys_of_holders_that_crashed_go_by_their_lease(store: Store) -> None:
 def test_a_holder_goes_on_and_a_forgotten_key_gets_a_higher_token(store: Store) -> None:
     """A purge in the middle of a work takes nothing from it."""
     first = store.claim("a")
-    store.ledger.complete(first.claim, None)
+    store.ledger.complete_alone(first.claim, None)
     running = store.claim("b")
     store.age(31)
     with store.engine.begin() as db:  # the holder's own token must stay what it has
@@ -150,7 +150,7 @@ def test_a_holder_goes_on_and_a_forgotten_key_gets_a_higher_token(store: Store) 
         b = sa.update(WORK).where(WORK.c.id == "ship order:b")
         db.execute(b.values(fence=running.claim.fence))
     store.ledger.purge(older_than_s=30 * DAY_S)
-    store.ledger.complete(running.claim, None)
+    store.ledger.complete_alone(running.claim, None)
     again = store.claim("a", message="another")
     assert again.claim.fence > first.claim.fence
 
@@ -161,7 +161,7 @@ def test_numbers_of_one_message_go_with_the_works_that_they_are_of(store: Store)
         claimed = store.claim(f"{number}", message="nightly")
         assert store.ledger.defer(store.request(f"{number}", message="nightly"), lambda _: None)
         if number != 3:
-            store.ledger.complete(claimed.claim, None)
+            store.ledger.complete_alone(claimed.claim, None)
     store.age(31)
     assert store.ledger.purge(older_than_s=30 * DAY_S, batch=2).messages == 6
     with store.engine.connect() as db:
@@ -171,7 +171,7 @@ def test_numbers_of_one_message_go_with_the_works_that_they_are_of(store: Store)
 def test_more_than_a_batch_goes(store: Store) -> None:
     """In as many transactions as it takes."""
     for number in range(7):
-        store.ledger.complete(store.claim(f"{number}").claim, None)
+        store.ledger.complete_alone(store.claim(f"{number}").claim, None)
     store.age(31)
     assert store.ledger.purge(older_than_s=30 * DAY_S, batch=3) == Purged(7, 0, 7)
     assert store.left() == [set(), set(), set()]
@@ -181,7 +181,7 @@ def test_rows_that_somebody_has_locked_are_left_for_the_next_time(pg_url: str) -
     """PostgreSQL; SQLite has no row locks."""
     store = Store(pg_url)
     for name in ("a", "b"):
-        store.ledger.complete(store.claim(name).claim, None)
+        store.ledger.complete_alone(store.claim(name).claim, None)
     store.age(31)
     with store.engine.begin() as db:
         db.execute(sa.select(WORK).where(WORK.c.id == "ship order:a").with_for_update())
@@ -192,7 +192,7 @@ def test_rows_that_somebody_has_locked_are_left_for_the_next_time(pg_url: str) -
 
 def test_a_younger_result_is_still_answered(store: Store) -> None:
     """The cut-off counts from the end of the work."""
-    store.ledger.complete(store.claim("a").claim, '"result"')
+    store.ledger.complete_alone(store.claim("a").claim, '"result"')
     store.age(29)
     store.ledger.purge(older_than_s=30 * DAY_S)
     found = store.ledger.claim(store.request("a", message="another"))
@@ -202,7 +202,7 @@ def test_a_younger_result_is_still_answered(store: Store) -> None:
 
 def test_the_command_says_what_went(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     """With an age in words."""
-    store.ledger.complete(store.claim("a").claim, None)
+    store.ledger.complete_alone(store.claim("a").claim, None)
     store.age(2)
     assert main(["purge", "--url", store.url]) == 0
     assert capsys.readouterr().out == "forgotten: 0 work items, 0 messages, 0 keys\n"
@@ -236,7 +236,7 @@ def test_a_purge_between_the_steps_of_a_claim_takes_no_key_from_it(
     """A claim of several keys first makes their rows and then locks them."""
     store = Store(pg_url)
     for name in gone:
-        store.ledger.complete(store.claim(name).claim, None)
+        store.ledger.complete_alone(store.claim(name).claim, None)
     store.age(31)
     make, purged = steps.LockedClaim._make_keys, []
 

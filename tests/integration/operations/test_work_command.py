@@ -56,7 +56,7 @@ def test_a_dead_work_is_run_again_once_somebody_says_so(
         f"{WORK} is NEW: its next delivery runs it. Send its message again.\n"
     )
     with pytest.raises(StaleTokenError):
-        shop.ledger.complete(late.claim, None)
+        shop.ledger.complete_alone(late.claim, None)
     queue = NotingQueue()
     assert shop.deliver(ship, queue) == Completed("shipped")
     assert (shop.effects, shop.states, queue.deferrals) == (["x"], ["DONE"], [])
@@ -133,7 +133,7 @@ def test_what_is_done_or_in_progress_stays_so(
     assert isinstance(claimed, Claimed)
     assert main(["work", "requeue", WORK, "--reason", "?", "--url", url]) == 1
     assert f"{WORK} is PROCESSING; only DEAD and FAILED" in capsys.readouterr().err
-    shop.ledger.complete(claimed.claim, None)
+    shop.ledger.complete_alone(claimed.claim, None)
     assert main(["work", "requeue", WORK, "--reason", "?", "--url", url]) == 1
     assert f"{WORK} is DONE; only DEAD and FAILED" in capsys.readouterr().err
     assert shop.states == ["DONE"]

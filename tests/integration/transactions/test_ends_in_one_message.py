@@ -45,7 +45,7 @@ def test_a_stale_claim_is_refused_in_any_language(translated: GuardedShop) -> No
     with pytest.raises(StaleTokenError), translated.ledger.transaction(held) as tx:
         write(tx.db)
         overtake(translated)
-        tx.complete(held, "1")
+        tx.complete_in_block(held, "1")
     assert translated.effects == []
 
 
@@ -55,7 +55,7 @@ def test_a_raw_end_of_the_transaction_is_noticed_in_any_language(translated: Gua
     with pytest.raises(TransactionUsageError), translated.ledger.transaction(held) as tx:
         tx.db.exec_driver_sql("commit and chain")
         write(tx.db)
-        tx.complete(held, "1")
+        tx.complete_in_block(held, "1")
     assert translated.effects == []
 
 

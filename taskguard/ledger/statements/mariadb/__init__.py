@@ -84,11 +84,11 @@ class MariaDBStatements(Statements):
             return None
         return _answered(request, _Found(*found[0])) if found else None
 
-    def complete(self, db: sa.Connection, claim: Claim, result_json: str | None) -> bool:
+    def complete_in_block(self, db: sa.Connection, claim: Claim, result_json: str | None) -> bool:
         if not self.sees_the_end(claim):
-            return super().complete(db, claim, result_json)
+            return super().complete_in_block(db, claim, result_json)
         if claim.row is not None:
-            rows.complete(db, claim)
+            rows.move_to_done(db, claim)
         try:
             found = self.database.ask_in(db, _COMPLETE, _ending(claim, result_json))
         except self.database.engine.dialect.loaded_dbapi.Error as error:

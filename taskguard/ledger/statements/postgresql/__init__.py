@@ -248,9 +248,9 @@ class PostgreSQLStatements(Statements):
         [(level, seen, *_)] = self.database.ask_in(db, _admitting(idle_s), claim.name)
         return level, seen
 
-    def complete(self, db: sa.Connection, claim: Claim, result_json: str | None) -> bool:
+    def complete_in_block(self, db: sa.Connection, claim: Claim, result_json: str | None) -> bool:
         if not self.sees_the_end(claim):
-            return super().complete(db, claim, result_json)
+            return super().complete_in_block(db, claim, result_json)
         values = _ending(claim, result_json, begun=True)
         if claim.row is None:
             text = _COMPLETE_STRICT if claim.request.strict else _COMPLETE
@@ -260,7 +260,7 @@ class PostgreSQLStatements(Statements):
         rows.confirm(db, claim)
         return False
 
-    def complete_and_commit(
+    def complete_with_commit(
         self, db: sa.Connection, claim: Claim, result_json: str | None
     ) -> Commit:
         driver: Any = self.database.engine.dialect.loaded_dbapi
