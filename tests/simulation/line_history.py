@@ -261,7 +261,23 @@ class LineHistory(History):
     def _comes(self, message: Message) -> bool:
         """Whether its delivery will look after the line."""
         row = self._row(message.task, message.id)
-        return message.called or self._keeps_first(row, message) or self._ran_elsewhere(message)
+        return (
+            message.called
+            or self._keeps_first(row, message)
+            or self._ran_elsewhere(message)
+            or self._was_put_off_after_its_call(row, message)
+        )
+
+    def _was_put_off_after_its_call(self, row: Work | None, message: Message) -> bool:
+        """Whether the work was called, and a delivery from before then was put off after it.
+
+        That delivery's process was paused between its decision and its publish. The copy has a
+        higher number than the message of the call, which is dropped for it, and claims when it
+        comes. The call's time limits how long the line waits for it.
+        """
+        if row is None or message_of(row) != message.id or not message.deferrals:
+            return False
+        return is_expected(row, self._world.ledger.now_us())
 
     def _keeps_first(self, row: Work | None, message: Message) -> bool:
         """Whether nobody who waits goes before it."""

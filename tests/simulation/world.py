@@ -697,7 +697,11 @@ class World:
         if id(tx) not in self.open:
             raise DatabaseError("the server ended the transaction")
         self.open[id(tx)].ends_at_s = self.scheduler.now_s + self._idle_s
-        do()
+        try:
+            do()
+        finally:
+            if id(tx) not in self.open:  # it has ended while the statement waited for a row
+                self.ledger.unlock(tx)
 
     def commit(self, tx: MemoryTransaction, claim: Claim) -> None:
         if id(tx) not in self.open:
