@@ -8,7 +8,7 @@ back, or a deploy that raises the rate, delays a start by one interval at most.
 
 Does not guarantee the rate across a clock that is set forward: it counts as time that has passed.
 
-Read next: `ledger/lines/room.py` and `ledger/statements/bounded.py`, where they are kept.
+Read next: `ledger/lines/room.py` and `ledger/statements/gates.py`, where they are kept.
 """
 
 from __future__ import annotations

@@ -18,13 +18,14 @@ from taskguard.ledger.decisions import (
     CLAIMABLE,
     Records,
     WorkRecord,
-    busy_key,
     decide_row,
     why_dead,
 )
-from taskguard.ledger.lines import turn
+from taskguard.ledger.lines import newest
 from taskguard.ledger.lines.park import place_of
 from taskguard.ledger.own_rows import changes as rows
+from taskguard.ledger.statements.gates import View, gates_of
+from taskguard.ledger.statements.slots import choose
 from taskguard.ledger.tables import FREE, KEYS, MESSAGES, NO_PLACE, WORK
 from taskguard.model.claims import Answer, Busy, ClaimAnswer, Claimed, ClaimRequest
 from taskguard.model.states import Decision, State
@@ -38,16 +39,13 @@ _COLUMNS = (
     "fingerprint", "attempts", "progress", "result", "error", "call", "due", "finished", "created",
     "parked", "crashed_owner", "rounds",
 )  # fmt: skip
-_KEY_COLUMNS = (KEYS.c.key, KEYS.c.fence, KEYS.c.owner, KEYS.c.lease_until)
+_KEY_COLUMNS = tuple(
+    KEYS.c[name] for name in ("key", "fence", "owner", "lease_until", "slots", "next_start")
+)
 
 
-def claim(
-    database: Database, request: ClaimRequest, *, by: type[LockedClaim] | None = None
-) -> ClaimAnswer:
-    """Decide and record, in one transaction, whether this delivery may run.
-
-    `by`: how, once the rows are to be locked; None: as the claim of a key that is not bounded.
-    """
+def claim(database: Database, request: ClaimRequest) -> ClaimAnswer:
+    """Decide and record, in one transaction, whether this delivery may run."""
     with database.transaction(lock_timeout_s=database.lock_timeout_s, claim=True) as db:
         if request.work is not None:
             # DONE, DEAD and the like touch no key.
@@ -56,7 +54,7 @@ def claim(
                 _settle(db, request, found)
                 _catch_up(db, found)
                 return found.answer(request)
-        return (by or LockedClaim)(database, db, request).decide()
+        return LockedClaim(database, db, request).decide()
 
 
 def _settle(db: sa.Connection, request: ClaimRequest, found: Seen) -> None:
@@ -220,89 +218,90 @@ def _inserting(database: Database, columns: tuple[str, ...]) -> Prepared:
 
 
 class LockedClaim:
-    """One claim with its rows locked: the user's own, then keys, in order, then the work."""
+    """One claim, with its rows locked, and the gates that its request has to pass.
+
+    The order of locks is that of every transaction: the user's own row, the key, the mark of the
+    task or the slot of the key, the work. Several keys are locked in the order of their names.
+    """
 
     def __init__(self, database: Database, db: sa.Connection, request: ClaimRequest) -> None:
         self.database = database
         self.db = db
-        self.request = request
         self.owner = str(request.owner)
         self.own = None if request.row is None else rows.read(db, request.row, lock=True)
+        base: Any = None
+        others: Sequence[Any] = ()
+        if request.bounds is not None and request.bounds.slots:
+            request, base, others = choose(database, db, request, request.bounds)
+        self.request = request
         self.statements = database.once(_statements, len(request.keys))
         self.names = {f"key_{number}": key for number, key in enumerate(request.keys)}
-        self.keys: Sequence[Any] = ()
-        while len(self.keys) < len(set(request.keys)):  # a purge may come between the two
-            self._make_keys()
-            self.keys = database.read(db, self.statements.lock_keys, self.names)
-        self._lock_beside()
+        keys = self._lock_keys()
+        if request.bounds is not None and base is None:
+            [base] = keys
+        mark = None if request.newest is None else newest.Mark(database, db, request)
         if request.work is None:
-            self.records = Records((None,), ((0, 0),), database.now_us(db))
+            records = Records((None,), ((0, 0),), database.now_us(db))
         else:
-            self.records = _read(database, db, request, lock=True)
-        self.row, self.now_us = self.records.speaking, self.records.now_us
+            records = _read(database, db, request, lock=True)
+        self.records, self.row, self.now_us = records, records.speaking, records.now_us
+        decision = decision_of(request, records, self.own)
+        self.view = View(request, decision, records, keys, base, others, mark)
+
+    def _lock_keys(self) -> Sequence[Any]:
+        keys: Sequence[Any] = ()
+        while len(keys) < len(set(self.request.keys)):  # a purge may come between the two
+            self._make_keys()
+            keys = self.database.read(self.db, self.statements.lock_keys, self.names)
+        return keys
 
     def _make_keys(self) -> None:
         self.statements.make_keys.run(self.db, self.names)
 
-    def _lock_beside(self) -> None:
-        """What else is to be locked between the keys and the work: nothing here."""
-
     def decide(self) -> ClaimAnswer:
         """Grant the claim, or say why not."""
-        decision = decision_of(self.request, self.records, self.own)
-        if decision is Decision.BURY:
+        view, buried = self.view, self.view.decision is Decision.BURY
+        if view.decision not in CLAIMABLE and not buried:
+            return Seen(self.records, view.decision, self.own).answer(self.request)
+        gates = gates_of(self.request, self.db)
+        for gate in gates:
+            refused = None if buried and not gate.may_end else gate.refuse(view)
+            if refused is not None:
+                self._note()
+                return refused
+        if buried:
             assert self.row is not None  # noqa: S101  # whose crashes they are
             return self._bury(self.row)
-        if decision not in CLAIMABLE:
-            return Seen(self.records, decision, self.own).answer(self.request)
-        live = self._holders()
-        if live:
-            return self._taken(max(live, key=lambda key: key.lease_until))
-        refused = self._held_up(decision)
-        return self._grant(decision) if refused is None else refused
+        granted = self._grant()
+        for gate in gates:
+            granted = gate.granted(view, granted)
+        self._note()
+        return granted
 
-    def _holders(self) -> list[Any]:
-        """The rows of keys that somebody else holds."""
-        return [
-            key for key in self.keys if key.owner != self.owner and key.lease_until > self.now_us
-        ]
+    def _note(self) -> None:
+        """Write what gates have noted in the key's own row, if that is new."""
+        base, noted = self.view.base, self.view.noted
+        if any(getattr(base, name) != value for name, value in noted.items()):
+            self.db.execute(sa.update(KEYS).where(KEYS.c.key == base.key).values(**noted))
 
-    def _taken(self, by: Any) -> Busy:
-        """Busy, for other work holds a key: this row."""
-        return busy_key(by.owner, by.lease_until, self.row, self.now_us)
-
-    def _held_up(self, decision: Decision) -> Busy | None:
-        """What keeps the work from a key that is free; None: nothing."""
-        del decision
-        if self.request.in_line and turn.is_behind(self.db, self.request, self.now_us):
-            return self._busy(None)
-        return None
-
-    def _busy(self, until_us: int | None, *, too_early: bool = False) -> Busy:
-        """Busy, and it is nobody's doing that could be named."""
-        after_s = None if until_us is None else max(0.0, (until_us - self.now_us) / 1e6)
-        started = self.row is not None and self.row.attempts > 0
-        return Busy(None, after_s, same_work=False, started=started, too_early=too_early)
-
-    def _grant(self, decision: Decision) -> Claimed:
+    def _grant(self) -> Claimed:
         """Write the claim."""
-        mine = all(key.owner == self.owner for key in self.keys)
-        if mine and (decision is Decision.SAME or self.request.work is None):
-            fence = self.keys[0].fence  # the same owner asks again and gets the same grant
+        view, request, row, now_us = self.view, self.request, self.row, self.now_us
+        if view.is_mine and (view.decision is Decision.SAME or request.work is None):
+            fence = view.keys[0].fence  # the same owner asks again and gets the same grant
         else:
-            fence = max(self.now_us, *(last + 1 for last in self._last_fences()))
+            fences = [key.fence for key in view.keys]
+            if row is not None:
+                fences.append(row.fence)  # of another slot, by a clock that was set back
+            fence = max(now_us, *(last + 1 for last in fences))
             if self.own is not None:
                 fence = self._move_own(self.own, fence)
-            until_us = self.now_us + int(self.request.ttl_s * 1e6)
+            until_us = now_us + int(request.ttl_s * 1e6)
             values = {"fence": fence, "owner": self.owner, "lease_until": until_us}
             self.statements.take_keys.run(self.db, {**self.names, **values})
-            if self.request.work is not None:
-                self._write_works(decision, fence, until_us)
-        return self.records.claimed(self.request, fence, decision)
-
-    def _last_fences(self) -> list[int]:
-        """Those that the fence of this claim has to be above."""
-        return [key.fence for key in self.keys]
+            if request.work is not None:
+                self._write_works(view.decision, fence, until_us)
+        return self.records.claimed(request, fence, view.decision)
 
     def _move_own(self, own: rows.Found, fence: int) -> int:
         """Move the user's row to PROCESSING; returns a fence above every one that it had."""

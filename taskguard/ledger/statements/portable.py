@@ -19,7 +19,7 @@ from taskguard.ledger.connections.prepared import Prepared
 from taskguard.ledger.lines import kept, park, promotion, room
 from taskguard.ledger.own_rows import changes as rows
 from taskguard.ledger.records import Called
-from taskguard.ledger.statements import bounded, claims, newest, renewals
+from taskguard.ledger.statements import claims, renewals
 from taskguard.ledger.tables import (
     FREE,
     KEYS,
@@ -48,12 +48,7 @@ class Statements:
 
         Raises LockTimeoutError or TransactionRetryError where others hold the rows.
         """
-        by: type[claims.LockedClaim] | None = None
-        if request.bounds is not None:
-            by = bounded.BoundedClaim
-        elif request.newest is not None:
-            by = newest.NewestClaim
-        return claims.claim(self.database, request, by=by)
+        return claims.claim(self.database, request)
 
     def peek(self, request: ClaimRequest) -> claims.Seen:
         """What a claim would find."""

@@ -38,8 +38,7 @@ from taskguard.ledger.parts.endings import SqlEndings
 from taskguard.ledger.parts.outbox import SqlOutbox
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.statements import claims as portable_claims
-from taskguard.ledger.statements import mariadb, portable, postgresql, renewals
-from taskguard.ledger.statements import newest as newest_claims
+from taskguard.ledger.statements import gates, mariadb, portable, postgresql, renewals
 from taskguard.ledger.tables import KEYS, WORK
 from taskguard.ledger.transactions import core as transaction
 from taskguard.model.claims import Claim, Claimed
@@ -525,7 +524,7 @@ def replace_what_is_begun(made: Mutation) -> None:
 
 def by_arrival(made: Mutation) -> None:
     """Who comes later is the newer one, whenever it was sent."""
-    for home in (newest, newest_claims):
+    for home in (newest, gates):
         made.replace(home, "is_outdated", lambda *_, **__: False)
 
 
@@ -541,12 +540,12 @@ def with_one_mark_for_all_tasks(made: Mutation) -> None:
 
 def without_ending_the_older(made: Mutation) -> None:
     """Work whose key a newer one has taken stays as it is."""
-    made.replace(newest_claims.NewestClaim, "_end_older", lambda *_, **__: None)
+    made.replace(gates.Newest, "_end_older", lambda *_, **__: None)
 
 
 def over_any_holder(made: Mutation) -> None:
     """Whoever holds the key is superseded."""
-    made.replace(newest_claims.NewestClaim, "_supersedes", lambda self, live: True)
+    made.replace(gates.View, "supersedes", lambda self: True)
 
 
 def without_replacing(made: Mutation) -> None:
