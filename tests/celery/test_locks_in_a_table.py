@@ -32,9 +32,7 @@ def locks_left(shop: Any) -> list[str]:
         return list(db.execute(sa.text(left)).scalars())
 
 
-@pytest.mark.parametrize(
-    "pool", ["prefork", "gevent", pytest.param("threads", marks=pytest.mark.once)]
-)
+@pytest.mark.parametrize("pool", ["prefork", "gevent"])
 def test_the_same_message_thirty_times_runs_one_body(beside: Any, pool: str) -> None:
     """All answered, one effect, no lock is left, and nothing was said to be away."""
     task_id = str(uuid.uuid4())

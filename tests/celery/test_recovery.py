@@ -39,26 +39,9 @@ def lose_messages(shop: Any) -> None:
 
 @pytest.mark.usefixtures("short_leases")
 def test_a_killed_workers_work_is_sent_again_when_the_broker_lost_it(shop: Any) -> None:
-    """No message is left anywhere; the sweep finds the work by its lease."""
-    result = shop.tasks.recover.delay(1, 60)
-    with shop.worker() as worker:
-        shop.wait_for_steps("began")
-        worker.kill()
-    lose_messages(shop)
-    with shop.worker():
-        wait_until(lambda: sweep(shop.tasks.app).sent, message="an overdue work")
-        shop.wait_for_effects(1)
-        assert result.get(timeout=patience_s()) == 1
-        shop.wait_for_quiet()
-    assert shop.effects() == Counter({"1": 1})
-    assert shop.work("shop.recover", 1).state is State.DONE
-
-
-@pytest.mark.usefixtures("short_leases")
-def test_a_chain_goes_on_after_its_message_was_lost(shop: Any) -> None:
-    """What is stored is the whole message: its links go on."""
-    steps = chain(shop.tasks.recover.s(1, 60), shop.tasks.add.s(41))
-    result = steps.apply_async()
+    """No message is left anywhere, and a sweep finds the work by its lease. The stored message is
+    whole: its chain goes on."""
+    result = chain(shop.tasks.recover.s(1, 60), shop.tasks.add.s(41)).apply_async()
     with shop.worker() as worker:
         shop.wait_for_steps("began")
         worker.kill()
@@ -66,6 +49,9 @@ def test_a_chain_goes_on_after_its_message_was_lost(shop: Any) -> None:
     with shop.worker():
         wait_until(lambda: sweep(shop.tasks.app).sent, message="an overdue work")
         assert result.get(timeout=patience_s()) == 42
+        shop.wait_for_quiet()
+    assert shop.effects() == Counter({"1": 1})
+    assert shop.work("shop.recover", 1).state is State.DONE
 
 
 @pytest.mark.usefixtures("short_leases")

@@ -221,35 +221,24 @@ def test_a_worker_warns_once_of_each_setting_and_safe_defaults_silence_it(
         assert not any(f"(finding {name})" in worker.text() for name in names)
 
 
-def test_without_a_ledger_the_worker_does_not_start_and_the_work_is_done_later(
-    shop: Any,
-) -> None:
-    """The message names the settings there are; the order waits in the queue."""
-    result = shop.tasks.ship.delay(1)
-    said = shop.worker({"SHOP_LEDGER": ""}).fails_to_start()
-    assert "No ledger is configured" in said
-    assert "taskguard_ledger_url" in said
-    with shop.worker():
-        assert result.get(timeout=patience_s()) == {"order": 1}
-    assert shop.effects() == Counter({"1": 1})
-
-
-def test_without_tables_the_worker_does_not_start_and_the_work_is_done_later(
-    make_shop: Any,
-) -> None:
-    """The message names the command that creates them."""
+def test_a_worker_that_could_claim_nothing_does_not_start(make_shop: Any, pg_url: str) -> None:
+    """It says what is missing, and no password. The message waits in the queue, and runs later."""
     shop = make_shop(tables=False)
     result = shop.tasks.ship.delay(1)
-    assert "taskguard ledger create" in shop.worker().fails_to_start()
+
+    def says(ledger: str) -> str:
+        said = str(shop.worker({"SHOP_LEDGER": ledger}).fails_to_start())
+        assert "taskguard: " in said
+        assert "Traceback" not in said
+        assert SECRET not in said
+        return said
+
+    said = says("")
+    assert "No ledger is configured" in said
+    assert "taskguard_ledger_url" in said
+    says(f"postgresql+nosuchdriver://shop:{SECRET}@127.0.0.1/shop")
+    assert "taskguard ledger create" in says(pg_url)
     shop.ledger.create_schema()
-    with shop.worker():
-        assert result.get(timeout=patience_s()) == {"order": 1}
-    assert shop.effects() == Counter({"1": 1})
-
-
-def test_a_worker_whose_ledger_may_not_be_written_does_not_start(shop: Any, pg_url: str) -> None:
-    """A forgotten GRANT on one table: every message would be put off, and nobody told."""
-    result = shop.tasks.ship.delay(1)
     role = "taskguard_clerk"
     with shop.engine.begin() as db:
         db.exec_driver_sql(f"create role {role} login")
@@ -257,8 +246,7 @@ def test_a_worker_whose_ledger_may_not_be_written_does_not_start(shop: Any, pg_u
         db.exec_driver_sql(f"revoke update on taskguard_messages from {role}")
     try:
         url = make_url(pg_url).set(username=role, password=None).render_as_string(False)
-        said = shop.worker({"SHOP_LEDGER": url}).fails_to_start()
-        assert "UPDATE on taskguard_messages" in said
+        assert "UPDATE on taskguard_messages" in says(url)
         with shop.engine.begin() as db:
             db.exec_driver_sql(f"grant update on taskguard_messages to {role}")
         with shop.worker({"SHOP_LEDGER": url}):
@@ -279,12 +267,12 @@ def test_a_worker_whose_ledger_may_not_be_written_does_not_start(shop: Any, pg_u
     ],
     ids=["unreadable", "unknown database", "missing driver"],
 )
-def test_a_wrong_ledger_url_stops_the_worker_without_its_password(shop: Any, url: str) -> None:
-    """Said at start, in words, and the password is nowhere in the log."""
-    said = shop.worker({"SHOP_LEDGER": url}).fails_to_start()
-    assert "taskguard: " in said
-    assert "Traceback" not in said
-    assert SECRET not in said
+def test_a_wrong_ledger_url_is_refused_without_its_password(url: str) -> None:
+    """The error of the check that a worker makes when it starts does not show the password."""
+    app = make_app(taskguard_ledger_url=url, taskguard_locks_url="redis://127.0.0.1:1")
+    with pytest.raises(ConfigurationError) as refused:
+        taskguard_celery.check_worker(app)
+    assert SECRET not in str(refused.value)
 
 
 def test_a_database_that_is_not_there_loses_nothing_and_tells_no_password(shop: Any) -> None:
@@ -303,13 +291,17 @@ def test_a_database_that_is_not_there_loses_nothing_and_tells_no_password(shop: 
     assert shop.effects() == Counter({"1": 1})
 
 
-def test_a_lock_server_that_is_not_there_tells_no_password(shop: Any) -> None:
-    """Work goes on, by the ledger alone."""
+def test_a_worker_without_its_lock_server_works_and_tells_no_password(shop: Any) -> None:
+    """Neither its log nor its answers to `celery inspect` and Flower show the password. Work goes
+    on, by the ledger alone."""
     url = f"redis://:{SECRET}@127.0.0.1:{free_port()}/0"
     with shop.worker({"SHOP_LOCKS": url}) as worker:
         assert shop.tasks.ship.delay(1).get(timeout=patience_s()) == {"order": 1}
         assert "lock server gave no answer" in worker.text()
-        assert SECRET not in worker.text()
+        inspected = shop.tasks.app.control.inspect(timeout=10, limit=1)
+        shown = f"{inspected.conf()} {inspected.report()}"
+        assert "taskguard_locks_url" in shown
+        assert SECRET not in shown + worker.text()
 
 
 @pytest.mark.parametrize("namespace", [None, "CELERY"])
@@ -335,17 +327,6 @@ def test_what_celery_shows_of_its_settings_has_no_password(namespace: str | None
         assert SECRET not in shown
         value = app.conf[next(iter(each))]
         assert str(value) == str(next(iter(each.values()))), "whoever asks for it gets it"
-
-
-def test_a_running_worker_tells_no_password(shop: Any) -> None:
-    """Asked from outside, as `celery inspect` and Flower do."""
-    url = f"redis://:{SECRET}@127.0.0.1:{free_port()}/0"
-    with shop.worker({"SHOP_LOCKS": url}) as worker:
-        inspected = shop.tasks.app.control.inspect(timeout=10, limit=1)
-        shown = f"{inspected.conf()} {inspected.report()}"
-        assert "taskguard_locks_url" in shown
-        assert SECRET not in shown
-        assert SECRET not in worker.text()
 
 
 def test_tables_dropped_under_a_worker_lose_nothing(shop: Any) -> None:

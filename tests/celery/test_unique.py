@@ -29,29 +29,30 @@ def sent(shop: Any) -> int:
         return int(shop.messages(broker))
 
 
-@pytest.mark.parametrize("transaction", ["the user's", "the ledger's"])
-def test_who_attaches_gets_the_result_of_the_first_message(shop: Any, transaction: str) -> None:
-    """Nothing else is sent, while it waits and while it is at work; afterwards it is answered."""
+def test_who_attaches_gets_the_result_of_the_first_message(shop: Any) -> None:
+    """In a transaction of its own, or of the caller's, nothing else is sent while the message waits
+    and while it is at work. Afterwards a new message is answered."""
     index = shop.tasks.index
 
-    def attach(words: str) -> Any:
-        if transaction != "the user's":
-            return enqueue(index, (1, words), duplicate="attach")
+    def attach(words: str) -> list[Any]:
         with orm.Session(shop.engine) as session, session.begin():
-            return enqueue(index, (1, words), session=session, duplicate="attach")
+            kept = enqueue(index, (1, words), session=session, duplicate="attach")
+        return [kept, enqueue(index, (2, words), duplicate="attach")]
 
-    first, second = attach("first"), attach("second")
-    assert (first.outcome, second.outcome) == ("sent", "attached")
-    assert first.result.id == second.result.id
-    second.send()
-    assert sent(shop) == 1
+    firsts, seconds = attach("first"), attach("second")
+    assert [each.outcome for each in firsts + seconds] == ["sent"] * 2 + ["attached"] * 2
+    assert [each.result.id for each in firsts] == [each.result.id for each in seconds]
+    for second in seconds:
+        second.send()
+    assert sent(shop) == 2
     with shop.worker():
-        assert second.result.get(timeout=patience_s()) == "first"
-        third = attach("third")
-        assert third.outcome == "sent"
-        assert third.result.get(timeout=patience_s()) == "first"
+        for second in seconds:
+            assert second.result.get(timeout=patience_s()) == "first"
+        for third in attach("third"):
+            assert third.outcome == "sent"
+            assert third.result.get(timeout=patience_s()) == "first"
         shop.wait_for_quiet()
-    assert shop.effects() == Counter({"1 first": 1})
+    assert shop.effects() == Counter({"1 first": 1, "2 first": 1})
 
 
 def test_who_attaches_to_work_in_progress_gets_its_result(shop: Any) -> None:

@@ -23,7 +23,6 @@ from support.invoices import (
     decorated,
     die,
     index,
-    is_driver_loaded,
 )
 from support.office import SHORT_LEASES, Office
 from taskguard.lock_table import TableLocks
@@ -100,7 +99,7 @@ def test_locks_in_the_ledgers_database(beside: Any) -> None:
     ("kind", "options", "is_loaded"),
     [
         ("taskguard_rq.GuardedWorker", (), True),
-        # By this RQ loads a module in the worker itself.
+        # With this option RQ loads a module in the worker itself.
         ("rq.Worker", ("--with-scheduler", "-c", "support.invoices"), True),
         ("rq.Worker", ("--with-scheduler",), False),
     ],
@@ -108,12 +107,17 @@ def test_locks_in_the_ledgers_database(beside: Any) -> None:
 def test_work_horses_find_drivers_loaded(
     office: Any, kind: str, options: tuple[str, ...], is_loaded: bool
 ) -> None:
-    """By a stock worker, too, if it has the guarded jobs; then a horse makes its connections."""
+    """A stock worker loads them too if it has loaded the guarded jobs. Each horse then connects,
+    and redis-py does not look for its own version in the file system for each connection."""
     office.worker(kind, *options)
-    asked = office.queue.enqueue(is_driver_loaded)
+    drivers = ("sqlalchemy", "psycopg")
+    asked = office.queue.enqueue("support.horse.loaded", *drivers)
+    looked = office.queue.enqueue("support.horse.looks_for_version")
     charged = office.queue.enqueue(charge, 1)
     office.wait_for(lambda: charged.get_status(refresh=True) == "finished", "charged")
-    assert asked.return_value() is is_loaded
+    assert asked.return_value() == (list(drivers) if is_loaded else [])
+    if is_loaded:
+        assert looked.return_value() is False
     assert office.effects() == Counter({"1": 1})
 
 
@@ -207,32 +211,6 @@ def test_a_decorator_around_the_guard_changes_nothing(office: Any) -> None:
     )
     assert [job.return_value() for job in jobs] == [{"invoice": 2}] * 2
     assert office.effects() == Counter({"2": 1})
-
-
-def test_the_guarded_worker_loads_the_drivers_once_and_not_for_every_job(office: Any) -> None:
-    """A work horse is a fork: what it loads by itself, the next one loads again."""
-    job = office.queue.enqueue("support.horse.loaded", "sqlalchemy", "psycopg", "redis")
-    office.worker()
-    office.wait_for(lambda: job.get_status(refresh=True) == "finished", "finished")
-    assert job.return_value() == ["sqlalchemy", "psycopg", "redis"]
-
-
-@pytest.mark.once
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [
-        ("taskguard_rq.GuardedWorker", ()),
-        ("rq.Worker", ("--with-scheduler", "-c", "support.invoices")),
-    ],
-)
-def test_work_horses_know_the_version_of_their_client(
-    office: Any, kind: str, options: tuple[str, ...]
-) -> None:
-    """redis-py would look for it in the file system, for each connection of each job."""
-    office.worker(kind, *options)
-    job = office.queue.enqueue("support.horse.looks_for_version")
-    office.wait_for(lambda: job.get_status(refresh=True) == "finished", "looked")
-    assert job.return_value() is False
 
 
 @pytest.mark.parametrize("said", [{"lib_name": "ours"}, {"lib_version": "1"}, {"lib_name": None}])

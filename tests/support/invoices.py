@@ -59,11 +59,6 @@ def effect(db: Any, item: object, guard: Guard) -> None:
     )
 
 
-def is_driver_loaded() -> bool:
-    """Whether this process has the ledger's driver, of which this module loads nothing."""
-    return "psycopg" in sys.modules
-
-
 @guarded_job(key="invoice:<invoice>", ttl_s=TTL_S)
 def charge(invoice: int, seconds: float = 0.0, *, guard: Guard) -> dict[str, int]:
     """Takes `seconds`, then charges; later attempts take no time."""
