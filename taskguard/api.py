@@ -10,17 +10,16 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
 
 from taskguard import overrides
 from taskguard.clock import SYSTEM_CLOCK, Clock
 from taskguard.errors import ConfigurationError, KeyBusyError
 from taskguard.events import Events, Listener, log_event
 from taskguard.guarded import GuardedFunction, prefix_of
-from taskguard.keys import finish_key
+from taskguard.keys import KeySpec, finish_key
 from taskguard.locks.base import NO_LIMIT, Holder, LockProvider
 from taskguard.model.delivery import Answered, Codec, Completed, Delivery, MessageRef
-from taskguard.model.former import Former
 from taskguard.model.lease import Lease
 from taskguard.model.policy import OnLost, check_number, make_policy
 from taskguard.periodic.leader import Leader
@@ -39,6 +38,7 @@ from taskguard.settings import (
 if TYPE_CHECKING:
     from taskguard.decorated import Decorator
     from taskguard.ledger.ports import DatabaseLedger
+    from taskguard.options import CallOptions
 
 __all__ = ["TaskGuard", "connect"]
 
@@ -297,38 +297,31 @@ class TaskGuard:
     def guarded(
         self,
         *,
-        key: Any,
-        once_per: str = "key",
-        work: str | None = None,
-        fingerprint: Any = None,
-        row: Any = None,
-        formerly: Former | Sequence[Former] = (),
-        **options: Any,
+        key: KeySpec,
+        **options: Unpack[CallOptions],
     ) -> Decorator:
-        """Guard a plain function: options as for `guarded_task`, with `busy="raise"`.
+        """Guard a plain function.
 
-        A call whose work is done returns the stored result; one that finds the key taken raises
-        KeyBusyError (with `busy="wait"`, after `wait_s`). A plain call cannot be put off, so
-        `busy="retry"` and `busy="skip"` are refused.
+        A call whose work is done returns the stored result. A call whose key is taken raises
+        KeyBusyError: at once, or with `busy="wait"` after `wait_s`.
+
+        Args:
+            key: the key template, for example "report:<day>"; a list or a callable does too.
+            options: how it behaves; docs/reference/options.md has each option.
+
+        Raises:
+            ConfigurationError: an option is wrong. No queue can send a plain call again later, so
+                other values of `busy` than "raise" and "wait" are refused.
+            KeyTemplateError: a template does not fit the function's parameters.
         """
-        if options.get("busy", "raise") not in ("raise", "wait"):
+        busy = options.setdefault("busy", "raise")
+        if busy not in ("raise", "wait"):
             raise ConfigurationError(
-                f"busy={options['busy']!r}: a plain function has no queue to be put off to; use "
-                '"raise" or "wait".'
+                f'busy={busy!r}: no queue can send a plain call again later. Use "raise" or "wait".'
             )
 
         def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-            compiled = GuardedFunction(
-                function,
-                key=key,
-                once_per=once_per,
-                work=work,
-                fingerprint=fingerprint,
-                row=row,
-                formerly=formerly,
-                options=options,
-                busy="raise",
-            )
+            compiled = GuardedFunction(function, key=key, **options)
 
             @functools.wraps(function)
             def wrapper(*args: Any, **kwargs: Any) -> Any:

@@ -12,24 +12,25 @@ import hashlib
 import inspect
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from types import AsyncGeneratorType, GeneratorType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from taskguard.combinations import refusal
 from taskguard.errors import ConfigurationError, KeyArgumentError
-from taskguard.keys import SHORT_CHARS, KeyFunction, compile_key, shorten
+from taskguard.keys import SHORT_CHARS, KeyCallable, KeyFunction, KeySpec, compile_key, shorten
 from taskguard.model.bounds import Bounds
 from taskguard.model.delivery import Delivery, MessageRef, Parking, Queue, stored_call
 from taskguard.model.former import Former, formers_in
-from taskguard.model.policy import Policy, make_policy, refuse_newest, refuse_unbounded
+from taskguard.model.policy import OncePer, Policy, make_policy, refuse_newest, refuse_unbounded
 from taskguard.run.guard import Guard
 from taskguard.values import value
 
 if TYPE_CHECKING:
-    from taskguard.ledger.own_rows.guarded_row import RowId
+    from taskguard.ledger.own_rows.guarded_row import GuardedRow, RowId
 
 __all__ = ["GUARD_PARAMETER", "GuardedFunction", "prefix_of", "work_id"]
 
 GUARD_PARAMETER = "guard"
+_ONCE_PER = get_args(OncePer)
 _NOT_RUN = (GeneratorType, AsyncGeneratorType)
 # With a message's id it is in one index, which on MariaDB and MySQL holds 768 characters.
 _MOST_WORK_BYTES = 500
@@ -104,16 +105,7 @@ class GuardedFunction:
     Args:
         function: the function as written. If its last parameter is `guard`, it gets the guard.
         key: the key template, for example "invoice:<invoice_id>", a list of them, or a callable.
-        once_per: "key" (the default): the work is done once for its key. "message": each message
-            is work of its own. "tick": each tick of a schedule is. Or a template that names the
-            work.
-        work: the first part of the work's id. By default the task's name.
-        fingerprint: a template. A later message of the same work that differs in it raises
-            FingerprintMismatchError. By default there is none.
-        row: the `GuardedRow` that the task moves. By default there is none.
-        formerly: former declarations of the guard: a `Former`, or several.
-        options: the other options of a guarded task, as in `Policy`.
-        busy: the default of the option `busy`.
+        options: the options of a guarded task. `docs/reference/options.md` has each of them.
 
     Raises:
         ConfigurationError: an option is wrong, or the function is a generator or a coroutine.
@@ -126,6 +118,7 @@ class GuardedFunction:
         policy: its options.
         signature: its signature without `guard`.
         by_message: whether each message, or each tick, is work of its own.
+        by_tick: whether each tick of a periodic task is work of its own.
         row: the `GuardedRow` that it moves. None: there is none.
     """
 
@@ -134,15 +127,15 @@ class GuardedFunction:
     def __init__(
         self,
         function: Callable[..., Any],
+        /,
         *,
-        key: Any,
-        once_per: str = "key",
+        key: KeySpec,
+        once_per: OncePer | KeySpec = "key",
         work: str | None = None,
-        fingerprint: Any = None,
-        row: Any = None,
+        fingerprint: str | KeyCallable | None = None,
+        row: GuardedRow | None = None,
         formerly: Former | Sequence[Former] = (),
-        options: Mapping[str, Any] | None = None,
-        busy: str = "retry",
+        **options: Any,
     ) -> None:
         self.function = function
         self.name = f"{function.__module__}.{function.__qualname__}"
@@ -150,7 +143,7 @@ class GuardedFunction:
             raise self._never_runs("a generator: nobody would iterate over it")
         if inspect.iscoroutinefunction(function) and not self.awaits:
             raise self._never_runs("async, and nothing here would await it")
-        self.policy: Policy = make_policy(options or {}, task=self.name, busy=busy)
+        self.policy: Policy = make_policy(options, task=self.name)
         self._signature = inspect.signature(function)
         self.signature, self._wants_guard = _without_guard(self._signature, self.name)
         namespace = self.policy.namespace
@@ -167,7 +160,8 @@ class GuardedFunction:
         # Workers with the former guard know a line, and what waits there, by former names alone.
         same = [former.once_per is None for former in formers_in(formerly, task=self.name)][:1]
         self._lined = self._formers[:1] if self.policy.parks and True in same else []
-        self.by_message = self._shape.by_message or self._shape.by_tick
+        self.by_tick = self._shape.by_tick
+        self.by_message = self._shape.by_message or self.by_tick
         self._fingerprint: KeyFunction | None = None
         if fingerprint is not None:
             if isinstance(fingerprint, list | tuple):
@@ -191,13 +185,13 @@ class GuardedFunction:
             ),
         )
 
-    def _refuse_combination(self, key: Any, once_per: str) -> None:
+    def _refuse_combination(self, key: KeySpec, once_per: OncePer | KeySpec) -> None:
         """Refuse options that cannot be together; see `combinations.py`."""
         policy, several = self.policy, isinstance(key, list | tuple) and len(key) > 1
         reason = refusal(
             keys="several" if several else "one",
             busy=policy.busy,
-            once_per=once_per if once_per in ("key", "message", "tick") else "template",
+            once_per=str(once_per) if once_per in _ONCE_PER else "template",
             order=policy.order,
             max_waiting="none" if policy.max_waiting is None else "given",
             limit="one" if policy.limit == 1 else "several",
@@ -210,9 +204,13 @@ class GuardedFunction:
         return compile_key(template, signature=self._signature, task=self.name)
 
     def _compile_shape(
-        self, keys: KeyFunction, once_per: str, work: str | None, namespace: str | None
+        self,
+        keys: KeyFunction,
+        once_per: OncePer | KeySpec,
+        work: str | None,
+        namespace: str | None,
     ) -> _Shape:
-        named = None if once_per in ("key", "message", "tick") else self._compile(once_per)
+        named = None if once_per in _ONCE_PER else self._compile(once_per)
         by_message, by_tick = once_per == "message", once_per == "tick"
         return _Shape(keys, named, by_message, by_tick, work, namespace)
 

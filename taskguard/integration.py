@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from taskguard.findings import FindingTemplate as FindingTemplate
     from taskguard.findings import Level as Level
     from taskguard.guarded import GuardedFunction as GuardedFunction
+    from taskguard.keys import KeySpec as KeySpec
     from taskguard.ledger.transactions.external import ExternalConnection as ExternalConnection
     from taskguard.model.claims import Claim as Claim
     from taskguard.model.delivery import NOT_BEFORE as NOT_BEFORE
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from taskguard.model.policy import Policy as Policy
     from taskguard.model.records import Standing as Standing
     from taskguard.model.states import EXPIRED as EXPIRED
+    from taskguard.options import CallOptions as CallOptions
+    from taskguard.options import TaskOptions as TaskOptions
     from taskguard.outbox.enqueue import Duplicate as Duplicate
     from taskguard.outbox.enqueue import OutcomeOfEnqueue as OutcomeOfEnqueue
     from taskguard.outbox.enqueue import Placed as Placed
@@ -66,6 +69,7 @@ else:
             "taskguard.doctor": "Configuration GuardedTask Report examine log_findings",
             "taskguard.findings": "Finding FindingTemplate Level",
             "taskguard.guarded": "GuardedFunction",
+            "taskguard.keys": "KeySpec",
             "taskguard.ledger.transactions.external": "ExternalConnection",
             "taskguard.model.claims": "Claim",
             "taskguard.model.delivery": (
@@ -75,6 +79,7 @@ else:
             "taskguard.model.policy": "Policy",
             "taskguard.model.records": "Standing",
             "taskguard.model.states": "EXPIRED",
+            "taskguard.options": "CallOptions TaskOptions",
             "taskguard.outbox.enqueue": (
                 "Duplicate OutcomeOfEnqueue Placed check_delay enqueue_in not_before_s Send"
             ),

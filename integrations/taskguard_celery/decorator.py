@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack, cast
 
 from celery import Task, current_app
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 
-from taskguard import Former, Guard, TaskGuard, errors
+from taskguard import Guard, TaskGuard, errors
 from taskguard.integration import (
     Answered,
     Completed,
@@ -64,7 +64,7 @@ from taskguard_celery.runtime import KEPT, runtime_of
 from taskguard_celery.tracing import begun_s
 
 if TYPE_CHECKING:
-    from taskguard.integration import Decorator
+    from taskguard.integration import Decorator, KeySpec, TaskOptions
 
 __all__ = ["guarded_task"]
 
@@ -75,13 +75,8 @@ _IGNORED = "taskguard_ignored_message"
 
 def guarded_task(
     *,
-    key: Any,
-    once_per: str = "key",
-    work: str | None = None,
-    fingerprint: Any = None,
-    row: Any = None,
-    formerly: Former | Sequence[Former] = (),
-    **options: Any,
+    key: KeySpec,
+    **options: Unpack[TaskOptions],
 ) -> Decorator:
     """Make a Celery task safe to deliver twice. Stands under `@app.task` or `@shared_task`.
 
@@ -91,19 +86,7 @@ def guarded_task(
 
     Args:
         key: the key template, for example "order:<order_id>"; a list or a callable does too.
-        once_per: "key": the work is done once for the key. "message": messages of one key never
-            overlap, each message's effects happen once. "tick": of a periodic task each tick of
-            its entry in the schedule is done once, however many beats send it. Or a template that
-            names the work.
-        work: the first part of the work's id; by default the task's name.
-        fingerprint: a template, for example "<amount>:<currency>": a later message of the same work
-            that differs in it raises FingerprintMismatchError, instead of getting a result that
-            is not its own. Only a digest is stored.
-        row: a `taskguard.GuardedRow`: a row of your own whose state is moved with the claim and
-            with the effects, and says whether there is anything to do.
-        formerly: a `taskguard.Former`, or several: how this guard was declared before, where that
-            gave the same work another id. See docs/how-to/changing-a-guard.md.
-        options: see `taskguard.integration.Policy`.
+        options: how it behaves; docs/reference/options.md has each option.
 
     Raises:
         ConfigurationError: it stands over `@app.task`, or an option is wrong.
@@ -112,17 +95,7 @@ def guarded_task(
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         _refuse_misplaced(function)
-        compiled = GuardedFunction(
-            function,
-            key=key,
-            once_per=once_per,
-            work=work,
-            fingerprint=fingerprint,
-            row=row,
-            formerly=formerly,
-            options=options,
-            busy="retry",
-        )
+        compiled = GuardedFunction(function, key=key, **options)
 
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:

@@ -16,7 +16,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from celery import Celery, Signature, Task, uuid
 from celery.app.utils import find_app
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
         Standing,
         Swept,
     )
+    from taskguard_celery.options import MessageOptions
 
 __all__ = [
     "SWEEP_TASK",
@@ -101,7 +102,7 @@ def enqueue(
     session: Any = ...,
     duplicate: Literal["answer", "attach", "replace", "raise"] = ...,
     delay_s: float | None = ...,
-    **options: Any,
+    **options: Unpack[MessageOptions],
 ) -> Enqueued: ...
 
 
@@ -114,7 +115,7 @@ def enqueue(
     session: Any = ...,
     duplicate: Literal["skip"],
     delay_s: float | None = ...,
-    **options: Any,
+    **options: Unpack[MessageOptions],
 ) -> Enqueued | None: ...
 
 
@@ -126,7 +127,7 @@ def enqueue(
     session: Any = None,
     duplicate: Duplicate = "answer",
     delay_s: float | None = None,
-    **options: Any,
+    **options: Unpack[MessageOptions],
 ) -> Enqueued | None:
     """Enqueue a guarded task in the transaction of `session`, or in one of its own.
 

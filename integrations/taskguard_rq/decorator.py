@@ -16,14 +16,13 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from rq import get_current_job
 from rq.job import Job
 from rq.timeouts import BaseTimeoutException
 
-from taskguard import Former
 from taskguard.errors import LedgerUnavailableError
 from taskguard.integration import (
     Answered,
@@ -60,7 +59,7 @@ from taskguard_rq.runtime import runtime
 from taskguard_rq.ticks import name_ticks
 
 if TYPE_CHECKING:
-    from taskguard.integration import Decorator
+    from taskguard.integration import Decorator, KeySpec, TaskOptions
 
 __all__ = ["guarded_job"]
 
@@ -73,34 +72,16 @@ _NO_WORKER = "sync"
 
 def guarded_job(
     *,
-    key: Any,
-    once_per: str = "key",
-    work: str | None = None,
-    fingerprint: Any = None,
-    row: Any = None,
-    formerly: Former | Sequence[Former] = (),
+    key: KeySpec,
     message_id: Callable[[Job], str] | None = None,
-    **options: Any,
+    **options: Unpack[TaskOptions],
 ) -> Decorator:
     """Make a job function safe to deliver twice.
 
     Args:
         key: the key template, for example "invoice:<invoice_id>"; a list or a callable does too.
-        once_per: "key": the work is done once for the key. "message": jobs of one key never
-            overlap, each job's effects happen once. "tick": each tick of an entry of `rq cron`
-            is done once, however many of these enqueue it. Or a template that names the work.
-        work: the first part of the work's id; by default the function's name.
-        fingerprint: a template, for example "<amount>:<currency>": a later message of the same work
-            that differs in it raises FingerprintMismatchError, instead of getting a result that
-            is not its own. Only a digest is stored.
-        row: a `taskguard.GuardedRow`: a row of your own whose state is moved with the claim and
-            with the effects, and says whether there is anything to do.
-        formerly: a `taskguard.Former`, or several: how this guard was declared before, where that
-            gave the same work another id. See docs/how-to/changing-a-guard.md.
-        message_id: what tells one message from another, given the job; by default the job's id,
-            when it was created and how many repeats it has left. For schedulers that enqueue
-            one job again and again.
-        options: see `taskguard.integration.Policy`.
+        message_id: tells one message from another, given the job.
+        options: how it behaves; docs/reference/options.md has each option.
 
     Raises:
         ConfigurationError: an option is wrong.
@@ -108,18 +89,8 @@ def guarded_job(
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        compiled = GuardedJobFunction(
-            function,
-            key=key,
-            once_per=once_per,
-            work=work,
-            fingerprint=fingerprint,
-            row=row,
-            formerly=formerly,
-            options=options,
-            busy="retry",
-        )
-        if once_per == "tick":
+        compiled = GuardedJobFunction(function, key=key, **options)
+        if compiled.by_tick:
             name_ticks()
         if compiled.policy.parks:
             note_parking()

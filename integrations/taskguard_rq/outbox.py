@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from redis import Redis
 from rq import Queue, get_current_job
@@ -36,6 +36,7 @@ from taskguard_rq.runtime import runtime
 if TYPE_CHECKING:
     from taskguard import TaskGuard
     from taskguard.integration import Duplicate, OutcomeOfEnqueue, Placed, Swept
+    from taskguard_rq.options import JobOptions
 
 __all__ = ["Enqueued", "connection_at", "enqueue", "open_queue", "sweep"]
 
@@ -80,7 +81,7 @@ def enqueue(
     session: Any = ...,
     duplicate: Literal["answer", "attach", "replace", "raise"] = ...,
     delay_s: float | None = ...,
-    **options: Any,
+    **options: Unpack[JobOptions],
 ) -> Enqueued: ...
 
 
@@ -94,7 +95,7 @@ def enqueue(
     session: Any = ...,
     duplicate: Literal["skip"],
     delay_s: float | None = ...,
-    **options: Any,
+    **options: Unpack[JobOptions],
 ) -> Enqueued | None: ...
 
 
@@ -107,7 +108,7 @@ def enqueue(
     session: Any = None,
     duplicate: Duplicate = "answer",
     delay_s: float | None = None,
-    **options: Any,
+    **options: Unpack[JobOptions],
 ) -> Enqueued | None:
     """Enqueue a guarded job in the transaction of `session`, or in one of its own.
 

@@ -31,7 +31,15 @@ counts as a text).
 from __future__ import annotations
 
 from taskguard.keys.callables import MAX_KEYS, finish_key
-from taskguard.keys.function import KeyFunction, TextFunction, compile_key, compile_texts, key
+from taskguard.keys.function import (
+    KeyCallable,
+    KeyFunction,
+    KeySpec,
+    TextFunction,
+    compile_key,
+    compile_texts,
+    key,
+)
 from taskguard.keys.values import (
     MAX_KEY_BYTES,
     MAX_TEXT_CHARS,
@@ -45,7 +53,9 @@ __all__ = [
     "MAX_KEY_BYTES",
     "MAX_TEXT_CHARS",
     "SHORT_CHARS",
+    "KeyCallable",
     "KeyFunction",
+    "KeySpec",
     "TextFunction",
     "compile_key",
     "compile_texts",

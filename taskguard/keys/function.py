@@ -30,6 +30,7 @@ from taskguard.keys.template import (
 
 __all__ = [
     "Arguments",
+    "KeyCallable",
     "KeyFunction",
     "KeySpec",
     "Keys",
@@ -47,6 +48,8 @@ _BETWEEN_KEYS = "%;"
 _Parameter = inspect.Parameter
 KeyCallable = Callable[..., str | Iterable[str]]
 KeySpec = str | KeyCallable | Sequence[str | KeyCallable]
+"""Template of the key, for example `"order:<order_id>"`, a callable that returns keys, or a list of
+these. A delivery locks all its keys; their order names the work."""
 
 
 class Keys(NamedTuple):

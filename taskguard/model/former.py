@@ -19,7 +19,8 @@ from __future__ import annotations
 from typing import Any
 
 from taskguard.errors import ConfigurationError
-from taskguard.model.policy import check_namespace
+from taskguard.keys.function import KeySpec
+from taskguard.model.policy import OncePer, check_namespace
 from taskguard.values import value
 
 __all__ = ["Former", "formers_in"]
@@ -40,8 +41,8 @@ class Former:
     """
 
     task: str | None = None
-    key: Any = None
-    once_per: str | None = None
+    key: KeySpec | None = None
+    once_per: OncePer | KeySpec | None = None
     namespace: str | None = None
 
     def __post_init__(self) -> None:

@@ -14,8 +14,11 @@ __all__ = [
     "DAY_S",
     "LEAST_PURGE_AGE_S",
     "MOST_ROWS",
+    "Busy",
     "Newest",
     "OnLost",
+    "OncePer",
+    "Order",
     "Policy",
     "check_namespace",
     "check_number",
@@ -27,6 +30,7 @@ __all__ = [
 Busy = Literal["retry", "park", "latest", "supersede", "wait", "skip", "raise"]
 Newest = Literal["latest", "supersede"]
 Order = Literal["best_effort", "strict", "priority"]
+OncePer = Literal["key", "message", "tick"]
 OnLost = Literal["fence", "interrupt"]
 
 DAY_S = 86_400.0
@@ -41,45 +45,11 @@ _MAX_NAMESPACE_BYTES = 100
 
 @value(kw_only=True)
 class Policy:
-    """How a guarded task behaves.
+    """How a guarded task behaves: its options, checked. `options.py` says what each one means.
 
     Attributes:
-        busy: what a delivery that never started does if other work holds its key: "retry" (defer
-            the message), "park" (store it in the ledger, and send it when the key is free and its
-            turn has come), "latest" (park the newest message, which supersedes an older one that
-            waits), "supersede" (take the key from an older message, even from one at work, whose
-            commit is then refused), "wait" (for `wait_s`, then defer it), "skip" (drop it), "raise"
-            (KeyBusyError). "park", "latest" and "supersede" need a ledger. A delivery of the work
-            in progress, or of work that was started before, is never dropped, because that could
-            lose work.
-        order: the order of the messages that are parked for a key. "best_effort": in the
-            order of sending, but messages that idle workers fetch at the same moment can swap.
-            "strict": in the order of sending, and no message overtakes one that was promoted or
-            has begun, and has not ended, even while that one waits for its retry. "priority": by
-            the broker's priority, then in the order of sending.
-        max_waiting: how many messages may be parked for a key. A further one fails with
-            LineFullError. None: any number.
-        wait_s: how long "wait" waits, in seconds; 0 by default.
-        limit: how many deliveries may hold a key at once. Each has one of its slots, which is a key
-            with a fence of its own. 1 by default. Needs a ledger, and one key.
-        rate: how often bodies of a key may start: "100/m", per second (s), minute (m), hour (h) or
-            day (d). None: without a limit. A delivery that comes too early does what `busy` says
-            for a key that is taken. Needs a ledger, and one key.
-        burst: how many may start at once after a pause. 1 by default: never two in less than the
-            rate's interval.
-        ttl_s: length of the lease, in seconds, renewed after a third of it; 30 by default. After a
-            holder's death its key is taken over within this time.
-        max_hold_s: after how many seconds renewal stops and the body is told. None: never.
-        max_crashes: after how many vanished holders the work is DEAD; 3 by default.
-        on_lost: "fence": the body finds out by `guard.check()`, and its commit is refused.
-            "interrupt": LeaseLostError is raised in its thread as well (not under gevent).
-        atomic: the whole body is one transaction, on `guard.db`, and its return value is
-            committed with it.
-        retention_s: a message that is older, and whose work has no record, is refused; 30 days.
-        recoverable: the task's name and arguments are stored with the work until it is DONE, so
-            that `taskguard sweep` can send its message again if the queue has lost it.
-        namespace: prefix of every key and work of this task, with a colon. None: the application's
-            (`connect(namespace=…)`, `taskguard_namespace`). "": no namespace.
+        parks: whether a delivery that finds its key taken waits in the ledger.
+        newest: "latest" or "supersede" if only the newest message of a key runs; None: each runs.
     """
 
     busy: Busy = "retry"
@@ -104,7 +74,7 @@ class Policy:
     def __post_init__(self) -> None:
         _one_of("busy", self.busy, get_args(Busy))
         _one_of("order", self.order, get_args(Order))
-        _one_of("on_lost", self.on_lost, ("fence", "interrupt"))
+        _one_of("on_lost", self.on_lost, get_args(OnLost))
         check_number("ttl_s", self.ttl_s, at_least=0.05)
         check_number("wait_s", self.wait_s, at_least=0)
         check_number("retention_s", self.retention_s, at_least=1)

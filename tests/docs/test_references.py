@@ -8,24 +8,35 @@ import importlib.util
 import re
 import runpy
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
-from typing import Any
+from inspect import getdoc, signature
+from typing import Any, get_args, get_type_hints
 
 import pytest
+from celery import Celery, Task
+from kombu import Producer
+from rq import Queue
 
+from support import options_page
 from support.findings_page import PAGE, fields_of, page_as_generated, templates
 from support.pages import PAGES, ROOT
-from taskguard import errors, events
+from taskguard import GuardedRow, TaskGuard, errors, events, options
 from taskguard.combinations import DELIVERIES, DIMENSIONS, ENQUEUES, REFUSALS
-from taskguard.integration import Level
+from taskguard.integration import CallOptions, GuardedFunction, Level, TaskOptions
 from taskguard.model.delivery import DROPPED
-from taskguard.model.policy import Policy
+from taskguard.model.policy import Busy, OncePer, OnLost, Order, Policy
 from taskguard.model.states import BY_ROW, TRANSITIONS, State
+from taskguard_celery import guarded_task
+from taskguard_celery.options import MessageOptions
+from taskguard_rq import guarded_job
+from taskguard_rq.options import JobOptions
 
 pytestmark = pytest.mark.once
 
 TESTS = ROOT / "tests"
+OF_WORK = {"once_per", "work", "fingerprint", "row", "formerly"}
+"""Options that name work. The others are how it is delivered, which `Policy` has."""
 
 
 def page(name: str) -> str:
@@ -83,18 +94,74 @@ def test_the_table_of_final_states_has_each_reason_to_drop_a_message() -> None:
         assert (celery == "REVOKED", rq == f"CANCELED, `{word}`") == (told is not None,) * 2
 
 
-def test_the_table_of_options_has_each_option_with_its_default() -> None:
-    """Those that have a plain one."""
+def test_the_page_of_options_has_each_option() -> None:
+    """With its default and the text of its type."""
+    assert options_page.PAGE.read_text(encoding="utf-8") == options_page.page_as_generated(), (
+        "run `PYTHONPATH=tests python tests/support/options_page.py`"
+    )
+
+
+def test_the_page_of_options_has_each_value() -> None:
+    """Of each option that has a table of values; only work may be named by a template, too."""
     text = page("reference/options.md")
-    rows = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", text, re.MULTILINE))
-    declared = {each.name: each.default for each in fields(Policy) if each.init}
-    assert declared.keys() <= rows.keys()
-    for name in ("ttl_s", "max_crashes", "wait_s"):
-        assert float(rows[name]) == declared[name]
-    for name in ("busy", "on_lost"):
-        assert f'"{declared[name]}"' in rows[name]
-    assert (rows["retention_s"], declared["retention_s"]) == ("30 days", 30 * 86_400)
-    assert rows["recoverable"] == rows["atomic"] == "`False`"
+    tables = {"busy": Busy, "order": Order, "once_per": OncePer, "on_lost": OnLost}
+    for name, values in tables.items():
+        _, _, after = text.partition(f"## Values of `{name}`\n")
+        table, _, _ = after.partition("\n\n## ")
+        found = re.findall(r"^\| (`\"\w+\"`|a template) \|", table, re.MULTILINE)
+        template = ["a template"] if name == "once_per" else []
+        assert found == [*(f'`"{value}"`' for value in get_args(values)), *template]
+
+
+def test_options_have_one_type_each() -> None:
+    """Type checkers, `GuardedFunction` and `Policy` take the same names and types."""
+    named = {"GuardedRow": GuardedRow}
+    kinds = {kind: get_type_hints(kind, localns=named) for kind in (TaskOptions, CallOptions)}
+    checked = get_type_hints(Policy)
+    made = get_type_hints(GuardedFunction.__init__, localns=named)
+    for kind, hints in kinds.items():
+        texts = options_page.texts(options)
+        assert hints.keys() == texts["GuardOptions"].keys() | texts[kind.__name__].keys()
+        assert hints.keys() - checked.keys() == OF_WORK
+        for name in hints.keys() & checked.keys() - {"busy"}:
+            assert hints[name] == checked[name], name
+        assert {name: made[name] for name in OF_WORK} == {name: hints[name] for name in OF_WORK}
+    assert kinds[TaskOptions]["busy"] == checked["busy"]
+    assert set(get_args(kinds[CallOptions]["busy"])) < set(get_args(Busy))
+    own = {each.name for each in fields(Policy) if each.init}
+    assert kinds[TaskOptions].keys() - OF_WORK == own
+    assert kinds[TaskOptions].keys() - kinds[CallOptions].keys() == {"order", "max_waiting"}
+
+
+@pytest.mark.parametrize(
+    ("decorator", "kind", "own"),
+    [
+        (guarded_task, "TaskOptions", ["key"]),
+        (guarded_job, "TaskOptions", ["key", "message_id"]),
+        (TaskGuard.guarded, "CallOptions", ["key"]),
+    ],
+)
+def test_a_decorator_shows_the_type_of_its_options(
+    decorator: Callable[..., Any], kind: str, own: list[str]
+) -> None:
+    """In its signature, for Sphinx and editors. Its docstring does not describe them again."""
+    *named, last = [p for p in signature(decorator).parameters.values() if p.name != "self"]
+    assert [each.name for each in named] == own
+    assert (last.name, last.annotation) == ("options", f"Unpack[{kind}]")
+    described = re.findall(r"^ +(\w+): ", getdoc(decorator) or "", re.MULTILINE)
+    assert [name for name in described if name[0].islower()] == [*own, "options"]
+
+
+def test_options_of_messages_are_those_of_their_queues() -> None:
+    """Celery's by the texts of `apply_async()` and by `Producer.publish()`, and RQ's each."""
+    celery = {*re.findall(r"^ +(\w+) \(", Task.apply_async.__doc__ or "", re.MULTILINE)}
+    celery |= {*signature(Producer.publish).parameters, *signature(Celery.send_task).parameters}
+    assert MessageOptions.__annotations__.keys() - celery == set()
+    rq = signature(Queue.create_job).parameters.keys()
+    given = {"self", "func", "args", "kwargs"}
+    refused = {"depends_on", "status", "ttl"}
+    of_rq_3 = {"rate_limit", "webhooks"}
+    assert JobOptions.__annotations__.keys() | of_rq_3 == rq - given - refused | of_rq_3
 
 
 def test_the_page_of_combinations_has_each_rule() -> None:

@@ -57,9 +57,7 @@ class Step:
             """Only its parameters count; what it does is given with each delivery."""
 
         fixed = {name: options.pop(name) for name in ("once_per", "fingerprint") if name in options}
-        self.compiled = GuardedFunction(
-            body, key="order:<order_id>", row=row, options=options, **fixed
-        )
+        self.compiled = GuardedFunction(body, key="order:<order_id>", row=row, **options, **fixed)
 
     def effect(self, guard: Guard) -> str:
         with guard.transaction() as db:

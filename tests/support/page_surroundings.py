@@ -218,6 +218,15 @@ def latest_wins(place: Place) -> Iterator[None]:
     assert place.events()["claimed"] == 2
 
 
+@around("docs/reference/options.md")
+def options(place: Place) -> Iterator[None]:
+    place.app()
+    yield
+    place.twice(place.book, 7, 1)
+    assert place.names.IN_EXACT_LINE["order"] == "strict"
+    assert place.events()["completed"] == 1
+
+
 @around("docs/how-to/without-redis.md")
 def without_redis(place: Place) -> Iterator[None]:
     yield

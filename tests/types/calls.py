@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import assert_type
+from datetime import UTC, datetime
+from typing import Any, assert_type
 
 import sqlalchemy as sa
+from celery import Task
+from rq import Queue, Retry
 from sqlalchemy.orm import Session
 
 import taskguard
-from taskguard import Guard
+import taskguard_celery
+import taskguard_rq
+from taskguard import Former, Guard, GuardedRow
+from taskguard.integration import OutcomeOfEnqueue, TaskOptions
 from taskguard_celery import guarded_task
 from taskguard_rq import guarded_job
 
@@ -69,7 +75,7 @@ def pay(invoice_id: int, *, cents: int) -> str:
     return f"{invoice_id}: {cents}"
 
 
-class Task:
+class ByClass:
     """A task's class."""
 
     @guarded_task(key="order:<order_id>")
@@ -98,4 +104,71 @@ without(1, day=2)  # refused
 assert_type(ship(1), str)
 ship("1")  # refused
 assert_type(charge(1), str)
-assert_type(Task().run(1), str)
+assert_type(ByClass().run(1), str)
+
+
+# The options of the decorators. Nothing here is decorated: each line is one call.
+SHARED: TaskOptions = {"busy": "park", "ttl_s": 60}
+ANY: dict[str, Any] = {"busy": "park", "ttl_s": 60}
+WIDE: dict[str, object] = {"busy": "park", "ttl_s": 60}
+
+
+def options(row: GuardedRow, busy: str) -> None:
+    guarded_task(key="k", busy="park", order="strict", once_per="message", max_waiting=9)
+    guarded_task(key=["a", lambda order_id: f"b:{order_id}"], once_per="<order_id>", ttl_s=5)
+    guarded_task(key="k", row=row, formerly=Former(key="x"), fingerprint="<amount>", work=None)
+    guarded_task(key="k", on_lost="interrupt", max_hold_s=None, atomic=True, namespace="eu")
+    guarded_task(key="k", limit=3, rate="100/m", burst=2, recoverable=True, max_crashes=1)
+    guarded_task(key="k", formerly=[Former(task="a"), Former(once_per="tick")], retention_s=1e6)
+    guarded_task(key="k", order="fifo")  # refused
+    guarded_task(key="k", busy="drop")  # refused
+    guarded_task(key="k", busy=busy)  # refused
+    guarded_task(key="k", bussy="park")  # refused
+    guarded_task(key="k", on_lost="kill")  # refused
+    guarded_task(key="k", ttl_s="30")  # refused
+    guarded_task(key="k", limit=1.5)  # refused
+    guarded_task(key="k", message_id=str)  # refused
+    guarded_task(key=1)  # refused
+    guarded_task(busy="park")  # refused
+    guarded_job(key="k", busy="latest", once_per="message", message_id=lambda job: str(job.id))
+    guarded_job(key="k", busy="newest")  # refused
+    guarded_job(key="k", order="fifo")  # refused
+    guarded_job(key="k", message_id=1)  # refused
+    tg.guarded(key="k", busy="wait", wait_s=5, once_per="<a>")
+    tg.guarded(key="k", busy="retry")  # refused
+    tg.guarded(key="k", order="strict")  # refused
+    tg.guarded(key="k", wait="5")  # refused
+    Former(once_per=1)  # refused
+
+
+def dictionaries() -> None:
+    guarded_task(key="k", **SHARED)
+    merged: TaskOptions = {**SHARED, "order": "strict"}
+    guarded_task(key="k", **merged)
+    guarded_task(key="k", order="strict", **ANY)
+    guarded_job(key="k", **SHARED)
+    guarded_job(key="k", **ANY)
+    tg.guarded(key="k", **ANY)
+    guarded_task(key="k", order="strict", **SHARED)  # refused
+    guarded_task(key="k", **WIDE)  # refused
+    tg.guarded(key="k", **SHARED)  # refused
+
+
+def enqueued(ship: Task, queue: Queue, session: Session, word: str) -> None:
+    one = taskguard_celery.enqueue(ship, (42,), session=session, priority=9, queue="high")
+    assert_type(one.outcome, OutcomeOfEnqueue)
+    taskguard_celery.enqueue(ship, (42,), duplicate="replace", delay_s=30)
+    taskguard_celery.enqueue(ship, (42,), eta=datetime.now(UTC), headers={"tenant": "a"})
+    taskguard_celery.enqueue(ship, (42,), **ANY)
+    print(taskguard_celery.enqueue(ship, (42,), duplicate="skip").outcome)  # refused
+    taskguard_celery.enqueue(ship, (42,), duplicate="drop")  # refused
+    taskguard_celery.enqueue(ship, (42,), duplicate=word)  # refused
+    taskguard_celery.enqueue(ship, (42,), expires=60)  # refused
+    taskguard_celery.enqueue(ship, (42,), priority="high")  # refused
+    taskguard_celery.enqueue(ship, (42,), countdwn=1)  # refused
+    taskguard_rq.enqueue(queue, pay, (42,), retry=Retry(max=3), result_ttl=600, meta={"a": 1})
+    taskguard_rq.enqueue(queue, pay, (42,), duplicate="attach", **ANY)
+    taskguard_rq.enqueue(queue, pay, (42,), duplicate="attached")  # refused
+    taskguard_rq.enqueue(queue, pay, (42,), ttl=60)  # refused
+    taskguard_rq.enqueue(queue, pay, (42,), depends_on="x")  # refused
+    taskguard_rq.enqueue(queue, pay, (42,), result_ttl="600")  # refused

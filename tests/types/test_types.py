@@ -146,6 +146,7 @@ AROUND = {
     """,
         "",
     ),
+    "docs/reference/options.md": (_APP,),
     "docs/reference/events.md": (
         """
         from typing import Any

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -99,10 +100,9 @@ def test_refused_where_it_is_decorated(options: dict[str, object], said: str) ->
 
     def pay(account: int) -> None: ...
 
-    values = {"key": "account:<account>", "once_per": "message", **options}
-    named = {name: values.pop(name) for name in ("key", "once_per")}
+    given: dict[str, Any] = {"key": "account:<account>", "once_per": "message", **options}
     with pytest.raises(ConfigurationError, match=said):
-        GuardedFunction(pay, options=values, **named)  # type: ignore[arg-type]
+        GuardedFunction(pay, **given)
 
 
 def test_a_callable_that_makes_several_keys() -> None:
@@ -110,9 +110,7 @@ def test_a_callable_that_makes_several_keys() -> None:
 
     def pay(account: int) -> None: ...
 
-    compiled = GuardedFunction(
-        pay, key=lambda account: ["a", "b"], once_per="message", options={"limit": 2}
-    )
+    compiled = GuardedFunction(pay, key=lambda account: ["a", "b"], once_per="message", limit=2)
     with pytest.raises(ConfigurationError, match="made 2 for this call: a, b"):
         compiled.delivery((1,), {}, namespace="", message=MessageRef("m"))
 

@@ -37,7 +37,7 @@ def decorate(chosen: dict[str, str]) -> GuardedFunction:
     if chosen["rate"] == "given":
         options["rate"] = "100/m"
     key = "order:<order>" if chosen["keys"] == "one" else ["order:<order>", "line:<line>"]
-    return GuardedFunction(ship, key=key, once_per=once_per, options=options)
+    return GuardedFunction(ship, key=key, once_per=once_per, **options)
 
 
 def enqueue(compiled: GuardedFunction, duplicate: Any) -> None:

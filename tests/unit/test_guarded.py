@@ -78,9 +78,7 @@ def test_a_message_id_that_is_used_for_two_keys_names_two_works() -> None:
 
 def test_work_shared_by_name_and_apart_by_namespace() -> None:
     """`work=` replaces the task's name; `namespace` stands before keys and work ids."""
-    compiled = GuardedFunction(
-        ship, key="order:<order_id>", work="shipping", options={"namespace": "eu"}
-    )
+    compiled = GuardedFunction(ship, key="order:<order_id>", work="shipping", namespace="eu")
     delivery = compiled.delivery((42,), {}, task="shop.ship", namespace="", message=M1)
     assert (delivery.keys, delivery.work) == (("eu:order:42",), "shipping eu:order:42")
 
@@ -88,9 +86,7 @@ def test_work_shared_by_name_and_apart_by_namespace() -> None:
 def test_several_keys_make_one_work() -> None:
     """Locks are sorted, so that everybody takes them in one order; the work is named in that of
     the templates, joined by what no key holds."""
-    compiled = GuardedFunction(
-        ship, key=["z:<order_id>", "a:<order_id>"], options={"namespace": "eu"}
-    )
+    compiled = GuardedFunction(ship, key=["z:<order_id>", "a:<order_id>"], namespace="eu")
     delivery = compiled.delivery((42,), {}, task="t", namespace="", message=M1)
     assert delivery.keys == ("eu:a:42", "eu:z:42")
     assert delivery.work == "t eu:z:42%,a:42"
@@ -159,7 +155,7 @@ def test_ids_of_works_are_short_enough_for_every_index(once_per: str, name: str)
         pick,
         key=lambda ids: [f"item:{each}" for each in ids],
         once_per=once_per,
-        options={"namespace": "eu"},
+        namespace="eu",
     )
     ids = [f"{number}-{LONG[:500]}" for number in range(100)]
     work_ids = []

@@ -43,7 +43,7 @@ def test_what_is_refused(busy: str, options: dict[str, Any], says: str) -> None:
     """Where the function is decorated, with the reason."""
     given = {"key": "user:<user>", "once_per": "message", **options}
     with pytest.raises(ConfigurationError, match=says):
-        GuardedFunction(body, **given, options={"busy": busy})
+        GuardedFunction(body, **given, busy=busy)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_callable_that_makes_several_keys(options: dict[str, Any]) -> None:
         body,
         key=lambda user: [f"a:{user}", f"b:{user}"],
         once_per="message",
-        options=options,
+        **options,
     )
     with pytest.raises(ConfigurationError, match="is for one key"):
         made.delivery((1,), {}, namespace="", message=MessageRef("m"))

@@ -53,7 +53,7 @@ class Guarded:
         named = {
             name: options.pop(name) for name in ("namespace", "max_crashes") if name in options
         }
-        self._function = GuardedFunction(ship, **options, options=named)
+        self._function = GuardedFunction(ship, **options, **named)
         self.queue = NotingQueue()
         self.ran: list[Guard] = []
 
@@ -226,7 +226,7 @@ def test_a_former_shape_that_is_the_present_one_costs_nothing(shop: GuardedShop)
     assert delivery == replace(delivery, formerly=(), keys=("order:1",))
 
 
-PARKS: dict[str, Any] = {"once_per": "message", "options": {"busy": "park"}}
+PARKS: dict[str, Any] = {"once_per": "message", "busy": "park"}
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,7 @@ def test_a_line_is_known_by_its_former_names(
 def test_a_former_key_is_not_bounded(former: Former) -> None:
     """Refused where the function is decorated, and not at each of its messages."""
     with pytest.raises(ConfigurationError, match="its former key"):
-        GuardedFunction(ship, **WAS, once_per="message", formerly=former, options={"limit": 2})
+        GuardedFunction(ship, **WAS, once_per="message", formerly=former, limit=2)
 
 
 @pytest.mark.parametrize(

@@ -89,9 +89,7 @@ class Rig:
     def delivery(self, message: str = "", *, deferrals: int = 0, **options: Any) -> Delivery:
         """A delivery of a message of its own."""
         options.setdefault("busy", "retry")
-        compiled = GuardedFunction(
-            pay, key="account:<account>", once_per="message", options=options
-        )
+        compiled = GuardedFunction(pay, key="account:<account>", once_per="message", **options)
         ref = MessageRef(message or f"m{next(self._numbers)}", deferrals=deferrals)
         return compiled.delivery((1,), {}, namespace="", message=ref, queue=self.queue)
 
@@ -290,9 +288,7 @@ class TestRate:
 
 def test_without_a_ledger() -> None:
     """Nobody counts then, and it is said before anything runs."""
-    compiled = GuardedFunction(
-        pay, key="account:<account>", once_per="message", options={"limit": 2}
-    )
+    compiled = GuardedFunction(pay, key="account:<account>", once_per="message", limit=2)
     delivery = compiled.delivery((1,), {}, namespace="", message=MessageRef("m"))
     with pytest.raises(ConfigurationError, match="no ledger to count in"):
         Runner(locks=MemoryLocks(), ledger=None).deliver(delivery, lambda guard: None)
