@@ -11,6 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from taskguard.clock import Clock as Clock
+    from taskguard.clock import SystemClock as SystemClock
     from taskguard.decorated import Decorator as Decorator
     from taskguard.doctor import Configuration as Configuration
     from taskguard.doctor import GuardedTask as GuardedTask
@@ -65,6 +67,7 @@ else:
     __all__, __getattr__, __dir__ = lazy_names(
         __name__,
         {
+            "taskguard.clock": "Clock SystemClock",
             "taskguard.decorated": "Decorator",
             "taskguard.doctor": "Configuration GuardedTask Report examine log_findings",
             "taskguard.findings": "Finding FindingTemplate Level",

@@ -25,10 +25,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from taskguard.integration import ExternalConnection, Parking, Queue
 from taskguard.ledger.ports import DatabaseLedger, LedgerTransaction, LineLedger
-from taskguard.ledger.transactions.external import ExternalConnection
-from taskguard.locks.base import HintingLocks, LockProvider
-from taskguard.model.delivery import Parking, Queue
+from taskguard.locks import HintingLocks, LockProvider
 
 __all__ = ["Crashes", "Killed", "boundaries", "kill_process"]
 

@@ -22,7 +22,7 @@ import sqlalchemy as sa
 from pytest_taskguard.crashes import Crashes, Killed
 from pytest_taskguard.delivering import Message
 from pytest_taskguard.memory import Memory
-from taskguard.clock import SystemClock
+from taskguard.integration import SystemClock
 
 __all__ = ["CrashReport", "Crashed", "EffectsError", "Explorer", "LostLease"]
 

@@ -15,15 +15,14 @@ from typing import Any
 import sqlalchemy as sa
 
 from pytest_taskguard.crashes import Crashes
-from taskguard.clock import Clock
+from taskguard import SqlLedger
 from taskguard.drivers import extras_named
 from taskguard.errors import ConfigurationError
 from taskguard.events import Event
+from taskguard.integration import Clock, Overrides, overridden
 from taskguard.ledger.connections.engine import make_engine
-from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import KEYS, METADATA, SCHEMA, WORK
 from taskguard.locks.redis import RedisLocks
-from taskguard.overrides import Overrides, overridden
 
 __all__ = ["Memory"]
 

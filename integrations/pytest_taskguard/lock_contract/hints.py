@@ -16,8 +16,16 @@ import pytest
 
 from pytest_taskguard.lock_contract.server import CALLED_S, KEY, LockServer, granted, take
 from pytest_taskguard.lock_contract.waits import fresh, tried, unless_late
-from taskguard.locks.base import CALLED, KEPT_S, Granted, Held, HintingLocks, LockProvider
-from taskguard.model.lease import Owner, new_owner
+from taskguard.locks import (
+    CALLED,
+    KEPT_S,
+    Granted,
+    Held,
+    HintingLocks,
+    LockProvider,
+    Owner,
+    new_owner,
+)
 
 __all__ = ["TestHints"]
 

@@ -23,8 +23,7 @@ from pytest_taskguard.lock_contract.server import (
     taken_over,
 )
 from pytest_taskguard.lock_contract.waits import fresh, tried, unless_late
-from taskguard.locks.base import Granted, Held, Hold, LockProvider, Renewal
-from taskguard.model.lease import Owner, new_owner
+from taskguard.locks import Granted, Held, Hold, LockProvider, Owner, Renewal, new_owner
 
 __all__ = ["TestAcquire", "TestHandOver", "TestHolders", "TestRelease", "TestRenew", "TestTokens"]
 

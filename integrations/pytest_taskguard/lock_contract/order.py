@@ -33,8 +33,7 @@ from pytest_taskguard.lock_contract.waits import (
     within,
 )
 from pytest_taskguard.waiting import wait_until
-from taskguard.locks.base import Granted, Held, LockProvider, Renewal
-from taskguard.model.lease import Owner, new_owner
+from taskguard.locks import Granted, Held, LockProvider, Owner, Renewal, new_owner
 
 __all__ = ["TestOrder"]
 

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import pytest
 
 from pytest_taskguard.waiting import wait_until
-from taskguard.locks.base import NOBODY, Granted, Held, Hold, LockProvider, Renewal
-from taskguard.model.lease import Owner
+from taskguard.locks import NOBODY, Granted, Held, Hold, LockProvider, Owner, Renewal
 
 __all__ = [
     "CALLED_S",

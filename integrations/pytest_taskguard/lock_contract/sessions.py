@@ -25,8 +25,7 @@ from pytest_taskguard.lock_contract.server import (
 from pytest_taskguard.lock_contract.waits import Ended
 from pytest_taskguard.waiting import wait_until
 from taskguard.errors import LockServerUnavailableError
-from taskguard.locks.base import Granted, Held, LockProvider, Renewal
-from taskguard.model.lease import new_owner
+from taskguard.locks import Granted, Held, LockProvider, Renewal, new_owner
 
 __all__ = ["TestClose", "TestSession", "TestSwallowedReply", "TestTraits"]
 

@@ -16,8 +16,17 @@ from pytest_taskguard.lock_contract import server
 from pytest_taskguard.lock_contract.server import KEY, WAITS_S, LockServer, slack_s
 from pytest_taskguard.lock_contract.waits import fresh, took_s, tried, unless_late, within
 from pytest_taskguard.waiting import wait_until
-from taskguard.locks.base import NO_LIMIT, Granted, Held, Hold, LockProvider, Renewal, SharingLocks
-from taskguard.model.lease import Owner, new_owner
+from taskguard.locks import (
+    NO_LIMIT,
+    Granted,
+    Held,
+    Hold,
+    LockProvider,
+    Owner,
+    Renewal,
+    SharingLocks,
+    new_owner,
+)
 
 __all__ = ["TestSharing", "TestSharingInOrder"]
 

@@ -12,8 +12,7 @@ from collections.abc import Callable
 
 from pytest_taskguard.lock_contract import server
 from pytest_taskguard.lock_contract.server import KEY, LockServer, renewed, take
-from taskguard.locks.base import Granted, Held, LockProvider, Renewal
-from taskguard.model.lease import Owner, new_owner
+from taskguard.locks import Granted, Held, LockProvider, Owner, Renewal, new_owner
 
 __all__ = ["Ended", "TestWait", "fresh", "took_s", "took_turn", "tried", "unless_late", "within"]
 
