@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from taskguard.findings import Finding
 from taskguard.locks.redis import findings
-from taskguard.locks.redis.link import Refusal
+from taskguard.locks.redis.refusals import Refusal
 from taskguard.values import value
 
 __all__ = ["RedisFacts", "facts_of", "judge", "judge_refusal"]

@@ -19,7 +19,6 @@ script may be called twice.
 
 from __future__ import annotations
 
-import enum
 import os
 import re
 import socket
@@ -41,23 +40,13 @@ from taskguard.locks.redis.address import (
     refuse_unknown_certificates,
 )
 from taskguard.locks.redis.protocol import Script, pack
+from taskguard.locks.redis.refusals import Refusal, may_pass, refusal_of, unavailable
 
-__all__ = ["Connections", "RedisLink", "Refusal", "Sent", "driver", "quiet_options"]
+__all__ = ["Connections", "RedisLink", "Sent", "driver", "quiet_options"]
 
 _MOST_IDLE = 64
 # Lets a node of a cluster accept the next command for a slot that is moving to it.
 _ASKING = pack(b"ASKING")
-# Words of servers from 6.2 to 9 for a NOPERM within a script.
-_FORBIDDEN_IN_SCRIPT = ("ACL failure in script", "The user executing the script can't")
-
-
-class Refusal(enum.Enum):
-    """Why a server refused a call."""
-
-    LOGIN = enum.auto()
-    RIGHTS = enum.auto()
-    CLUSTER = enum.auto()
-    OTHER = enum.auto()
 
 
 class RedisLink:
@@ -219,31 +208,20 @@ class RedisLink:
         )
 
     def refusal_of(self, error: BaseException | None) -> Refusal | None:
-        """Return why the server refused. None: it gave no answer.
-
-        `error`: redis-py's error, or the LockServerUnavailableError that it caused.
-        """
-        if isinstance(error, LockServerUnavailableError):
-            error = error.__cause__
-        errors, said = self._errors, str(error)
-        # A server that requires a password refuses a long script with this word.
-        if "unauthenticated" in said or isinstance(
-            error, (errors.AuthenticationError, errors.AuthorizationError)
-        ):
-            return Refusal.LOGIN
-        if isinstance(error, errors.NoPermissionError) or any(
-            sign in said for sign in _FORBIDDEN_IN_SCRIPT
-        ):
-            return Refusal.RIGHTS
-        if said.startswith(("MOVED ", "ASK ", "CROSSSLOT ")) or isinstance(
-            error, (errors.MovedError, errors.AskError, errors.ClusterCrossSlotError)
-        ):
-            return Refusal.CLUSTER
-        return Refusal.OTHER if isinstance(error, errors.ResponseError) else None
+        """Return why the server refused. None: it gave no answer."""
+        return refusal_of(error, self._errors)
 
     def was_refused(self, error: LockServerUnavailableError) -> bool:
         """Return whether the server answered with a refusal."""
         return isinstance(error.__cause__, self._errors.ResponseError)
+
+    def may_pass(self, error: BaseException | None) -> bool:
+        """Return whether a new connection may help. It does not help against a refusal."""
+        return may_pass(error, self._errors)
+
+    def unavailable(self, error: Exception) -> LockServerUnavailableError:
+        """Return the error, with the server's address and without its password."""
+        return unavailable(error, self._errors, address=self.address, cluster=self._cluster)
 
     # As `Traits` has it.
     failover_s: float = 0.0
@@ -288,42 +266,6 @@ class RedisLink:
 
     def _connections(self, kind: Callable[..., Any], options: dict[str, Any]) -> Connections:
         return Connections(lambda: kind(**options))
-
-    def may_pass(self, error: BaseException | None) -> bool:
-        """Return whether a new connection may help. It does not help against a refusal."""
-        errors = self._errors
-        if isinstance(error, (errors.AuthenticationError, errors.AuthorizationError)):
-            return False
-        kinds = (errors.ConnectionError, errors.TimeoutError, errors.ReadOnlyError, OSError)
-        return isinstance(error, kinds)
-
-    def unavailable(self, error: Exception) -> LockServerUnavailableError:
-        """Return the error, with the server's address and without its password."""
-        said = str(error).rstrip(".") or type(error).__name__
-        refusal = self.refusal_of(error)
-        if refusal is Refusal.LOGIN:
-            rest = (
-                f"refuses user or password: {said}. This is a mistake in the settings; correct "
-                "the URL."
-            )
-        elif refusal is Refusal.RIGHTS:
-            rest = (
-                f"forbids what locks need: {said}. This is a mistake in the settings; "
-                "taskguard.locks.redis tells what rights its user needs."
-            )
-        elif refusal is Refusal.CLUSTER and not self._cluster:
-            # Without credentials, which the author of the URL knows.
-            where = self.address.partition("/")[0]
-            rest = (
-                f"is a Redis Cluster ({said}). Write redis+cluster:// for redis:// and "
-                f"rediss+cluster:// for rediss://, and several of its nodes: "
-                f"redis+cluster://{where},<another host:port>."
-            )
-        elif refusal is Refusal.OTHER:
-            rest = f"refused: {said}."
-        else:
-            rest = f"gave no answer: {said}."
-        return LockServerUnavailableError(f"The lock server {self.address} {rest}")
 
     def _check(self, kind: Callable[..., Any], options: dict[str, Any]) -> None:
         """Find options that do not exist now rather than at the first task."""

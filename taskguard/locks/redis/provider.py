@@ -22,8 +22,9 @@ from taskguard.locks.base import (
     Traits,
     in_batches,
 )
-from taskguard.locks.redis.link import RedisLink, Refusal
+from taskguard.locks.redis.link import RedisLink
 from taskguard.locks.redis.protocol import Script, pack
+from taskguard.locks.redis.refusals import Refusal
 from taskguard.locks.redis.sentinel_url import is_sentinel_url
 from taskguard.model.lease import Owner, new_owner
 from taskguard.model.policy import DAY_S, MOST_ROWS, check_number

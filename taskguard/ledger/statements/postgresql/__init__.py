@@ -19,7 +19,6 @@ from taskguard.ledger.connections.database import WRITE_LOCK_S, Database
 from taskguard.ledger.connections.dialects.postgresql import bounding, milliseconds
 from taskguard.ledger.connections.errors import LockTimeoutError
 from taskguard.ledger.connections.libpq import Commit
-from taskguard.ledger.decisions import CLAIMABLE, answer, busy_key, decide_row
 from taskguard.ledger.lines import postgresql as lines
 from taskguard.ledger.lines.postgresql import place
 from taskguard.ledger.own_rows import changes as rows
@@ -27,13 +26,20 @@ from taskguard.ledger.records import Called
 from taskguard.ledger.refusals import ended_in_block, stale
 from taskguard.ledger.statements.portable import Statements
 from taskguard.ledger.statements.postgresql import own_row
+from taskguard.ledger.statements.postgresql.answers import (
+    Found,
+    FoundFirst,
+    FoundKey,
+    answer_of,
+    answer_of_first,
+    busy_of,
+)
 from taskguard.ledger.stored import statement
 from taskguard.ledger.tables import FREE, KEYS
 from taskguard.locks.base import Renewal
 from taskguard.model.bounds import NO_RATES, Bounds, Rate
-from taskguard.model.claims import Busy, Claim, ClaimAnswer, Claimed, ClaimRequest, RowRef
-from taskguard.model.lease import Owner
-from taskguard.model.states import Decision, Place, State
+from taskguard.model.claims import Claim, ClaimAnswer, Claimed, ClaimRequest, RowRef
+from taskguard.model.states import Place, State
 
 __all__ = ["PostgreSQLStatements"]
 
@@ -60,81 +66,6 @@ _ENDED, _STALE = "taskguard: ", "taskguard: begun"
 _RENEW = statement(__package__, "renew")
 _STORE_RESULT = statement(__package__, "store_result")
 _NOTE = statement(__package__, "note")
-
-
-class _Found(NamedTuple):
-    """The one row of claim.sql: the work as it was, and what was granted."""
-
-    now_us: int
-    recorded_retries: int
-    recorded_deferrals: int
-    id: str | None
-    message: str
-    retries: int
-    state: str
-    final: int
-    fence: int
-    owner: str
-    lease_until: int
-    attempts: int
-    crashes: int
-    progress: str | None
-    result: str | None
-    error: str | None
-    finished: int | None
-    fingerprint: str | None
-    parked: int | None
-    eligible: bool
-    granted_fence: int | None
-    claimed_attempts: int | None
-    claimed_crashes: int
-    claimed_progress: str | None
-    holder: str
-    held_until: int | None
-    flush: str | None
-
-
-class _FoundFirst(NamedTuple):
-    """The one row of claim_first.sql. `found`: what stood in its way, or of no meaning."""
-
-    now_us: int
-    granted_fence: int | None
-    done: int | None
-    found: str
-
-
-class _Recorded(NamedTuple):
-    """What `_FoundFirst.found` is made of: a work's record, its message's and its key's."""
-
-    id: str | None
-    message: str
-    retries: int
-    state: str
-    final: int
-    fence: int
-    owner: str
-    lease_until: int
-    attempts: int
-    crashes: int
-    progress: str | None
-    result: str | None
-    error: str | None
-    finished: int | None
-    fingerprint: str | None
-    recorded_retries: int | None
-    recorded_deferrals: int | None
-    holder: str | None
-    held_until: int | None
-
-
-class _FoundKey(NamedTuple):
-    """The one row of claim_key.sql."""
-
-    now_us: int
-    granted_fence: int | None
-    holder: str
-    held_until: int | None
-    flush: str | None
 
 
 class _FoundHold(NamedTuple):
@@ -180,24 +111,24 @@ class PostgreSQLStatements(Statements):
             text = _CLAIM_FIRST_IN_LINE if request.in_line else _CLAIM_FIRST
             text = _CLAIM_FIRST_STRICT if request.strict else text
             [row] = self.database.ask(text, asked)
-            first = _FoundFirst(*row)
+            first = FoundFirst(*row)
             if first.done is not None:
                 assert first.granted_fence is not None  # noqa: S101
                 return Claimed(Claim(request, first.granted_fence))
             if first.granted_fence is not None:
                 return None
-            answered = _refused(request, first)
+            answered = answer_of_first(request, first)
             if answered is not None:
                 return answered
         text = _CLAIM_IN_LINE if request.in_line else _CLAIM
         text = _CLAIM_STRICT if request.strict else text
-        return _answered(request, _Found(*self.database.ask(text, asked)[0]))
+        return answer_of(request, Found(*self.database.ask(text, asked)[0]))
 
     def _claim_key(self, request: ClaimRequest) -> ClaimAnswer | None:
-        found = _FoundKey(*self.database.ask(_CLAIM_KEY, self._asked(request))[0])
+        found = FoundKey(*self.database.ask(_CLAIM_KEY, self._asked(request))[0])
         if found.granted_fence is not None:
             return Claimed(Claim(request, found.granted_fence))
-        return _held(found, None, found.now_us)
+        return busy_of(found, None, found.now_us)
 
     def _claim_with_row(self, request: ClaimRequest) -> ClaimAnswer | None:
         """With the user's own row in the statement, where that is NEW; else None."""
@@ -205,7 +136,7 @@ class PostgreSQLStatements(Statements):
         dialect = self.database.engine.dialect
         text = own_row.claiming(rows.declared_of(request.row), dialect)
         values = self._asked(request) | own_row.values(request.row, dialect)
-        answered = _answered(request, _Found(*self.database.ask(text, values)[0]), Place.NEW)
+        answered = answer_of(request, Found(*self.database.ask(text, values)[0]), Place.NEW)
         return answered if isinstance(answered, Claimed) else None
 
     def _asked(self, request: ClaimRequest) -> dict[str, object]:
@@ -390,70 +321,6 @@ def _is_simple(request: ClaimRequest) -> bool:
     """Whether one statement can decide it."""
     row = request.row
     return len(request.keys) == 1 and not request.formerly and (row is None or own_row.fits(row))
-
-
-def _refused(request: ClaimRequest, first: _FoundFirst) -> ClaimAnswer | None:
-    """What a delivery is told by the records that stood in its way; None: it may have a claim."""
-    found = _Recorded(*json.loads(first.found))
-    row = found if found.id is not None else None
-    recorded = found.recorded_retries or 0, found.recorded_deferrals or 0
-    decision = decide_row(request, row, recorded, first.now_us)
-    if decision is Decision.BURY:
-        return None
-    if decision not in CLAIMABLE:
-        return answer(request, row, decision, first.now_us, recorded=recorded)
-    if not found.holder or found.holder == str(request.owner):
-        return None
-    return _held(found, row, first.now_us)
-
-
-def _answered(
-    request: ClaimRequest, found: _Found, place: Place | None = None
-) -> ClaimAnswer | None:
-    row = found if found.id is not None else None
-    fence, attempt = found.granted_fence, found.claimed_attempts
-    if row is None and fence is not None and attempt is not None:
-        return Claimed(Claim(request, fence))  # the first, by the statement's own word
-    recorded = found.recorded_retries, found.recorded_deferrals
-    decision = decide_row(request, row, recorded, found.now_us, place)
-    if decision is Decision.AGAIN:
-        return None  # the statement knows of the record alone
-    if fence is not None and attempt is not None:
-        takeover = decision is Decision.TAKEOVER
-        return Claimed(
-            Claim(request, fence),
-            attempt=attempt,
-            waited=found.parked is not None,
-            takeover=takeover,
-            vanished=Owner.parse(found.owner) if takeover else None,
-            crashes=found.claimed_crashes,
-            progress_json=found.claimed_progress,
-        )
-    if fence is not None or decision is Decision.BURY:
-        return None
-    if decision not in CLAIMABLE:
-        return answer(request, row, decision, found.now_us, recorded=recorded)
-    return _taken(request, found, row)
-
-
-def _taken(request: ClaimRequest, found: _Found, row: _Found | None) -> ClaimAnswer | None:
-    """The key is another's, or it is the turn of others; None where that is not known."""
-    if found.holder == str(request.owner):
-        return None  # already this request's, which did not get the work, and heard nothing of it
-    held = _held(found, row, found.now_us)
-    if held is not None or not request.in_line:
-        return held
-    # Others wait for it, or it was taken just now: in a line that is the same.
-    return Busy(None, None, same_work=False, started=row is not None and row.attempts > 0)
-
-
-def _held(
-    found: _Found | _FoundKey | _Recorded, row: _Found | _Recorded | None, now_us: int
-) -> ClaimAnswer | None:
-    """The key is another's; None where it was not yet so in the statement's snapshot."""
-    if found.held_until is None or found.held_until <= now_us:
-        return None
-    return busy_key(str(found.holder), found.held_until, row, now_us)
 
 
 def _ending(claim: Claim, result_json: str | None, *, begun: bool) -> dict[str, object]:
