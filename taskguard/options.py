@@ -86,7 +86,7 @@ class GuardOptions(TypedDict, total=False):
 
 
 class CallOptions(GuardOptions, total=False):
-    """Options of `tg.guarded()`: no queue can send a plain call again later."""
+    """Options of `tg.guarded()`. No queue can send a plain call again later."""
 
     busy: Literal["wait", "raise"]
     """What a call does if its key is taken: wait for `wait_s`, or raise `KeyBusyError` at once."""

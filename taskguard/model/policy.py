@@ -45,7 +45,7 @@ _MAX_NAMESPACE_BYTES = 100
 
 @value(kw_only=True)
 class Policy:
-    """How a guarded task behaves: its options, checked. `options.py` says what each one means.
+    """How a guarded task behaves: its options, checked. docs/reference/options.md has each.
 
     Attributes:
         parks: whether a delivery that finds its key taken waits in the ledger.
