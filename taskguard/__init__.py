@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from taskguard.ledger.sql import SqlLedger as SqlLedger
     from taskguard.model.former import Former as Former
     from taskguard.model.lease import Lease as Lease
+    from taskguard.options import CallOptions as CallOptions
+    from taskguard.options import TaskOptions as TaskOptions
     from taskguard.periodic.leader import Leader as Leader
     from taskguard.periodic.leader import Leadership as Leadership
     from taskguard.run.guard import Guard as Guard
@@ -43,6 +45,7 @@ else:
             "taskguard.ledger.sql": "SqlLedger",
             "taskguard.model.former": "Former",
             "taskguard.model.lease": "Lease",
+            "taskguard.options": "CallOptions TaskOptions",
             "taskguard.periodic.leader": "Leader Leadership",
             "taskguard.run.guard": "Guard current_guard",
         },

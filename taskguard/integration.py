@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from taskguard.model.policy import Policy as Policy
     from taskguard.model.records import Standing as Standing
     from taskguard.model.states import EXPIRED as EXPIRED
-    from taskguard.options import CallOptions as CallOptions
-    from taskguard.options import TaskOptions as TaskOptions
     from taskguard.outbox.enqueue import Duplicate as Duplicate
     from taskguard.outbox.enqueue import OutcomeOfEnqueue as OutcomeOfEnqueue
     from taskguard.outbox.enqueue import Placed as Placed
@@ -82,7 +80,6 @@ else:
             "taskguard.model.policy": "Policy",
             "taskguard.model.records": "Standing",
             "taskguard.model.states": "EXPIRED",
-            "taskguard.options": "CallOptions TaskOptions",
             "taskguard.outbox.enqueue": (
                 "Duplicate OutcomeOfEnqueue Placed check_delay enqueue_in not_before_s Send"
             ),

@@ -64,7 +64,8 @@ from taskguard_celery.runtime import KEPT, runtime_of
 from taskguard_celery.tracing import begun_s
 
 if TYPE_CHECKING:
-    from taskguard.integration import Decorator, KeySpec, TaskOptions
+    from taskguard import TaskOptions
+    from taskguard.integration import Decorator, KeySpec
 
 __all__ = ["guarded_task"]
 

@@ -59,7 +59,8 @@ from taskguard_rq.runtime import runtime
 from taskguard_rq.ticks import name_ticks
 
 if TYPE_CHECKING:
-    from taskguard.integration import Decorator, KeySpec, TaskOptions
+    from taskguard import TaskOptions
+    from taskguard.integration import Decorator, KeySpec
 
 __all__ = ["guarded_job"]
 

@@ -21,7 +21,7 @@ NO_MODULES = {"taskguard.doctors", "taskguard.queues", "taskguard.eviction"}
 # These pages are for the developers of taskguard.
 INSIDE = re.compile(r"docs/(decisions/.*|architecture\.md)")
 _DOTTED = re.compile(r"(?<![\w./<>:@-])taskguard(?:\.[a-zA-Z_]\w*)+")
-_DIRECTIVE = re.compile(r"^\.\. (?:py:data|auto\w+):: (taskguard[\w.]*)$", re.MULTILINE)
+_DIRECTIVE = re.compile(r"^\.\. (?:py:data|py:class|auto\w+):: (taskguard[\w.]*)$", re.MULTILINE)
 # `autoclass:: taskguard.TaskGuard` has these members on a page of their own.
 _OF_TASKGUARD = "taskguard.TaskGuard."
 

@@ -21,9 +21,9 @@ from rq import Queue
 from support import options_page
 from support.findings_page import PAGE, fields_of, page_as_generated, templates
 from support.pages import PAGES, ROOT
-from taskguard import GuardedRow, TaskGuard, errors, events, options
+from taskguard import CallOptions, GuardedRow, TaskGuard, TaskOptions, errors, events, options
 from taskguard.combinations import DELIVERIES, DIMENSIONS, ENQUEUES, REFUSALS
-from taskguard.integration import CallOptions, GuardedFunction, Level, TaskOptions
+from taskguard.integration import GuardedFunction, Level
 from taskguard.model.delivery import DROPPED
 from taskguard.model.policy import Busy, OncePer, OnLost, Order, Policy
 from taskguard.model.states import BY_ROW, TRANSITIONS, State

@@ -13,8 +13,8 @@ from dataclasses import fields
 from typing import Any
 
 from support.pages import ROOT
-from taskguard import options
-from taskguard.integration import GuardedFunction, TaskOptions
+from taskguard import TaskOptions, options
+from taskguard.integration import GuardedFunction
 from taskguard.keys import function
 from taskguard.model.policy import Policy
 from taskguard.options import GuardOptions

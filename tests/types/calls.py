@@ -13,8 +13,8 @@ from sqlalchemy.orm import Session
 import taskguard
 import taskguard_celery
 import taskguard_rq
-from taskguard import Former, Guard, GuardedRow
-from taskguard.integration import OutcomeOfEnqueue, TaskOptions
+from taskguard import Former, Guard, GuardedRow, TaskOptions
+from taskguard.integration import OutcomeOfEnqueue
 from taskguard_celery import guarded_task
 from taskguard_rq import guarded_job
 
