@@ -32,10 +32,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import fields
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from taskguard.model.lease import UNKNOWN_HOLDER
 from taskguard.values import value
+
+if TYPE_CHECKING:
+    from taskguard.model.delivery import Delivery
 
 __all__ = [
     "Acquired",
@@ -389,6 +392,12 @@ class Events:
             self._tell(tuple(each for each in self._listeners if each is not listener))
 
         return stop
+
+    def about(self, delivery: Delivery, kind: type[Event], **values: Any) -> None:
+        """Emit an event of a delivery, unless no listener hears its level."""
+        if self.hears(kind.level):
+            message = delivery.message.id
+            self.emit(kind(key=delivery.key, task=delivery.task, message=message, **values))
 
     def emit(self, event: Event) -> None:
         """Tell every listener; one that raises is logged once per kind of event."""

@@ -10,8 +10,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import field
 from typing import Any, Protocol
 
+from taskguard.clock import Clock
 from taskguard.model.bounds import Bounds
-from taskguard.model.claims import Claim, MessageRef, RowRef
+from taskguard.model.claims import Claim, ClaimRequest, MessageRef, RowRef
+from taskguard.model.lease import Owner
 from taskguard.model.policy import Policy
 from taskguard.values import value
 
@@ -34,6 +36,8 @@ __all__ = [
 
 NOT_BEFORE = "not_before_s"
 """Field of a stored call: when its message may run at the earliest, in seconds since 1970."""
+
+NO_OWNER = Owner("", "")
 
 
 def stored_call(call: Mapping[str, Any], message: MessageRef, app: str) -> str:
@@ -208,6 +212,38 @@ class Delivery:
         """Whether nothing says that its message was delivered before."""
         message = self.message
         return not (self.called or self.redelivered or message.retries or message.deferrals)
+
+    def request(self, owner: Owner = NO_OWNER, *, clock: Clock) -> ClaimRequest:
+        """Return what it requests of a ledger as `owner`. The clock tells the age of its message.
+
+        Without an owner the request can read, park and enqueue, but claim nothing.
+        """
+        policy, published_s, expires_s = self.policy, self.published_at_s, self.expires_at_s
+        age_s = 0.0 if published_s is None else clock.wall_s() - published_s
+        return ClaimRequest(
+            keys=self.keys,
+            owner=owner,
+            ttl_s=policy.ttl_s,
+            work=self.work,
+            task=self.task,
+            message=self.message,
+            max_crashes=policy.max_crashes,
+            may_create=age_s <= policy.retention_s,
+            fingerprint=self.fingerprint,
+            call=self.call,
+            row=self.row,
+            formerly=self.formerly,
+            redelivered=self.redelivered or self.called,
+            in_line=self.parking is not None,
+            bounds=self.bounds,
+            sent_us=None if published_s is None else int(published_s * 1e6),
+            newest=None if self.work is None else policy.newest,
+            rank=self.rank,
+            expires_us=None if expires_s is None else int(expires_s * 1e6),
+            strict=self.strict,
+            line_key=self.line_key,
+            max_waiting=policy.max_waiting,
+        )
 
 
 @value

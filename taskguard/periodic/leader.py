@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from taskguard.model.lease import Lease
     from taskguard.run.guard import Guard
     from taskguard.run.runner import Runner
-    from taskguard.run.watchdog import TrackedLease
+    from taskguard.run.tracked import TrackedLease
 
 __all__ = ["Leader", "Leadership"]
 

@@ -49,7 +49,8 @@ from taskguard.locks.base import CALLED, Granted, HintingLocks, LockProvider
 from taskguard.model.bounds import NO_RATES, Bounds, Rate
 from taskguard.model.claims import Answer, Busy, Claim, ClaimRequest, MessageRef, Overdue
 from taskguard.model.delivery import NOT_BEFORE, Delivery, Parking, stored_call
-from taskguard.model.lease import new_owner
+from taskguard.model.lease import Lease, new_owner
+from taskguard.run.tracked import TrackedLease
 
 if TYPE_CHECKING:
     from taskguard.ledger.ports import LineLedger
@@ -114,9 +115,7 @@ class Line:
             return parked
         if not parked:
             return False
-        if self._events.hears(Parked.level):
-            message = delivery.message.id
-            self._events.emit(Parked(key=delivery.key, task=delivery.task, message=message))
+        self._events.about(delivery, Parked)
         # Whoever holds the key looks for us when he has released it, which is after this.
         if self._is_free(delivery, request, refused):
             self.call_next(delivery)
@@ -188,6 +187,33 @@ class Line:
                 if is_free:  # also where the answer was lost, or interrupted
                     self._locks.release(keys, owner)
         return is_free
+
+    def begun(self, delivery: Delivery) -> None:
+        """Promote the next message if its rate decides when it may start, not the end of this one.
+
+        Never raises.
+        """
+        bounds = delivery.bounds
+        if bounds is not None and bounds.limit > 1 and bounds.rate is not None:
+            self.call_next(delivery)
+
+    def release(self, tracked: TrackedLease) -> tuple[bool | None, bool | None]:
+        """Release a key and take its hint, where `takes_hint()` says that there may be one.
+
+        Return what `TrackedLease.end()` does, and whether there was a hint. None: unknown.
+        """
+        locks, hint = cast("HintingLocks", self._locks), False
+
+        def free(lease: Lease) -> bool:
+            nonlocal hint
+            known, hint = locks.release_and_take_hint(lease.keys[0], lease.owner)
+            return known
+
+        known = tracked.end(free, handed=tracked.decided_by_ledger)
+        if known is None:
+            return None, None
+        # A server that forgot the lease may have forgotten a hint beside it.
+        return known, hint or (None if tracked.forgotten else False)
 
     def released(self, delivery: Delivery, *, hint: bool | None, known: bool) -> None:
         """Call the first in line after a body, unless it is known that nobody waits.

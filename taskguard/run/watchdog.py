@@ -17,123 +17,29 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from taskguard.clock import SYSTEM_CLOCK, Clock
-from taskguard.errors import (
-    LeaseLostError,
-    LockServerUnavailableError,
-    TaskguardError,
-)
+from taskguard.errors import LockServerUnavailableError, TaskguardError
 from taskguard.events import Events, Lost, RenewalFailed, Renewed
-from taskguard.locks.base import HintingLocks, Hold, LockProvider, Renewal
-from taskguard.model.claims import Claim
+from taskguard.locks.base import Hold, LockProvider, Renewal
 from taskguard.model.lease import Lease, asked, trusted_until_s
-from taskguard.native import Wakeup, allocate_lock, greenlets, raise_in_thread, start_thread
+from taskguard.native import Wakeup, allocate_lock, greenlets, start_thread
+from taskguard.run.tracked import RENEWALS_PER_TTL, TrackedLease
 
 if TYPE_CHECKING:
     from taskguard.ledger.ports import Claims
 
-__all__ = ["TrackedLease", "Watchdog"]
+__all__ = ["Watchdog"]
 
 logger = logging.getLogger("taskguard")
 
-_RENEWALS_PER_TTL = 3
 # A lease due a little later goes along, so that leases fall into step and share round trips.
 _SLACK_SHARE = 0.1
 _LINGER_S = 1.0
 _RETRY_SHARE = 0.1
 _LONGEST_PATIENCE_S = 1.0  # leases that are taken meanwhile may be short
-
-
-class TrackedLease:
-    """One lease that the watchdog renews.
-
-    Attributes:
-        claim: what the ledger granted; None with locks only, and once it has ended.
-        at_lock_server: whether the lock server is thought to hold the lease too.
-        forgotten: whether the lock server was found to have forgotten the lease, or perhaps a hint.
-        hint: whether somebody left a hint with it that others wait in the ledger; None: not known.
-    """
-
-    def __init__(
-        self,
-        lease: Lease,
-        *,
-        claim: Claim | None,
-        at_lock_server: bool,
-        asked_at_s: float,
-        task: str = "",
-        message: str = "",
-        interrupt: bool = False,
-    ) -> None:
-        self.lease = lease
-        self.claim = claim
-        self.decided_by_ledger = claim is not None
-        self.at_lock_server = at_lock_server
-        self.asked_at_s = asked_at_s
-        self.task = task
-        self.message = message
-        self.renew_at_s = asked_at_s + lease.ttl_s / _RENEWALS_PER_TTL
-        self.ended = False
-        self.released = False
-        self.forgotten = False
-        self.hint: bool | None = None
-        # Held while the lease is taken again or released: it must not be taken again after a
-        # release.
-        self.mutex = allocate_lock()
-        self._interruptible = interrupt and greenlets() is None
-        self._thread: int | None = None
-        self._cancel: Callable[[], None] | None = None
-        self._interrupted = False
-
-    def enter_body(self) -> None:
-        """From here on the running thread may be interrupted."""
-        if self._interruptible:
-            self._thread, self._cancel = threading.get_ident(), None
-
-    def interrupt_by(self, cancel: Callable[[], None]) -> None:
-        """The body is run by an event loop: it is interrupted by cancelling its task.
-
-        An error that is raised between two steps of the loop would hit the loop, not the body.
-        """
-        if self._interruptible:
-            with self.mutex:
-                self._cancel = cancel
-
-    def leave_body(self) -> None:
-        """No interrupt arrives after this returned, not even one that is under way."""
-        if self.lease.is_parents:
-            return
-        with self.mutex:
-            thread, self._thread = self._thread, None
-            if thread is not None and self._interrupted:
-                raise_in_thread(thread, None)
-
-    def interrupt(self) -> None:
-        """Raise LeaseLostError in the body's thread, once its present C call returns."""
-        with self.mutex:
-            if self._thread is not None and not self._interrupted:
-                self._interrupted = True
-                if self._cancel is not None:
-                    self._cancel()
-                    return
-                raise_in_thread(self._thread, _interruption(self.lease))
-
-
-def _interruption(lease: Lease) -> type[LeaseLostError]:
-    """An error class that needs no arguments: the interpreter instantiates it by itself."""
-    key, fence = lease.key, lease.fence
-
-    class LeaseLostInterruptError(LeaseLostError):
-        def __init__(self) -> None:
-            super().__init__(
-                f"The lease on {key} was lost; the body was interrupted.", key=key, fence=fence
-            )
-
-    return LeaseLostInterruptError
 
 
 class _Renewals:
@@ -241,40 +147,13 @@ class Watchdog:
         with self._mutex:
             self._tracked.pop(id(tracked), None)
 
-    def release_lock(
-        self, tracked: TrackedLease, *, handed: bool = False, takes_hint: bool = False
-    ) -> bool | None:
-        """End the lease at the lock server; an unknown outcome is left to its expiry.
+    def release_lock(self, tracked: TrackedLease, *, handed: bool = False) -> bool | None:
+        """End the lease at the lock server, as `TrackedLease.end()` does."""
+        return tracked.end(self._free, handed=handed and self._locks is not None)
 
-        `handed`: also if we did not take it there, for a delivery that the ledger turned away may
-        have handed its lease over to us, and waits for its end.
-
-        `takes_hint`: of a `HintingLocks`, and of one key; `tracked.hint` tells then.
-
-        False if the lock server knew of no such lease; None if it was not asked or did not answer.
-        """
-        if tracked.lease.is_parents:
-            return None
-        with tracked.mutex:
-            tracked.ended = True
-            if not (tracked.at_lock_server or handed) or self._locks is None:
-                return None
-            tracked.at_lock_server = False
-            try:
-                lease = tracked.lease
-                hint: bool | None = None
-                if takes_hint:
-                    locks = cast("HintingLocks", self._locks)
-                    known, hint = locks.release_and_take_hint(lease.keys[0], lease.owner)
-                else:
-                    known = self._locks.release(lease.keys, lease.owner, **asked(lease.limit))
-                # A server that forgot the lease may have forgotten a hint beside it.
-                tracked.forgotten = tracked.forgotten or not known
-                tracked.hint = None if tracked.forgotten and not hint else hint
-                return known
-            except LockServerUnavailableError as error:
-                logger.debug("release of %s got no answer: %s", tracked.lease.key, error)
-                return None
+    def _free(self, lease: Lease) -> bool:
+        assert self._locks is not None  # noqa: S101  # it holds the lease, or may
+        return self._locks.release(lease.keys, lease.owner, **asked(lease.limit))
 
     # -- the thread ---------------------------------------------------------------------------
 
@@ -379,7 +258,7 @@ class Watchdog:
                 tracked.decided_by_ledger and not tracked.claim
             )
             tracked.renew_at_s = (
-                asked_at_s + ttl_s / _RENEWALS_PER_TTL if renewed else now_s + ttl_s * _RETRY_SHARE
+                asked_at_s + ttl_s / RENEWALS_PER_TTL if renewed else now_s + ttl_s * _RETRY_SHARE
             )
 
     def _renew_ledger(self, due: list[TrackedLease]) -> None:

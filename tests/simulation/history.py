@@ -19,7 +19,7 @@ from taskguard.model.claims import Claim, Claimed
 from taskguard.model.delivery import Answered, Completed, Deferred, Dropped
 from taskguard.model.lease import Owner
 from taskguard.model.states import OUTDATED, TRANSITIONS, State
-from taskguard.run.watchdog import TrackedLease
+from taskguard.run.tracked import TrackedLease
 
 if TYPE_CHECKING:
     from simulation.world import Message, Task, World

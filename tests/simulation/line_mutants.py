@@ -72,7 +72,7 @@ def _no_look_after_release(world: LineWorld) -> None:
 
 def _no_look_after_an_answer(world: LineWorld) -> None:
     """Who does not run had nothing to release, it seems."""
-    _only_in_park(world, "_enter_or_look")
+    _only_in_park(world, "_admit")
 
 
 def _no_second_look_at_the_lock(world: LineWorld) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 import taskguard.run.admission
 import taskguard.run.parking
+import taskguard.run.tracked
 import taskguard.run.watchdog
 from simulation.history import CHANGED, BoomError, GaveUpError, History, OwnWordError
 from simulation.ledger import MemoryLedger, MemoryTransaction
@@ -733,7 +734,8 @@ class World:
     def _replace_the_system(self) -> None:
         """Native threads and locks of the watchdog, and nonces."""
         scheduler, put = self.scheduler, self._patches.put_here
-        put(taskguard.run.watchdog, "allocate_lock", lambda: SimMutex(scheduler))
+        for module in (taskguard.run.tracked, taskguard.run.watchdog):
+            put(module, "allocate_lock", lambda: SimMutex(scheduler))
         put(taskguard.run.watchdog, "Wakeup", lambda: SimWakeup(scheduler))
         put(
             taskguard.run.watchdog,

@@ -21,7 +21,8 @@ from taskguard.locks.base import Hold, Renewal
 from taskguard.locks.memory import MemoryLocks
 from taskguard.model.claims import Claim, ClaimRequest
 from taskguard.model.lease import Lease, new_owner, trusted_until_s
-from taskguard.run.watchdog import TrackedLease, Watchdog
+from taskguard.run.tracked import TrackedLease
+from taskguard.run.watchdog import Watchdog
 
 TTL_S = 9.0
 

@@ -18,6 +18,7 @@ from taskguard.ledger.sql import SqlLedger
 from taskguard.model.claims import MessageRef
 from taskguard.model.delivery import Deferred
 from taskguard.run.guard import Guard
+from taskguard.run.runner import Runner
 
 TABLES = ("taskguard_keys", "taskguard_work", "taskguard_messages")
 PRIVILEGES = ("select", "insert", "update")
@@ -71,7 +72,7 @@ def office(
 
 
 def deliver(ledger: SqlLedger, shop: GuardedShop, body: Any) -> tuple[Any, list[int]]:
-    shop.tg.runner.ledger = shop.tg.runner._admission.ledger = ledger
+    shop.tg._runner = Runner(locks=shop.tg.runner.locks, ledger=ledger)
     queue = NotingQueue()
     return shop.deliver(body, queue), queue.deferrals
 

@@ -286,7 +286,7 @@ def test_a_limit_on_the_way_in_holds_nothing(
         elif part == "ledger":
             interrupted(shop.ledger, "claim")
         else:
-            interrupted(shop.tg.runner._admission, "_note_claim")
+            interrupted(shop.tg.runner._claiming, "_note_claim")
         shop.deliver(lambda guard: None)
     assert locks.held() == {}
     assert shop.deliver(lambda guard: 7) == Completed(7)

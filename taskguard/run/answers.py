@@ -1,0 +1,168 @@
+"""What a delivery gets from the record of its work, if its body does not run.
+
+Guarantees: a stored result is returned only for work that is DONE; a message is dropped only if it
+never runs, and its caller can read that (`DROPPED`).
+"""
+
+from __future__ import annotations
+
+import logging
+
+from taskguard.clock import Clock
+from taskguard.errors import (
+    FingerprintMismatchError,
+    MessageTooOldError,
+    RowIneligibleError,
+    RowMissingError,
+    SupersededError,
+    WorkDeadError,
+    WorkRevokedError,
+    WorkStillDeadError,
+)
+from taskguard.events import Dead, Duplicate, Events, StillDead
+from taskguard.model.claims import Answer
+from taskguard.model.delivery import Answered, Codec, Delivery, Outcome
+from taskguard.model.states import Decision
+from taskguard.run.deferrals import Deferrals, drop
+from taskguard.run.parking import Line
+
+__all__ = ["Answers"]
+
+logger = logging.getLogger("taskguard")
+
+_LATE_ANSWER_S = 3_600.0
+
+
+class Answers:
+    """Answers deliveries from records."""
+
+    def __init__(
+        self, *, line: Line, deferrals: Deferrals, codec: Codec, events: Events, clock: Clock
+    ) -> None:
+        self._line = line
+        self._deferrals = deferrals
+        self._codec = codec
+        self._events = events
+        self._clock = clock
+
+    def answer(self, delivery: Delivery, found: Answer) -> Outcome:
+        """Return the outcome of a delivery that the record answers, or raise its error."""
+        match found.decision:
+            case Decision.SUPERSEDED:
+                by = found.replaced_by
+                reason = "superseded" if by is None else "replaced"
+                return drop(self._events, delivery, reason, by=by)
+            case Decision.OUTDATED:
+                return self._outdated(delivery, found)
+            case Decision.MISMATCH:
+                raise self._mismatch(delivery, found)
+            case Decision.MISSING | Decision.INELIGIBLE:
+                return self._unfit(delivery, found)
+            case Decision.TOO_OLD:
+                raise _too_old(delivery)
+            case Decision.DEAD | Decision.BURY:
+                raise self._dead(delivery, found)
+            case Decision.REVOKED:
+                return self._revoked(delivery)
+            case _:
+                return self._done(delivery, found)
+
+    def _done(self, delivery: Delivery, found: Answer) -> Answered:
+        self._events.about(delivery, Duplicate, reason="done", age_s=found.age_s)
+        late = found.age_s > _LATE_ANSWER_S and not found.same_message
+        if late and not delivery.by_message:
+            logger.warning(
+                "%s %s: a new message was answered with a result that is %.1f h old. If each "
+                'message is work of its own, say once_per="message".',
+                delivery.task,
+                delivery.key,
+                found.age_s / 3_600,
+            )
+        json_text = found.result_json
+        value = None if json_text is None else self._codec.loads(json_text)
+        return Answered(value, same_message=found.same_message)
+
+    def _outdated(self, delivery: Delivery, found: Answer) -> Outcome:
+        """A newer message took its place, so that this one never runs."""
+        if delivery.parking is not None:
+            self._line.hear(delivery)
+        if delivery.queue is not None:
+            return drop(self._events, delivery, "outdated")
+        self._events.about(delivery, Duplicate, reason="outdated")
+        raise SupersededError(
+            f"{delivery.task} {delivery.key}: {found.error}. It never runs.", key=delivery.key
+        )
+
+    def _revoked(self, delivery: Delivery) -> Outcome:
+        if delivery.queue is not None:
+            return drop(self._events, delivery, "revoked")
+        raise WorkRevokedError(f"{delivery.task} {delivery.key} was revoked.", key=delivery.key)
+
+    def _mismatch(self, delivery: Delivery, found: Answer) -> FingerprintMismatchError:
+        self._events.about(delivery, Duplicate, reason="mismatch")
+        work = found.recorded_as or delivery.work
+        return FingerprintMismatchError(
+            f"{delivery.task} {delivery.key}: another message asked for this work with other "
+            "arguments (the task's fingerprint= differs). Nothing was run. If it is other work, "
+            "name it by once_per=. If these arguments are the right ones and the work failed, "
+            f"taskguard work requeue {work!r} --reason …, and send this message again.",
+            key=delivery.key,
+        )
+
+    def _dead(self, delivery: Delivery, found: Answer) -> WorkDeadError:
+        """The error of the delivery that made the work DEAD; later ones get WorkStillDeadError."""
+        buried = found.decision is Decision.BURY
+        if buried:
+            self._events.about(delivery, Dead, crashes=found.crashes)
+        else:
+            self._events.about(delivery, StillDead, age_s=found.age_s, crashes=found.crashes)
+        kind = WorkDeadError if buried else WorkStillDeadError
+        return kind(
+            f"{delivery.task} {delivery.key} is DEAD: {found.crashes} holders vanished "
+            f"while they ran it{f' (the last: {found.error})' if found.error else ''}. Find out "
+            "why it kills its workers, then let it run again: "
+            f"taskguard work requeue {(found.recorded_as or delivery.work)!r} --reason …",
+            key=delivery.key,
+            crashes=found.crashes,
+        )
+
+    def _unfit(self, delivery: Delivery, found: Answer) -> Outcome:
+        """The user's row is missing, or in a state that is not this task's; `row=` says what to do.
+
+        A message is not deferred for longer than records are kept.
+        """
+        row = delivery.row
+        assert row is not None  # noqa: S101
+        declared, name = row.declared, row.declared.describe(row)
+        missing = found.decision is Decision.MISSING
+        how = declared.on_missing if missing else declared.on_ineligible
+        reason = found.decision.value
+        lasting = delivery.request(clock=self._clock).may_create
+        if delivery.queue is not None and how == "defer" and lasting:
+            state = "is missing" if missing else f"is {found.row_state!r}"
+            return self._deferrals.defer(delivery, f"{name} {state}")
+        if delivery.queue is not None and how == "skip":
+            return drop(self._events, delivery, reason)
+        self._events.about(delivery, Duplicate, reason=reason)
+        if missing:
+            raise RowMissingError(
+                f"{delivery.task} {delivery.key}: there is no row {name}. Nothing was run. If its "
+                'message may come before its row is committed, say on_missing="defer".',
+                key=delivery.key,
+            )
+        raise RowIneligibleError(
+            f"{delivery.task} {delivery.key}: {name} is {found.row_state!r}, and this task takes "
+            f"it from {declared.new!r} to {declared.done!r}. Nothing was run. If such messages are "
+            'to be expected, say on_ineligible="skip", or "defer" if the state will come.',
+            key=delivery.key,
+            state=found.row_state,
+        )
+
+
+def _too_old(delivery: Delivery) -> MessageTooOldError:
+    return MessageTooOldError(
+        f"{delivery.task} {delivery.key}: this message is older than retention_s "
+        f"({delivery.policy.retention_s:g} s) and the record of its work may have been "
+        "purged, so it may have been done. Check, and send a new message if it was not.",
+        key=delivery.key,
+    )

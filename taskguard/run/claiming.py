@@ -1,0 +1,230 @@
+"""What the ledger says of a delivery: it grants the key, names the holder, or has the answer.
+
+Guarantees: whatever the ledger answers, no lease is left at the lock server but one that the ledger
+granted too, even if the answer is interrupted (by a time limit) or never arrives. A key that the
+lock server forgot is handed over to the owner that the ledger names, not freed.
+
+Read next: `admission.py`, which calls the lock server before.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, cast
+
+from taskguard.clock import Clock
+from taskguard.errors import LedgerUnavailableError, LockServerUnavailableError, TaskguardError
+from taskguard.events import Claimed as ClaimedEvent
+from taskguard.events import Events, Takeover
+from taskguard.locks.base import HintingLocks, LockProvider, Renewal
+from taskguard.model.claims import Answer, Busy, Claim, Claimed, ClaimRequest
+from taskguard.model.delivery import Delivery
+from taskguard.model.lease import Owner, trusted_until_s
+from taskguard.model.states import Decision
+from taskguard.run.late import LateReports
+from taskguard.run.tracked import TrackedLease
+from taskguard.run.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from taskguard.ledger.ports import Ledger
+
+__all__ = ["Admitted", "Claiming", "named"]
+
+logger = logging.getLogger("taskguard")
+
+_LATE_RENEWALS = 2
+
+
+@dataclass(slots=True)
+class Admitted:
+    """The delivery may run. `claimed` is None with locks only."""
+
+    tracked: TrackedLease
+    claimed: Claimed | None
+
+
+class Claiming:
+    """Claims keys in one ledger."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        *,
+        locks: LockProvider | None,
+        events: Events,
+        clock: Clock,
+        watchdog: Watchdog,
+        late: LateReports,
+    ) -> None:
+        self._ledger = ledger
+        self._locks = locks
+        self._events = events
+        self._clock = clock
+        self._watchdog = watchdog
+        self._late = late
+
+    def claim(
+        self, delivery: Delivery, tracked: TrackedLease, *, held_by: Owner | None = None
+    ) -> Admitted | Answer | Busy:
+        """Claim the key for the owner of this lease, which it may have at the lock server.
+
+        `held_by`: with `busy="supersede"`, the holder whose claim it replaces.
+        """
+        lease = tracked.lease
+        request = delivery.request(lease.owner, clock=self._clock)
+        if held_by is not None:
+            request = replace(request, held_by=held_by)
+        if tracked.at_lock_server:
+            request = _of_one_slot(request)
+        asked_at_s = self._clock.monotonic_s()
+        try:
+            found = self._ledger.claim(request)
+            if isinstance(found, Claimed):
+                self._note_claim(delivery, tracked, found, asked_at_s)
+                self._renew_if_late(tracked, found.claim)
+                return Admitted(tracked, found)
+        except BaseException as error:
+            if not isinstance(error, TaskguardError):
+                self._late.settle(request)  # a time limit, for example
+            elif isinstance(error, LedgerUnavailableError):
+                self._late.pending.append(request)
+            self._watchdog.release_lock(tracked)
+            raise
+        if isinstance(found, Busy) and found.owner is not None and found.retry_after_s:
+            self._hand_over(delivery, tracked, to=found.owner, ttl_s=found.retry_after_s)
+            return found
+        answered_by_record = not tracked.at_lock_server
+        self._watchdog.release_lock(tracked)
+        if answered_by_record and isinstance(found, Answer):
+            return _until_body_ends(found, lease.ttl_s)
+        return found
+
+    def _note_claim(
+        self, delivery: Delivery, tracked: TrackedLease, found: Claimed, asked_at_s: float
+    ) -> None:
+        lease = tracked.lease
+        lease.fence = found.claim.fence
+        lease.keys = found.claim.keys  # of several slots the one that it got
+        tracked.claim = found.claim
+        tracked.decided_by_ledger = True
+        tracked.asked_at_s = asked_at_s
+        lease.extend(trusted_until_s(asked_at_s=asked_at_s, ttl_s=lease.ttl_s))
+        took_s = self._clock.monotonic_s() - asked_at_s
+        fence, attempt = found.claim.fence, found.attempt
+        self._events.about(delivery, ClaimedEvent, fence=fence, attempt=attempt, took_s=took_s)
+        if found.takeover:
+            self._events.about(
+                delivery,
+                Takeover,
+                fence=fence,
+                attempt=attempt,
+                crashes=found.crashes,
+                **named(found.vanished),
+            )
+
+    def _renew_if_late(self, tracked: TrackedLease, claim: Claim) -> None:
+        """Renew a claim that arrived after its lease: making a connection took that long.
+
+        By the second renewal there is a connection for renewals as well.
+        """
+        lease = tracked.lease
+        for _ in range(_LATE_RENEWALS):
+            if lease.remaining_s > 0.0:
+                return
+            asked_at_s = self._clock.monotonic_s()
+            try:
+                if self._ledger.renew([claim]) != [Renewal.RENEWED]:
+                    return  # the watchdog finds it lost
+            except TaskguardError as error:
+                logger.debug("%s: a late grant is not renewed: %s", lease.key, error)
+                return
+            tracked.asked_at_s = asked_at_s
+            lease.extend(trusted_until_s(asked_at_s=asked_at_s, ttl_s=lease.ttl_s))
+
+    def _hand_over(
+        self, delivery: Delivery, tracked: TrackedLease, *, to: Owner, ttl_s: float
+    ) -> None:
+        """Hand the lease over to its true owner, whom the lock server forgot; others wait there.
+
+        The owner may have ended meanwhile, and not know of this lease: then it is released.
+        """
+        tracked.ended = True
+        if not tracked.at_lock_server or self._locks is None:
+            return
+        tracked.at_lock_server = False
+        lease = tracked.lease
+        try:
+            if delivery.parking is not None and self._locks.traits.hints:
+                # The lock server may have forgotten a hint, too. Leave one before the owner is
+                # known again, because it may end at any moment.
+                for key in lease.keys:
+                    cast("HintingLocks", self._locks).leave_hint(key)
+            self._locks.hand_over(lease.keys, lease.owner, to=to, ttl_s=ttl_s)
+            if not self._ledger.holds(lease.keys, to):
+                self._locks.release(lease.keys, to)
+        except (LockServerUnavailableError, LedgerUnavailableError) as error:
+            logger.debug("handing %s over got no answer: %s", lease.key, error)
+
+    def peek(self, delivery: Delivery, owner: Owner, refused: Busy) -> Answer | Busy:
+        """The key is taken at the lock server: is this work done already, or part of it?
+
+        A new message that can be parked is not looked up: parking sees whether there is a record.
+        """
+        request = delivery.request(owner, clock=self._clock)
+        if delivery.parking is not None and delivery.is_first and _is_plain(request):
+            return replace(refused, unread=True)
+        return self._read(delivery, refused, request)
+
+    def read(self, delivery: Delivery, refused: Busy) -> Answer | Busy:
+        """What `peek()` would have answered if it had not left the record unread."""
+        return self._read(delivery, refused, delivery.request(clock=self._clock))
+
+    def _read(self, delivery: Delivery, refused: Busy, request: ClaimRequest) -> Answer | Busy:
+        holder = refused.owner
+        found = self._ledger.peek(request)
+        if isinstance(found, Busy):
+            same, started = found.same_work, found.started
+            return replace(refused, same_work=same, started=started, unread=False)
+        assert isinstance(found, Answer)  # noqa: S101  # looking never claims
+        done = found.decision is Decision.DONE
+        if done and found.result_json is None and holder is not None and found.owner == holder:
+            # DONE is committed, but its body has not ended: its return value may still come.
+            return replace(refused, same_work=True, started=True, unread=False)
+        if holder is None:
+            return _until_body_ends(found, delivery.policy.ttl_s)
+        return found
+
+
+def named(owner: Owner | None) -> dict[str, str]:
+    """A holder as events name it. A value that taskguard did not write names no holder."""
+    if owner is None or not owner.process:
+        return {}
+    return {"holder": owner.message, "held_by": owner.described}
+
+
+def _of_one_slot(request: ClaimRequest) -> ClaimRequest:
+    """The request for the slot that the lock server has granted, and for no other."""
+    bounds = request.bounds
+    if bounds is None or not bounds.slots:
+        return request
+    return replace(request, bounds=replace(bounds, slots=request.keys))
+
+
+def _until_body_ends(found: Answer, ttl_s: float) -> Answer | Busy:
+    """DONE is committed, and no lock server tells whether its body has ended.
+
+    The end of a body stores a result, be it null. If the holder died between COMMIT and that, or
+    its body goes on, duplicates are answered `ttl_s` after the COMMIT.
+    """
+    left_s = ttl_s - found.age_s
+    ended = found.result_json is not None or found.owner is None or left_s <= 0
+    if found.decision is not Decision.DONE or ended:
+        return found
+    return Busy(None, left_s, same_work=True, started=True)
+
+
+def _is_plain(request: ClaimRequest) -> bool:
+    """Whether there is nothing to be read of work but its own record."""
+    unusual = request.row is not None or request.bounds is not None or request.formerly
+    return request.may_create and not unusual

@@ -1,0 +1,276 @@
+"""What follows if a body does not simply end: a lost lease, a failure, a shutdown, a crash.
+
+Guarantees: the claim is ended, and the lease released, before the queue hears of the outcome;
+StaleTokenError and LeaseLostError are never raised if the delivery can be deferred; work whose
+COMMIT was interrupted is reported as completed only if the record names this very holder.
+
+Read next: `holding.py` for how a claim is ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING, NoReturn
+
+from taskguard.clock import Clock
+from taskguard.errors import (
+    BodyCancelledError,
+    StaleTokenError,
+    TaskguardError,
+    TransactionFailedError,
+)
+from taskguard.events import Events, Failed, StaleRefused
+from taskguard.ledger.connections.errors import NoConnectionError
+from taskguard.model.claims import Answer, Claim
+from taskguard.model.delivery import Codec, Completed, Delivery, Outcome
+from taskguard.model.states import Decision, State
+from taskguard.run.answers import Answers
+from taskguard.run.deferrals import NO_LEDGER, Deferrals
+from taskguard.run.holding import Holding, Releases
+from taskguard.run.late import uncount_crash
+from taskguard.run.shutdown import is_cancellation, is_shutdown
+
+if TYPE_CHECKING:
+    from taskguard.ledger.ports import Ledger
+
+__all__ = ["Endings", "end_child"]
+
+logger = logging.getLogger("taskguard")
+
+# Maximum number of deliveries in a row whose body ran, and whose transaction the database ended
+# while the ledger answered: if a body idles in it, it is ended each time, and nobody would see it.
+_MOST_ROUNDS = 4
+_ERROR_CHARS = 500
+
+
+class Endings:
+    """Ends deliveries whose bodies ran, and did not complete their work."""
+
+    def __init__(
+        self,
+        *,
+        ledger: Ledger | None,
+        releases: Releases,
+        answers: Answers,
+        deferrals: Deferrals,
+        codec: Codec,
+        events: Events,
+        clock: Clock,
+    ) -> None:
+        self._ledger = ledger
+        self._releases = releases
+        self._answers = answers
+        self._deferrals = deferrals
+        self._codec = codec
+        self._events = events
+        self._clock = clock
+
+    def after_loss(self, holding: Holding, error: TaskguardError) -> Outcome:
+        """The lease or the commit was lost: the record answers, or the delivery is deferred."""
+        delivery, lease = holding.delivery, holding.tracked.lease
+        if isinstance(error, StaleTokenError):
+            held_s = self._held_s(holding)
+            self._events.about(delivery, StaleRefused, fence=lease.fence, held_s=held_s)
+        self._releases.end_claim(holding, uncount_crash)
+        self._releases.release(holding)
+        if self._ledger is not None and holding.claimed is not None and delivery.work is not None:
+            try:
+                found = self._peek(self._ledger, holding)
+            except NO_LEDGER as unavailable:
+                return self._deferrals.defer_or_raise(delivery, unavailable)
+            if found is not None:
+                return self._answers.answer(delivery, found)
+        return self._deferrals.defer_or_raise(delivery, error)
+
+    def after_trouble(self, holding: Holding, error: TaskguardError) -> Outcome:
+        """The database failed, not the body: the delivery is deferred; after several, FAILED."""
+        delivery = holding.delivery
+        found: list[State | None] = []
+
+        def end(ledger: Ledger, claim: Claim) -> None:
+            # Other threads have all connections, and will end.
+            crowded = isinstance(error, NoConnectionError)
+            if delivery.queue is None or claim.work is None or crowded:
+                ledger.give_back(claim)  # a plain call gets the error; the round is not counted
+            else:
+                reason = f"{type(error).__name__}: {error}"[:_ERROR_CHARS]
+                found.append(ledger.end_round(claim, reason, most=_MOST_ROUNDS))
+                if found == [State.FAILED]:
+                    _ask_queue(delivery, claim)
+
+        self._releases.end_claim(holding, end)
+        self._releases.release(holding)
+        if found != [State.FAILED]:
+            return self._deferrals.defer_or_raise(delivery, error)
+        self._emit_failed(holding, TransactionFailedError.__name__)
+        raise TransactionFailedError(
+            f"{delivery.task} {delivery.key}: the body ran in {_MOST_ROUNDS} deliveries in a row, "
+            f"and each time its transaction came to nothing, the last time so: {error} The work is "
+            "FAILED. Mend what ends the transaction, then let it run again: taskguard work "
+            f"requeue {delivery.work!r} --reason …",
+            key=delivery.key,
+            fence=holding.tracked.lease.fence,
+        ) from error
+
+    def after_failure(self, holding: Holding, error: BaseException) -> Outcome | None:
+        """FAILED, unless DONE is committed; the exception goes on to the queue.
+
+        An exception that came between COMMIT and its answer, as a time limit may, is no failure.
+        Nor is one of a body whose work was superseded meanwhile: it was to end.
+        """
+        delivery, guard = holding.delivery, holding.guard
+        if guard.completed:
+            return None
+        text = _error_text(error)
+        ended: list[bool] = []
+
+        def end(ledger: Ledger, claim: Claim) -> None:
+            ended.append(ledger.fail(claim, text))
+            if ended[0]:
+                _ask_queue(delivery, claim)
+
+        self._releases.end_claim(holding, end)
+        if ended == [False] and guard.may_have_committed(error):
+            done = self._committed_unheard(holding)
+            if done is not None:
+                return done
+        obeyed = isinstance(error, delivery.orders)
+        if ended == [False] and delivery.policy.newest is not None and not obeyed:
+            outdated = self._superseded(holding)
+            if outdated is not None:
+                return outdated
+        self._emit_failed(holding, type(error).__name__)
+        return None
+
+    def _committed_unheard(self, holding: Holding) -> Completed | None:
+        """The outcome, if the record says that this very holder completed the work; else None."""
+        guard, lease = holding.guard, holding.tracked.lease
+        assert self._ledger is not None  # noqa: S101
+        try:
+            found = self._peek(self._ledger, holding)
+        except TaskguardError as error:
+            logger.warning("%s: whether it is DONE got no answer: %s", lease.key, error)
+            return None
+        if found is None or found.decision is not Decision.DONE or found.owner != lease.owner:
+            return None
+        text = found.result_json
+        guard.answered = text is not None
+        guard.note_committed_unheard()
+        return Completed(None if text is None else self._codec.loads(text))
+
+    def _superseded(self, holding: Holding) -> Outcome | None:
+        """The outcome, if a newer message took the position of the work; else None."""
+        delivery = holding.delivery
+        assert self._ledger is not None  # noqa: S101
+        try:
+            found = self._peek(self._ledger, holding)
+        except TaskguardError as error:
+            logger.debug("%s: whether it was superseded got no answer: %s", delivery.key, error)
+            return None
+        if found is None or found.decision is not Decision.OUTDATED:
+            return None
+        self._releases.release(holding)
+        return self._answers.answer(delivery, found)
+
+    def _peek(self, ledger: Ledger, holding: Holding) -> Answer | None:
+        """What the record answers to this holder. None: it has no answer."""
+        owner = holding.tracked.lease.owner
+        found = ledger.peek(holding.delivery.request(owner, clock=self._clock))
+        return found if isinstance(found, Answer) else None
+
+    def after_exit(self, holding: Holding, error: BaseException) -> None:
+        """After a BaseException: a shutdown gives the work back, any other exit is a crash.
+
+        So is a hard time limit, which comes as a shutdown does: the next body would exceed it, too.
+        Where there is a queue, a cancelled body is its failure: queues take CancelledError for
+        the end of their worker, and would deliver this message again and again.
+        """
+        delivery = holding.delivery
+        if is_cancellation(error):
+            self.after_failure(holding, error)
+            if delivery.queue is not None:
+                raise BodyCancelledError(
+                    f"The body of {delivery.task} {delivery.key} was cancelled by itself "
+                    "(asyncio.CancelledError). Catch that in the body, around its event loop.",
+                    key=delivery.key,
+                ) from error
+        elif holding.guard.completed:
+            return
+        elif is_shutdown(error) and delivery.timed_out is not None and delivery.timed_out():
+            self._after_crash(holding, error, timed_out=True)
+        elif is_shutdown(error):
+            # Also for a revoke and GreenletExit: another worker is to do the work, at once.
+            self._releases.end_claim(holding, lambda ledger, claim: ledger.give_back(claim))
+        else:
+            self._after_crash(holding, error)
+
+    def _after_crash(
+        self, holding: Holding, error: BaseException, *, timed_out: bool = False
+    ) -> None:
+        """The body ends its process, and would end the next one's: counted as a crash."""
+        delivery = holding.delivery
+        text = "the hard time limit was over" if timed_out else _error_text(error)
+        # If the ledger does not answer, the claim expires, which counts the same.
+        self._releases.end_claim(
+            holding, lambda ledger, claim: ledger.crash(claim, text), late=False
+        )
+        self._emit_failed(holding, type(error).__name__)
+        if timed_out:
+            logger.warning(
+                "%s %s: the hard time limit was over, and the queue ends this process: that counts "
+                "as a crash. Give the task a longer limit, or a soft one that its body can catch.",
+                delivery.task,
+                delivery.key,
+            )
+            return
+        logger.warning(
+            "%s %s: the body raised %s, and nobody told this process to stop: that counts as a "
+            "crash. Let the body return, or raise an Exception.",
+            delivery.task,
+            delivery.key,
+            text,
+        )
+
+    def _emit_failed(self, holding: Holding, kind: str) -> None:
+        fence, held_s = holding.tracked.lease.fence, self._held_s(holding)
+        self._events.about(holding.delivery, Failed, fence=fence, error=kind, held_s=held_s)
+
+    def _held_s(self, holding: Holding) -> float:
+        return self._clock.monotonic_s() - holding.tracked.lease.taken_at_s
+
+
+def _ask_queue(delivery: Delivery, claim: Claim) -> None:
+    """Let the queue say whether FAILED work that keeps its position is to be retried."""
+    if claim.request.strict and delivery.parking is not None:
+        delivery.parking.failed(claim)
+
+
+def _error_text(error: BaseException) -> str:
+    """What the record says of an error, whose `__str__` may fail or give nothing."""
+    name = type(error).__name__
+    try:
+        said = f"{error}"
+    except Exception as failed:  # noqa: BLE001  # anybody's code
+        said = f"(str() of it raised {type(failed).__name__})"
+    return f"{name}: {said}"[:_ERROR_CHARS]
+
+
+def end_child(delivery: Delivery, error: BaseException | None) -> NoReturn:
+    """End a process that the body forked, and which leaves the body.
+
+    What comes next (reporting a result, taking the next message) is for the parent alone.
+    """
+    status = 0 if error is None else 1
+    if isinstance(error, SystemExit):
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+    logger.log(
+        logging.INFO if isinstance(error, SystemExit) else logging.ERROR,
+        "%s %s: a process that the body forked left the body, and ends with status %d: the work "
+        "is its parent's. Leave such a process by os._exit(), or start it by multiprocessing.",
+        delivery.task,
+        delivery.key,
+        status,
+        exc_info=error if isinstance(error, Exception) else None,
+    )
+    os._exit(status & 0xFF)

@@ -1,0 +1,117 @@
+"""What an admitted delivery holds, a claim and a lease, and how it gives both back.
+
+Guarantees: each claim is ended once, and each lease released once, after its claim. If the ledger
+does not hear of the end, it is reported later (`late.py`), or the claim expires.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from taskguard.clock import Clock
+from taskguard.errors import TaskguardError
+from taskguard.events import Completed, Events, Released
+from taskguard.model.claims import Claim, Claimed
+from taskguard.model.delivery import Delivery
+from taskguard.run.guard import Guard
+from taskguard.run.late import LateReports
+from taskguard.run.parking import Line
+from taskguard.run.tracked import TrackedLease
+from taskguard.run.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from taskguard.ledger.ports import Ledger
+
+__all__ = ["Holding", "Releases"]
+
+logger = logging.getLogger("taskguard")
+
+
+@dataclass(slots=True)
+class Holding:
+    """A delivery that holds its key.
+
+    Attributes:
+        released: whether the lock server's lease was released.
+        hint: whether a message waits in the ledger, as the lock server said at the release. None:
+            unknown.
+    """
+
+    delivery: Delivery
+    tracked: TrackedLease
+    claimed: Claimed | None
+    guard: Guard
+    released: bool = False
+    hint: bool | None = None
+
+
+class Releases:
+    """Gives back what deliveries hold."""
+
+    def __init__(
+        self,
+        *,
+        ledger: Ledger | None,
+        watchdog: Watchdog,
+        line: Line,
+        late: LateReports,
+        events: Events,
+        clock: Clock,
+    ) -> None:
+        self._ledger = ledger
+        self._watchdog = watchdog
+        self._line = line
+        self._late = late
+        self._events = events
+        self._clock = clock
+
+    def note_completed(
+        self, delivery: Delivery, tracked: TrackedLease, claimed: Claimed | None
+    ) -> None:
+        """DONE is committed, and with it the claim has ended."""
+        tracked.claim = None
+        if claimed is not None:
+            held_s = self._clock.monotonic_s() - tracked.lease.taken_at_s
+            fence, attempt = claimed.claim.fence, claimed.attempt
+            self._events.about(delivery, Completed, fence=fence, attempt=attempt, held_s=held_s)
+
+    def end_claim(
+        self, holding: Holding, end: Callable[[Ledger, Claim], object], *, late: bool = True
+    ) -> None:
+        """End the claim, once. If the ledger does not answer, the claim expires.
+
+        `late`: this is no crash, so the ledger is told so once it answers again.
+        """
+        tracked = holding.tracked
+        claim, tracked.claim = tracked.claim, None
+        self._watchdog.untrack(tracked)
+        if claim is None or self._ledger is None or tracked.lease.is_parents:
+            return
+        try:
+            end(self._ledger, claim)
+        except TaskguardError as error:
+            logger.warning("%s: ending the lease got no answer: %s", tracked.lease.key, error)
+            if late:
+                self._late.pending.append(claim)
+
+    def release(self, holding: Holding) -> bool | None:
+        """Release the lock server's lease, after the claim has ended. Later calls do nothing.
+
+        Return False if the lock server knew no such lease. None: it was not called, or gave no
+        answer.
+        """
+        if holding.released:
+            return None
+        holding.released = True
+        delivery, tracked = holding.delivery, holding.tracked
+        self._watchdog.untrack(tracked)
+        if delivery.parking is not None and self._line.takes_hint(delivery):
+            known, holding.hint = self._line.release(tracked)
+        else:
+            known = self._watchdog.release_lock(tracked, handed=tracked.decided_by_ledger)
+        held_s = self._clock.monotonic_s() - tracked.lease.taken_at_s
+        self._events.about(delivery, Released, fence=tracked.lease.fence, held_s=held_s)
+        return known

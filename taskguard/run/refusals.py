@@ -1,0 +1,162 @@
+"""What becomes of a delivery that does not get its key: answered, parked, deferred, or an error.
+
+Guarantees: a delivery of work that was started is never dropped, and never raises where it can be
+deferred: its message may be the only one that is left.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from taskguard.clock import Clock
+from taskguard.errors import (
+    ConfigurationError,
+    KeyAlreadyHeldError,
+    KeyBusyError,
+    TransactionRetryError,
+)
+from taskguard.events import Events
+from taskguard.model.claims import Answer, Busy
+from taskguard.model.delivery import Delivery, Outcome, Parked
+from taskguard.model.lease import Owner
+from taskguard.run.answers import Answers
+from taskguard.run.claiming import Claiming
+from taskguard.run.deferrals import Deferrals, drop
+from taskguard.run.guard import Guard, holders_around
+from taskguard.run.parking import Line
+
+__all__ = ["Refusals", "already_held", "refuse_without_ledger"]
+
+logger = logging.getLogger("taskguard")
+
+
+class Refusals:
+    """Decides on deliveries that were not admitted."""
+
+    def __init__(
+        self,
+        *,
+        claiming: Claiming | None,
+        line: Line,
+        answers: Answers,
+        deferrals: Deferrals,
+        events: Events,
+        clock: Clock,
+    ) -> None:
+        self._claiming = claiming
+        self._line = line
+        self._answers = answers
+        self._deferrals = deferrals
+        self._events = events
+        self._clock = clock
+
+    def settle(self, delivery: Delivery, found: Answer | Busy) -> Outcome:
+        """Return the outcome of a delivery that was not admitted, or raise its error."""
+        if isinstance(found, Answer):
+            return self._answers.answer(delivery, found)
+        return self._turn_away(delivery, found)
+
+    def _turn_away(self, delivery: Delivery, busy: Busy) -> Outcome:
+        """The key is held: `busy=` decides, but a delivery of started work is deferred."""
+        untouched = not busy.same_work and not busy.started
+        if not busy.same_work:
+            parked = self._park(delivery, busy)
+            if parked is not None:
+                return parked
+        if busy.unread:
+            assert self._claiming is not None  # noqa: S101  # it left the record unread
+            return self.settle(delivery, self._claiming.read(delivery, busy))
+        if delivery.queue is not None and not (
+            untouched and delivery.policy.busy in ("skip", "raise")
+        ):
+            if busy.too_early:
+                return self._deferrals.defer_until_start(delivery, busy)
+            reason = "the same work is in progress" if busy.same_work else "the key is taken"
+            return self._deferrals.defer(delivery, reason, retry_after_s=busy.retry_after_s)
+        if untouched and delivery.policy.busy == "skip":
+            return drop(self._events, delivery, "skipped")
+        holders = holders_around(delivery.keys) if busy.same_work else []
+        raise already_held(delivery, holders[0]) if holders else _busy_error(delivery, busy)
+
+    def _park(self, delivery: Delivery, busy: Busy) -> Outcome | None:
+        """Keep the message in the ledger until the key is free; None if it cannot be kept there."""
+        if delivery.parking is None:
+            return None
+        request = delivery.request(clock=self._clock)
+        try:
+            found = self._line.park(delivery, request, busy)
+            if isinstance(found, Answer):
+                return self._answers.answer(delivery, found)
+            if found:
+                return Parked()
+        except TransactionRetryError as error:
+            logger.debug("%s is deferred, not parked: %s", delivery.key, error)
+        return None
+
+
+def _busy_error(delivery: Delivery, busy: Busy) -> KeyBusyError:
+    after_s, owner = busy.retry_after_s, busy.owner
+    limit = 1 if delivery.bounds is None else delivery.bounds.limit
+    if busy.too_early:
+        what = f"{delivery.key} is begun as often as its rate allows ({delivery.policy.rate})"
+        when = f", and again in {after_s:.1f} s" if after_s else ""
+    elif limit > 1:  # each of them holds a slot
+        what, owner = f"{delivery.key} is held by {limit} deliveries", None
+        when = f", one of them for at most {after_s:.1f} s" if after_s else ""
+    else:
+        what = f"{busy.key or delivery.key} is held by {_holder(owner)}"
+        when = f", for at most {after_s:.1f} s" if after_s else ""
+    nothing = "The lock was not taken; try" if delivery.is_lock else "Nothing was run; call"
+    return KeyBusyError(
+        f"{what}{when}. {nothing} again later, or wait for it with wait_s.",
+        key=delivery.key,
+        retry_after_s=after_s,
+        owner=str(owner) if owner is not None and owner.is_ours else None,
+    )
+
+
+def _holder(owner: Owner | None) -> str:
+    if owner is None:
+        return "another delivery"
+    if owner.process:
+        return owner.described
+    if owner.is_ours:
+        return "a message that was sent from its line and has not arrived"
+    return "a value that taskguard did not write"
+
+
+def already_held(delivery: Delivery, outer: Guard) -> KeyAlreadyHeldError:
+    """The error of a call that would wait for the body or lock around it."""
+    key = ", ".join(sorted(outer.held.intersection(delivery.keys)))
+    holder = "the lock around it" if outer.is_lock else "the guarded body around it"
+    if delivery.is_lock:
+        fix = "A lock cannot be taken twice, not even to read: use the lease that is held"
+    else:
+        fix = (
+            "Call the function's own body, or send it to a worker: with is_async=False or "
+            "task_always_eager a message runs inside the body that sends it"
+        )
+    return KeyAlreadyHeldError(
+        f"{delivery.task or 'lock()'} asks for {key}, which {holder} holds: it would wait for "
+        f"itself. {fix}.",
+        key=key,
+    )
+
+
+def refuse_without_ledger(delivery: Delivery) -> None:
+    """Raise ConfigurationError if a delivery needs a ledger, of which there is none."""
+    if delivery.row is not None:
+        raise ConfigurationError(
+            f"{delivery.task} has row=, and there is no ledger to move it in. Configure the "
+            "database of that table as the ledger (TASKGUARD_LEDGER_URL)."
+        )
+    if delivery.policy.parks:
+        raise ConfigurationError(
+            f'{delivery.task} has busy="{delivery.policy.busy}", and there is no ledger to '
+            'wait in. Configure one (TASKGUARD_LEDGER_URL), or say busy="retry".'
+        )
+    if delivery.bounds is not None:
+        raise ConfigurationError(
+            f"{delivery.task} has limit= or rate=, and there is no ledger to count in. "
+            "Configure one (TASKGUARD_LEDGER_URL), or take tg.lock(…, limit=…) in the body."
+        )
