@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import os
 import signal
@@ -24,6 +25,7 @@ from support.invoices import (
     charge_async,
     charge_async_atomically,
     charge_hidden,
+    decorated,
     wait_async,
     wait_decorated,
 )
@@ -135,33 +137,31 @@ def test_a_coroutine_that_a_decorator_hid_is_awaited(office: Any) -> None:
     assert len(office.steps("began")) == 1
 
 
-def test_an_async_decorator_around_the_guard_awaits_the_job(office: Any) -> None:
-    """It is the job's own delivery still: while the key is held, it is put off."""
+def test_decorated_functions_and_methods_are_their_jobs_own_deliveries(office: Any) -> None:
+    """While the key of a job is held, the job is put off; as a plain call it would have failed. An
+    async decorator awaits the job, and a time-out cancels it."""
+    functions = {7: decorated, 8: wait_decorated, 9: Clerk().charge}
+    seconds = {7: (0.0,), 8: (0.0,), 9: ()}
     office.worker()
-    with office.holding("invoice:7"):
-        job = office.queue.enqueue(wait_decorated, 7, 0.0)
-        office.wait_for(lambda: marks_of(job).deferrals >= 1, "put off")
-    office.wait_for(lambda: finished(job), "finished")
-    assert office.effects() == Counter({"7": 1})
-    late = office.queue.enqueue(wait_decorated, 8, 600.0, job_timeout=10)
+    with contextlib.ExitStack() as stack:
+        for number in functions:
+            stack.enter_context(office.holding(f"invoice:{number}"))
+        jobs = [
+            office.queue.enqueue(function, number, *seconds[number])
+            for number, function in functions.items()
+        ]
+        office.wait_for(
+            lambda: all(failed(job) or marks_of(job).deferrals >= 1 for job in jobs), "put off"
+        )
+    office.wait_for(lambda: all(finished(job) or failed(job) for job in jobs), "ended")
+    assert all(map(finished, jobs))
+    assert jobs[0].return_value() == {"invoice": 7}
+    assert office.effects() == Counter("789")
+    late = office.queue.enqueue(wait_decorated, 10, 600.0, job_timeout=10)
     office.wait_for(lambda: failed(late), "failed")
     # RQ before 3 leaves the loop that it made for such a job, and cancels nothing in it.
-    cancelled = ["8"] if _RQ >= 3 else []
+    cancelled = ["10"] if _RQ >= 3 else []
     assert [item for item, _ in office.steps("cancelled")] == cancelled
-
-
-def test_methods_are_their_jobs_own_deliveries(office: Any) -> None:
-    """While the key is held, the job is put off; as a plain call it would have failed."""
-    office.worker()
-    with office.holding("invoice:9"):
-        job = office.queue.enqueue(Clerk().charge, 9)
-        office.wait_for(
-            lambda: failed(job) or marks_of(job).deferrals >= 1,
-            "put off",
-        )
-    office.wait_for(lambda: finished(job) or failed(job), "ended")
-    assert finished(job)
-    assert office.effects() == Counter({"9": 1})
 
 
 def test_called_by_anybody_else_it_is_awaited(here: Any) -> None:

@@ -20,7 +20,6 @@ from support.invoices import (
     book_by_two,
     charge,
     charge_patiently,
-    decorated,
     die,
     index,
 )
@@ -199,18 +198,6 @@ def test_who_waits_for_a_key_is_put_off_before_its_time_out(office: Any) -> None
     office.wait_for(lambda: job.get_status(refresh=True) in ("finished", "failed"), "done")
     assert job.get_status() == "finished"
     assert office.effects() == Counter({"1": 1})
-
-
-def test_a_decorator_around_the_guard_changes_nothing(office: Any) -> None:
-    """The second job is put off and answered; taken for a plain call it would have failed."""
-    jobs = [office.queue.enqueue(decorated, 2, 2.0) for _ in range(2)]
-    office.worker()
-    office.worker()
-    office.wait_for(
-        lambda: all(job.get_status(refresh=True) in ("finished", "failed") for job in jobs), "ends"
-    )
-    assert [job.return_value() for job in jobs] == [{"invoice": 2}] * 2
-    assert office.effects() == Counter({"2": 1})
 
 
 @pytest.mark.parametrize("said", [{"lib_name": "ours"}, {"lib_version": "1"}, {"lib_name": None}])

@@ -16,13 +16,11 @@ from sqlalchemy.exc import DBAPIError
 
 from support.claims import request
 from support.guarded_shop import GuardedShop, write
-from support.needs import need
 from support.proxy import Mode, Proxy
 from support.waiting import patience_s, wait_until
 from taskguard.errors import (
     CallTooLargeError,
     ConfigurationError,
-    LedgerSchemaError,
     LedgerUnavailableError,
     StaleTokenError,
     TransactionRetryError,
@@ -30,7 +28,6 @@ from taskguard.errors import (
 )
 from taskguard.ledger.connections import database
 from taskguard.ledger.connections.errors import CannotWriteError
-from taskguard.ledger.schema.creation import ddl
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import KEYS, WORK
 from taskguard.locks.base import Renewal
@@ -109,32 +106,6 @@ def test_two_create_the_tables_at_once(url: str, spelling: Any) -> None:
     engine.dispose()
     for ledger in ledgers:
         ledger.close()
-
-
-def test_the_printed_tables_are_those_that_are_created(url: str) -> None:
-    """For a migration; MySQL's collation without padding has a name of its own."""
-    engine = sa.create_engine(url)
-    with engine.begin() as db:
-        for statement in ddl(url).split(";\n"):
-            if statement.strip():
-                db.exec_driver_sql(statement)
-    engine.dispose()
-    ledger = SqlLedger(url)
-    ledger.check_schema()
-    ledger.complete_alone(claim(ledger).claim, None)
-    ledger.close()
-    printed = ddl("mysql+pymysql://")
-    assert "utf8mb4_0900_bin" in printed
-    assert "nopad" not in printed
-    assert "ENGINE=InnoDB" in printed
-
-
-def test_missing_tables_name_the_command(url: str) -> None:
-    """Not a driver's error."""
-    ledger = SqlLedger(url)
-    with pytest.raises(LedgerSchemaError, match="taskguard ledger create"):
-        ledger.claim(request())
-    ledger.close()
 
 
 def test_sessions_are_strict_and_lock_no_gaps(server: Any, url: str) -> None:
@@ -758,27 +729,6 @@ def test_a_server_that_says_nothing_is_given_up(proxied: tuple[Any, Proxy]) -> N
         shop.ledger.claim(request(2))
     proxy.mode = Mode.PASS
     proxy.cut()
-
-
-def test_after_a_restart_the_next_claim_goes_through() -> None:
-    """The pool's connections are dead; nobody has to notice. While it is away, it says so."""
-    need(MariaDB)
-    with MariaDB() as server:
-        ledger = SqlLedger(server.create_database("again"))
-        ledger.create_schema()
-        claimed = claim(ledger)
-        server.restart()
-        ledger.complete_alone(claimed.claim, None)
-        server.kill()
-        with pytest.raises(LedgerUnavailableError) as caught:
-            ledger.claim(request(2))
-        assert "root@" not in str(caught.value)
-        server.start()
-        view = ledger.view("ship order:1")
-        assert view is not None
-        assert view.state is State.DONE
-        assert isinstance(ledger.claim(request(2)), Claimed)
-        ledger.close()
 
 
 # -- neighbours -------------------------------------------------------------------------------
