@@ -1,8 +1,9 @@
-"""One database: connections, its clock, and its errors in taskguard's words.
+"""One database: transactions and statements on its connections, and its clock.
 
-Guarantees: a driver's error comes out as LedgerUnavailableError, TransactionRetryError or
-LedgerSchemaError, with the driver's as its cause; no message holds a password. Knows nothing of
-claims.
+Guarantees: a statement of the ledger's waits for no connection that a body has, and for an answer
+no longer than its deadline. Errors come out as `faults.py` says. Knows nothing of claims.
+
+Read next: `taken.py`, for statements past SQLAlchemy; `pools.py`, for the connections.
 """
 
 from __future__ import annotations
@@ -12,19 +13,13 @@ import functools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 
-from taskguard.errors import (
-    LedgerSchemaError,
-    LedgerUnavailableError,
-    TaskguardError,
-    TransactionRetryError,
-)
+from taskguard.errors import LedgerUnavailableError
 from taskguard.ledger.connections.deadlines import Deadline
-from taskguard.ledger.connections.dialects import Fault, dialect_of
+from taskguard.ledger.connections.dialects import dialect_of
 from taskguard.ledger.connections.engine import (
     CONNECT_TIMEOUT_S,
     LEVEL,
@@ -33,21 +28,16 @@ from taskguard.ledger.connections.engine import (
     failover_s,
     make_engine,
 )
-from taskguard.ledger.connections.errors import (
-    CannotWriteError,
-    LockTimeoutError,
-    NoConnectionError,
-)
+from taskguard.ledger.connections.errors import CannotWriteError, LockTimeoutError
 from taskguard.ledger.connections.executed import Executed
-from taskguard.ledger.connections.libpq import FORGOTTEN, Commit, Libpq, numbered
-from taskguard.ledger.connections.pools import Lifo, Pools, on_other_pool
+from taskguard.ledger.connections.faults import Faults
+from taskguard.ledger.connections.libpq import Commit, Libpq, numbered
+from taskguard.ledger.connections.pools import Pools, on_other_pool
 from taskguard.ledger.connections.prepared import Prepared
 from taskguard.ledger.connections.sessions import noting, refuse_autocommit
+from taskguard.ledger.connections.taken import DriverCall, Lone, Taken, driver_of, fetch
 
-if TYPE_CHECKING:
-    from typing import Self
-
-__all__ = ["WRITE_LOCK_S", "Database", "Lone", "driver_of"]
+__all__ = ["WRITE_LOCK_S", "Database"]
 
 WRITE_LOCK_S = 5.0
 """For how many seconds a change that is no claim waits for a row lock."""
@@ -62,18 +52,6 @@ _BEGIN = f"begin isolation level {READ_COMMITTED}"
 _LONGEST_ANSWER_S, _LOCKS = 5.0, 2
 _DEADLINE = "taskguard_deadline"  # a key of the `info` that SQLAlchemy keeps with a connection
 
-# libpq's messages have many lines.
-_MOST_SAID = 300
-
-
-class Lone(Protocol):
-    """Who has a connection that is in no pool."""
-
-    connection: Any
-
-    def invalidate(self, error: BaseException | None) -> None:
-        """The connection is of no use any more."""
-
 
 class Database:
     """An engine, made from a URL or the user's own.
@@ -85,6 +63,7 @@ class Database:
 
     Attributes:
         dialect: what is peculiar to this kind of database.
+        faults: its errors in taskguard's words.
         pools: who may have how many of its connections.
         begins_itself: connections commit each statement, and `begin()` opens transactions by a
             statement that also sets what they need, which saves a round trip. Not on an Engine of
@@ -118,6 +97,7 @@ class Database:
             apart=self.dialect.claims_apart,
             one=self.dialect.one_writer,
         )
+        self.faults = Faults(self.engine, self.pools, self.dialect, place=self.place)
 
     @functools.cached_property
     def place(self) -> str:
@@ -141,7 +121,7 @@ class Database:
         """Whether the server is a MariaDB; where the URL says MySQL, the server is asked."""
         dialect: Any = self.engine.dialect
         if dialect.name == "mysql" and dialect.server_version_info is None:
-            with self.translated(), self.engine.connect():
+            with self.faults.translated(), self.engine.connect():
                 pass  # the dialect learns it from its first connection
         return bool(getattr(dialect, "is_mariadb", False))
 
@@ -166,7 +146,7 @@ class Database:
         """
         with contextlib.ExitStack() as stack:
             engine = stack.enter_context(self.pools.renewals if renewal else self.pools.ledgers)
-            stack.enter_context(self.translated())
+            stack.enter_context(self.faults.translated())
             db = stack.enter_context(engine.connect())
             if bounded:
                 longest_s = _LONGEST_ANSWER_S + _LOCKS * (lock_timeout_s or 0.0)
@@ -199,14 +179,14 @@ class Database:
 
         Raises ConfigurationError where the Engine commits each statement.
         """
-        with self.translated():
+        with self.faults.translated():
             db = engine.connect()
             try:
                 driver = driver_of(db)
                 if self.begins_itself:
                     # psycopg's own COMMIT and ROLLBACK end it: they go by the session's state.
                     deadline = Deadline(driver, _LONGEST_ANSWER_S, place=self.place, watched=False)
-                    with deadline, _DriverCall(self, db, driver):
+                    with deadline, DriverCall(self.faults, db, driver):
                         self._libpq.send(driver, _opening(idle_s))
                         # Or a Session on it would begin, and commit.
                         db.begin()
@@ -226,15 +206,15 @@ class Database:
 
     def read(self, db: sa.Connection, prepared: Prepared, values: dict[str, Any]) -> list[Any]:
         """The rows of a prepared SELECT within the transaction of `db`."""
-        with _DriverCall(self, db, driver_of(db)) as connection:
-            found = _fetch(connection, prepared.text, prepared.parameters(values))
+        with DriverCall(self.faults, db, driver_of(db)) as connection:
+            found = fetch(connection, prepared.text, prepared.parameters(values))
             return [prepared.row._make(row) for row in found]
 
     def ask_in(self, db: sa.Connection, statement: str, values: dict[str, Any]) -> list[Any]:
         """The rows of one statement within the transaction of `db`."""
-        with _DriverCall(self, db, driver_of(db)) as connection:
+        with DriverCall(self.faults, db, driver_of(db)) as connection:
             by_psycopg = self.engine.dialect.driver == "psycopg"
-            return (self._rows if by_psycopg else _fetch)(connection, statement, values)
+            return (self._rows if by_psycopg else fetch)(connection, statement, values)
 
     def ask_and_commit(self, db: sa.Connection, statement: str, values: dict[str, Any]) -> Commit:
         """One statement within the transaction of `db`, and its COMMIT; see `Libpq`.
@@ -244,7 +224,7 @@ class Database:
         driver = driver_of(db)
         session: int = driver.pgconn.backend_pid  # not known once the connection is lost
         try:
-            with _DriverCall(self, db, driver) as connection:
+            with DriverCall(self.faults, db, driver) as connection:
                 return self._libpq.ask_and_commit(connection, statement, values)
         except (CannotWriteError, LockTimeoutError):
             raise
@@ -258,7 +238,7 @@ class Database:
         limit_s = self.lock_timeout_s
         with (
             self.pools.ledgers as engine,
-            _Taken(self, engine, _LONGEST_ANSWER_S + limit_s) as taken,
+            Taken(self.faults, engine, _LONGEST_ANSWER_S + limit_s) as taken,
         ):
             connection, info = taken.driver, taken.pooled.info
             self.dialect.limit_waiting(connection, info, limit_s)
@@ -276,7 +256,7 @@ class Database:
         """
         with (
             self.pools.locks as engine,
-            _Taken(self, engine, longest_s) as taken,
+            Taken(self.faults, engine, longest_s) as taken,
         ):
             yield taken.driver, taken.pooled.info
 
@@ -285,7 +265,7 @@ class Database:
 
         Raises what `translated()` says.
         """
-        with self.translated():
+        with self.faults.translated():
             pooled: Any = on_other_pool(self.engine).raw_connection()
         connection = pooled.driver_connection
         pooled.detach()
@@ -309,9 +289,9 @@ class Database:
         """
         connection = lone.connection
         deadline = Deadline(connection, longest_s, place=self.place)
-        with deadline, _DriverCall(self, lone, connection):
+        with deadline, DriverCall(self.faults, lone, connection):
             by_psycopg = self.engine.dialect.driver == "psycopg"
-            rows = (self._rows if by_psycopg else _fetch)(connection, statement, values)
+            rows = (self._rows if by_psycopg else fetch)(connection, statement, values)
         if deadline.passed:  # its answer came, and its socket was shut at the same moment
             lone.invalidate(None)
             raise LedgerUnavailableError(f"The database {self.place} answered too late.")
@@ -333,7 +313,7 @@ class Database:
         share = self.pools.renewals if renewal else self.pools.ledgers
         with (
             share as engine,
-            _Taken(self, engine, longest_s, watched=False) as taken,
+            Taken(self.faults, engine, longest_s, watched=False) as taken,
         ):
             if self.begins_itself:
                 return self._alone(taken, statement, values)
@@ -345,7 +325,7 @@ class Database:
                 if not connection.closed:
                     connection.autocommit = before
 
-    def _alone(self, taken: _Taken, statement: str, values: Any) -> list[Any]:
+    def _alone(self, taken: Taken, statement: str, values: Any) -> list[Any]:
         """The rows of a statement that sees the newest rows, whatever the role's default is."""
         connection, info, deadline = taken.driver, taken.pooled.info, taken.deadline
         if LEVEL not in info:  # an Engine of the user's: asked once for each connection
@@ -434,94 +414,6 @@ class Database:
         with self.transaction() as db:
             return self.now_us(db)
 
-    def translated(self) -> AbstractContextManager[None]:
-        """A block in which what drivers raise comes out in taskguard's words."""
-        return _Translated(self)
-
-    def translate(self, error: BaseException) -> None:
-        """Raise what it is in taskguard's words, if it has any."""
-        if isinstance(error, sa.exc.TimeoutError):
-            raise NoConnectionError(f"No connection to {self.place}: {error}") from error
-        mapped = self.map(error)
-        if mapped is not None:
-            raise mapped from error
-
-    def explain(self, error: BaseException, pooled: Any, driver: Any) -> BaseException:
-        """What an error of a call past SQLAlchemy is to be raised as: in words, or as it is.
-
-        In words it has the error as its cause.
-
-        Does with the connection what SQLAlchemy would do: one that broke is `pooled.invalidate()`d.
-        """
-        engine = self.engine
-        if not isinstance(error, engine.dialect.loaded_dbapi.Error):
-            pooled.invalidate(error)  # interrupted halfway: its state is not known
-            return error
-        if getattr(error, "sqlstate", None) in FORGOTTEN:
-            said = f"The session of {self.place} has not what was prepared in it: {error}"
-            explained: BaseException | None = TransactionRetryError(said)
-        else:
-            if engine.dialect.is_disconnect(error, driver, None):
-                pooled.invalidate(error)
-                self.close()  # the idle ones broke as well
-            explained = self.map(error)
-        if explained is None:
-            return error
-        explained.__cause__ = error
-        return explained
-
-    def as_sqlalchemys(self, error: Exception) -> BaseException:
-        """A driver's error as SQLAlchemy would have raised it."""
-        dialect = self.engine.dialect
-        return sa.exc.DBAPIError.instance(
-            None, None, error, dialect.loaded_dbapi.Error, dialect=dialect
-        )
-
-    def map(self, error: BaseException) -> Exception | None:
-        """A driver's error, or SQLAlchemy's for it, as one of taskguard's; None: it has none."""
-        driver = self.engine.dialect.loaded_dbapi
-        origin: Any = error.orig if isinstance(error, sa.exc.DBAPIError) else error
-        if not isinstance(origin, driver.Error):
-            return None
-        fault = self.dialect.fault(origin, driver)
-        if fault is None and getattr(error, "connection_invalidated", False):
-            fault = Fault.AWAY
-        return None if fault is None else self._in_words(fault, origin)
-
-    def _in_words(self, fault: Fault, origin: Any) -> Exception:
-        kind = type(origin).__name__
-        if fault is Fault.RETRY:
-            return TransactionRetryError(f"The database asked to run it again: {origin}")
-        if fault is Fault.LOCKED:
-            return LockTimeoutError("Another transaction holds the row.")
-        if fault is Fault.NO_TABLE:
-            return LedgerSchemaError(
-                f"The ledger's tables do not exist in {self.place}.",
-                remedy="Run `taskguard ledger create`.",
-            )
-        if fault is Fault.REFUSED:
-            said = str(origin.args[-1] if origin.args else origin).partition("\n")[0]
-            return LedgerSchemaError(
-                f"The database {self.place} refused a statement of the ledger: {said}. Its user "
-                "needs SELECT, INSERT and UPDATE on taskguard_keys, taskguard_work and "
-                "taskguard_messages, and SELECT on taskguard_schema; if a column is missing, the "
-                "tables are not those of this version. Nothing runs until then."
-            )
-        if fault is Fault.CANNOT_WRITE:
-            return CannotWriteError(f"The database {self.place} cannot write ({kind}).")
-        return LedgerUnavailableError(
-            f"The database {self.place} is not available ({kind}: {self._said(origin)})."
-        )
-
-    def _said(self, origin: Any) -> str:
-        """A driver's error in one line: its cause, and never the password."""
-        parts = [str(part) for part in getattr(origin, "args", ())] or [str(origin)]
-        said = " ".join(" ".join(parts).split()).rstrip(".")
-        password = str(self.engine.url.password or "")
-        if password and password in said:
-            return "the driver's words have the password in them"
-        return said if len(said) <= _MOST_SAID else f"{said[:_MOST_SAID]}…"
-
 
 @functools.cache
 def _opening(idle_s: float) -> str:
@@ -535,129 +427,3 @@ def _opening(idle_s: float) -> str:
 def _first(option: Any) -> str:
     """The first value of an option in a URL's query, which may be given several times."""
     return str(option[0] if isinstance(option, tuple) else option or "")
-
-
-class _Translated(AbstractContextManager[None]):
-    __slots__ = ("_database",)
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is not None:
-            self._database.translate(error)
-
-
-class _Taken:
-    """A connection for a block that ends each transaction it begins, and goes past SQLAlchemy.
-
-    Attributes:
-        pooled: its entry in the pool.
-        driver: the driver's own connection.
-        deadline: by when it has to have answered.
-    """
-
-    __slots__ = (
-        "_database", "_engine", "_longest_s", "_pool", "_watched", "deadline", "driver", "pooled",
-    )  # fmt: skip
-
-    def __init__(
-        self, database: Database, engine: sa.Engine, longest_s: float, *, watched: bool = True
-    ) -> None:
-        self._database = database
-        self._engine = engine
-        self._longest_s = longest_s
-        self._watched = watched  # as `Deadline` has it
-        self._pool = engine.pool if isinstance(engine.pool, Lifo) else None
-
-    def __enter__(self) -> Self:
-        pool, database = self._pool, self._database
-        try:
-            pooled: Any = self._engine.raw_connection() if pool is None else pool.take()
-        except Exception as error:
-            database.translate(error)
-            raise
-        try:
-            driver = pooled.dbapi_connection
-            deadline = Deadline(
-                driver, self._longest_s, place=database.place, watched=self._watched
-            )
-            deadline.__enter__()
-        except BaseException:
-            self._return(pooled, known=False)  # its deadline may stand
-            raise
-        self.pooled, self.driver, self.deadline = pooled, driver, deadline
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        known = False
-        try:
-            if error is None:
-                self.deadline.__exit__(None, None, None)
-                known = True
-                return
-            explained = self._database.explain(error, self.pooled, self.driver)
-            self.deadline.__exit__(kind, explained, trace)
-            drivers_error = self._database.engine.dialect.loaded_dbapi.Error
-            known = isinstance(explained, (TaskguardError, drivers_error))
-            if explained is not error:
-                raise explained
-        finally:
-            self._return(self.pooled, known=known and not self.deadline.passed)
-
-    def _return(self, pooled: Any, *, known: bool) -> None:
-        """Back to the pool. Not `known`: an interrupt came while an answer was on its way."""
-        pool = self._pool
-        if pool is not None:
-            (pool.put if known else pool.drop)(pooled)
-            return
-        if not known and pooled.dbapi_connection is not None:
-            pooled.invalidate()
-        pooled.close()
-
-
-class _DriverCall:
-    """A block for calls of the driver itself on a connection that somebody else takes and ends."""
-
-    def __init__(self, database: Database, pooled: sa.Connection | Lone, driver: Any) -> None:
-        self._database = database
-        self._pooled = pooled
-        self._driver = driver
-
-    def __enter__(self) -> Any:
-        return self._driver
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if error is not None:
-            explained = self._database.explain(error, self._pooled, self._driver)
-            if explained is not error:
-                raise explained
-
-
-def _fetch(connection: Any, statement: str, values: Any) -> list[Any]:
-    """All rows. What a driver has not read by then is read when the cursor closes."""
-    cursor = connection.cursor()
-    cursor.execute(statement, values)
-    rows = list(cursor.fetchall())
-    cursor.close()
-    return rows
-
-
-def driver_of(db: sa.Connection) -> Any:
-    """The driver's own connection beneath."""
-    return db.connection.dbapi_connection

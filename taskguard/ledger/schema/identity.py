@@ -62,7 +62,7 @@ class Identity:
         if self._mark is None:
             self._mark = self._make()
         try:
-            with self._database.translated():
+            with self._database.faults.translated():
                 seen = db.execute(_select()).scalar()
         except (LedgerSchemaError, sa.exc.ProgrammingError):
             return False  # the database has no such tables

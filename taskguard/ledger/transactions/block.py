@@ -57,7 +57,7 @@ class Block:
             return  # an interrupt says nothing about the database
         self._errors.append(error)
         self.size = max(self.size, _size(context.statement) + _size(context.parameters))
-        mapped = self._database.map(error)
+        mapped = self._database.faults.map(error)
         if isinstance(mapped, LockTimeoutError):
             if self._database.dialect.lock_timeouts_abort:
                 self.asked = lock_not_given(self.claim)

@@ -30,11 +30,12 @@ from taskguard.errors import (
     TransactionRetryError,
     TransactionUsageError,
 )
-from taskguard.ledger.connections.database import Database, driver_of
+from taskguard.ledger.connections.database import Database
 from taskguard.ledger.connections.dialects.base import SNAPSHOTS
 from taskguard.ledger.connections.errors import CannotWriteError, LockTimeoutError
 from taskguard.ledger.connections.libpq import NOT_SENT, Commit
 from taskguard.ledger.connections.sessions import autocommits
+from taskguard.ledger.connections.taken import driver_of
 from taskguard.ledger.own_rows import changes as rows
 from taskguard.ledger.refusals import (
     broken_in_block,
@@ -172,7 +173,7 @@ class _OfLedger:
         if self._completing is not None and isinstance(error, LockTimeoutError):
             raise lock_not_given(self._completing) from error
         if isinstance(error, sa.exc.DBAPIError):
-            mapped = self._database.map(error)
+            mapped = self._database.faults.map(error)
             if isinstance(mapped, LedgerSchemaError):
                 raise mapped from error
 
@@ -218,7 +219,7 @@ class GuardedTransaction:
         ledgers = home.database.engine
         if adapter.lent:
             self._transactions = home.elsewhere(adapter.engine or engine_for_external(ledgers))
-        with self._transactions.database.translated():
+        with self._transactions.database.faults.translated():
             self.db = adapter.begin(functools.partial(on_external, ledgers))
             try:
                 (self._admit_lent if adapter.lent else self._admit)()
@@ -264,7 +265,7 @@ class GuardedTransaction:
         db, database = self.db, self._transactions.database
         driver: Any = database.engine.dialect.loaded_dbapi
         try:
-            with database.translated():
+            with database.faults.translated():
                 level, seen = self._transactions.statements.admit(
                     db, self._claim, idle_s=self._home.idle_s
                 )
@@ -461,7 +462,7 @@ class GuardedTransaction:
         """`commit`: one that has been sent, so that SQLAlchemy is to be told of it."""
         try:
             if commit.error is not None:
-                raise self._transactions.database.as_sqlalchemys(commit.error)
+                raise self._transactions.database.faults.as_sqlalchemys(commit.error)
             self._adapter.commit()
         except BaseException as error:
             # The connection's next user must not commit what is open there.

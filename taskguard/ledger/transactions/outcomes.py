@@ -71,7 +71,7 @@ def explain(
         raise broken_in_block(claim, idle_s=idle_s) from error
     if failed and isinstance(block.asked, TransactionRetryError):
         raise block.asked from error
-    mapped = database.map(error) if mine else None
+    mapped = database.faults.map(error) if mine else None
     if mapped is None:
         return
     if broken or getattr(error, "connection_invalidated", False):
@@ -101,7 +101,7 @@ def is_unknown(database: Database, error: BaseException) -> bool:
     Raises TransactionRetryError where the database asks for it. False: the database, or the body,
     said no (a deferred constraint, an interrupt, a listener of the user's).
     """
-    mapped = database.map(error)
+    mapped = database.faults.map(error)
     if isinstance(mapped, TransactionRetryError):
         raise mapped from error
     return isinstance(mapped, LedgerUnavailableError)

@@ -26,7 +26,7 @@ from taskguard.errors import (
     TransactionRetryError,
     TransactionUsageError,
 )
-from taskguard.ledger.connections import database
+from taskguard.ledger.connections import taken
 from taskguard.ledger.connections.errors import CannotWriteError
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import KEYS, WORK
@@ -645,7 +645,7 @@ def test_a_second_interrupt_leaves_no_reply_to_others(
 
     with monkeypatch.context() as patched:
         patched.setattr(pymysql.connections.Connection, "_read_query_result", interrupt)
-        patched.setattr(database._DriverCall, "__exit__", interrupt)
+        patched.setattr(taken.DriverCall, "__exit__", interrupt)
         with pytest.raises(Interrupt):
             ledger.claim(request(3))
     for number in range(4, 7):

@@ -1,0 +1,153 @@
+"""A driver's errors in taskguard's words.
+
+Guarantees: a driver's error comes out as LedgerUnavailableError, TransactionRetryError or
+LedgerSchemaError, with the driver's as its cause, or as it is. No message holds a password. A
+connection that broke, or whose state is not known, is not used again.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any
+
+import sqlalchemy as sa
+
+from taskguard.errors import LedgerSchemaError, LedgerUnavailableError, TransactionRetryError
+from taskguard.ledger.connections.dialects import Fault
+from taskguard.ledger.connections.dialects.base import Dialect
+from taskguard.ledger.connections.errors import (
+    CannotWriteError,
+    LockTimeoutError,
+    NoConnectionError,
+)
+from taskguard.ledger.connections.libpq import FORGOTTEN
+from taskguard.ledger.connections.pools import Pools
+
+__all__ = ["Faults"]
+
+# libpq's messages have many lines.
+_MOST_SAID = 300
+
+
+class Faults:
+    """Errors of one database.
+
+    Args:
+        engine: its Engine.
+        pools: its other pools.
+        dialect: tells what an error of the driver's means.
+        place: its name in messages.
+    """
+
+    def __init__(self, engine: sa.Engine, pools: Pools, dialect: Dialect, *, place: str) -> None:
+        self.engine = engine
+        self.place = place
+        self._pools = pools
+        self._dialect = dialect
+
+    def translated(self) -> AbstractContextManager[None]:
+        """A block in which what drivers raise comes out in taskguard's words."""
+        return _Translated(self)
+
+    def translate(self, error: BaseException) -> None:
+        """Raise what it is in taskguard's words, if it has any."""
+        if isinstance(error, sa.exc.TimeoutError):
+            raise NoConnectionError(f"No connection to {self.place}: {error}") from error
+        mapped = self.map(error)
+        if mapped is not None:
+            raise mapped from error
+
+    def explain(self, error: BaseException, pooled: Any, driver: Any) -> BaseException:
+        """What an error of a call past SQLAlchemy is to be raised as: in words, or as it is.
+
+        In words it has the error as its cause.
+
+        Does with the connection what SQLAlchemy would do: one that broke is `pooled.invalidate()`d.
+        """
+        engine = self.engine
+        if not isinstance(error, engine.dialect.loaded_dbapi.Error):
+            pooled.invalidate(error)  # interrupted halfway: its state is not known
+            return error
+        if getattr(error, "sqlstate", None) in FORGOTTEN:
+            said = f"The session of {self.place} has not what was prepared in it: {error}"
+            explained: BaseException | None = TransactionRetryError(said)
+        else:
+            if engine.dialect.is_disconnect(error, driver, None):
+                pooled.invalidate(error)
+                # The idle ones broke as well.
+                engine.dispose()
+                self._pools.dispose()
+            explained = self.map(error)
+        if explained is None:
+            return error
+        explained.__cause__ = error
+        return explained
+
+    def as_sqlalchemys(self, error: Exception) -> BaseException:
+        """A driver's error as SQLAlchemy would have raised it."""
+        dialect = self.engine.dialect
+        return sa.exc.DBAPIError.instance(
+            None, None, error, dialect.loaded_dbapi.Error, dialect=dialect
+        )
+
+    def map(self, error: BaseException) -> Exception | None:
+        """A driver's error, or SQLAlchemy's for it, as one of taskguard's; None: it has none."""
+        driver = self.engine.dialect.loaded_dbapi
+        origin: Any = error.orig if isinstance(error, sa.exc.DBAPIError) else error
+        if not isinstance(origin, driver.Error):
+            return None
+        fault = self._dialect.fault(origin, driver)
+        if fault is None and getattr(error, "connection_invalidated", False):
+            fault = Fault.AWAY
+        return None if fault is None else self._in_words(fault, origin)
+
+    def _in_words(self, fault: Fault, origin: Any) -> Exception:
+        kind = type(origin).__name__
+        if fault is Fault.RETRY:
+            return TransactionRetryError(f"The database asked to run it again: {origin}")
+        if fault is Fault.LOCKED:
+            return LockTimeoutError("Another transaction holds the row.")
+        if fault is Fault.NO_TABLE:
+            return LedgerSchemaError(
+                f"The ledger's tables do not exist in {self.place}.",
+                remedy="Run `taskguard ledger create`.",
+            )
+        if fault is Fault.REFUSED:
+            said = str(origin.args[-1] if origin.args else origin).partition("\n")[0]
+            return LedgerSchemaError(
+                f"The database {self.place} refused a statement of the ledger: {said}. Its user "
+                "needs SELECT, INSERT and UPDATE on taskguard_keys, taskguard_work and "
+                "taskguard_messages, and SELECT on taskguard_schema; if a column is missing, the "
+                "tables are not those of this version. Nothing runs until then."
+            )
+        if fault is Fault.CANNOT_WRITE:
+            return CannotWriteError(f"The database {self.place} cannot write ({kind}).")
+        return LedgerUnavailableError(
+            f"The database {self.place} is not available ({kind}: {self._said(origin)})."
+        )
+
+    def _said(self, origin: Any) -> str:
+        """A driver's error in one line: its cause, and never the password."""
+        parts = [str(part) for part in getattr(origin, "args", ())] or [str(origin)]
+        said = " ".join(" ".join(parts).split()).rstrip(".")
+        password = str(self.engine.url.password or "")
+        if password and password in said:
+            return "the driver's words have the password in them"
+        return said if len(said) <= _MOST_SAID else f"{said[:_MOST_SAID]}…"
+
+
+class _Translated(AbstractContextManager[None]):
+    __slots__ = ("_faults",)
+
+    def __init__(self, faults: Faults) -> None:
+        self._faults = faults
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self._faults.translate(error)
