@@ -207,31 +207,31 @@ class TaskGuard:
         limit: int | None = None,
         mode: Literal["write", "read"] = "write",
     ) -> AbstractContextManager[Lease]:
-        """A lease on `keys` for the time of a `with` block, renewed while it lasts.
+        """Return a context manager that holds a `Lease` on `keys`, and renews it, for its block.
 
-        With `limit` or `mode="read"` several hold one key at once. Everybody comes in by what was
-        asked for in that call: while fewer than `limit` hold the key, whatever they asked for. A
-        reader comes in unless somebody has the key alone; who asks for neither has it alone. Shares
-        are the lock server's to grant, and as good as a lock without a ledger, which is not asked.
+        With `limit` or `mode="read"`, several holders share one key. A call with `limit` gets the
+        key while fewer holders than that have it, whatever they asked for. A reader gets it unless
+        a holder has it alone. A call with neither has the key alone. The lock server grants these
+        shares without the ledger, so they are as safe as locks with `ledger=None`.
 
-        Their `lease.fence` is one number for all who share the key: above that of each who had it
-        alone before, below that of each who has it after them. It does not tell them apart.
+        All holders that share a key have one `lease.fence`. It is higher than that of each holder
+        that had the key alone before, and lower than that of each holder that has it after them.
 
         Args:
-            keys: finished keys, as `taskguard.key()` makes them; all or none are taken.
-            ttl_s: length of the lease in seconds; a dead holder's keys are free after it.
-            wait_s: how long to wait for the keys, in seconds.
-            max_hold_s: renewal stops after so many seconds.
-            limit: how many may hold the key at once, this one included.
-            mode: "read" shares the key with all others who read; "write" has it alone.
+            keys: finished keys, as `taskguard.key()` makes them. All or none are taken.
+            ttl_s: length of the lease in seconds. A dead holder's keys are free after it.
+            wait_s: how long to wait for the keys, in seconds. By default not at all.
+            max_hold_s: after how many seconds renewal stops. By default never.
+            limit: how many holders may have the key at once, this one included. By default one.
+            mode: "read" shares the key with all other readers. "write" has it alone.
 
         Raises:
-            ConfigurationError: the lock server has no locks that several share, or there is none.
-            KeyBusyError: on entering, when the keys are taken for longer than `wait_s`.
-            KeyAlreadyHeldError: this thread's own guarded body holds one of them.
-            LeaseLostError: on leaving, when the lease was lost meanwhile: what was done in the
-                block may have overlapped with what another holder did. Not raised where the block
-                is left by an exception of its own. The event `lost` is emitted in either case.
+            ConfigurationError: there is no lock server, or holders cannot share its locks.
+            KeyBusyError: on entering, if the keys are taken for longer than `wait_s`.
+            KeyAlreadyHeldError: this thread's own guarded body holds one of the keys.
+            LeaseLostError: on leaving, if the lease was lost meanwhile. Then the block may have
+                overlapped with another holder's. If the block raises an exception, that one is
+                raised instead. The event `lost` is emitted in either case.
         """
         if not keys:
             raise ConfigurationError('lock() needs a key, for example tg.lock("inventory:42").')
@@ -281,16 +281,17 @@ class TaskGuard:
         return asked
 
     def leader(self, name: str, *, ttl_s: float = 15.0, on_lost: OnLost = "interrupt") -> Leader:
-        """A candidate for the place of the leader `name`, of which there is one at a time.
+        """Return a candidate for the lease `name`, which one leader at a time holds.
 
         `tg.leader("beat").run(work)` runs `work(leadership)` while this process leads.
 
         Args:
-            name: what it leads; all candidates say the same.
-            ttl_s: length of the lease, renewed at a third of it: so long nobody leads after a
-                leader has died.
-            on_lost: "interrupt" raises LeaseLostError in the work's thread once it is to stop
-                (not under gevent); with "fence" the work itself looks at `leadership.lost`.
+            name: the name of the lease, the same for all candidates.
+            ttl_s: length of the lease in seconds, renewed at a third of it. For so long no process
+                leads after a leader has died.
+            on_lost: "interrupt" (the default) raises LeaseLostError in the work's thread when the
+                work must stop, except under gevent. With "fence" the work itself has to look at
+                `leadership.lost`.
         """
         return Leader(self, name, ttl_s=ttl_s, on_lost=on_lost)
 

@@ -34,14 +34,14 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, eq=False)
 class Overrides:
-    """What guards use instead.
+    """The locks, ledger and clock that every guard of this process uses during a test.
 
     Attributes:
-        locks: the lock provider; None: the ledger alone.
-        ledger: the ledger; None: locks only.
-        listener: hears the guards' events, besides their own listeners.
-        renewing: whether leases are renewed while bodies run, which takes a thread; by default so.
-        clock: by which leases are trusted; None: the clock of each guard.
+        locks: the lock provider. None: the ledger alone.
+        ledger: the ledger. None: locks only.
+        listener: gets the guards' events, in addition to their own listeners.
+        renewing: whether a thread renews leases while bodies run. True by default.
+        clock: the clock by which leases are trusted. None (the default): the clock of each guard.
     """
 
     locks: LockProvider | None

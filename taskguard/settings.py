@@ -59,18 +59,16 @@ def set_defaults(
     namespace: Callable[[], Any] | None = None,
     formerly_namespaces: Callable[[], Any] | None = None,
 ) -> None:
-    """What this process's locks and ledger are made of where nothing else is said.
+    """Set this process's defaults, for a framework that has settings of its own.
 
-    For a framework that has settings of its own. These defaults win over the environment; what is
-    given to `connect()` or `configure()`, or set in a Celery app, wins over them.
+    These defaults win over the environment. What is given to `connect()` or `configure()`, or set
+    in a Celery app, wins over them. An argument that is left out removes its default.
 
     Args:
-        locks: called when a lock server is wanted; gives what `connect(locks=…)` takes, or UNSET.
-        ledger: the same for the ledger.
-        namespace: the same for the namespace.
-        formerly_namespaces: the same for the namespaces of earlier deploys.
-
-    An argument that is left out has no default any more.
+        locks: returns what `connect(locks=…)` takes, or UNSET. Called when a `TaskGuard` needs it.
+        ledger: returns what `connect(ledger=…)` takes, or UNSET.
+        namespace: returns what `connect(namespace=…)` takes, or UNSET.
+        formerly_namespaces: returns what `connect(formerly_namespaces=…)` takes, or UNSET.
     """
     given = {
         LOCKS_VARIABLE: locks,

@@ -72,7 +72,7 @@ class LeaderScheduler(Scheduler):  # type: ignore[misc]  # Celery has no types
     def _candidate(self) -> Any:
         """Raises ConfigurationError where locks and ledger are not configured: beat ends."""
         runtime = runtime_of(self.app)
-        if runtime.runner.ledger is None:
+        if runtime.ledger is None:
             logger.warning(
                 "beat has locks only: nobody records what the last leader sent, so a new one sends "
                 "again what is due by its own file. Set a ledger (taskguard_ledger_url)."

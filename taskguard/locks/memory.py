@@ -42,7 +42,11 @@ class _Waiter:
 
 
 class MemoryLocks:
-    """A `LockProvider` without a server. Leases run out by `clock`."""
+    """A `LockProvider` in the memory of one process, for tests: `memory://`.
+
+    Args:
+        clock: the clock by which leases end. By default the machine's.
+    """
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock

@@ -58,10 +58,10 @@ Send = Callable[[dict[str, Any], MessageRef], None]
 """Sends a stored call again, with these numbers; raises unless the broker took it."""
 
 AGAIN_AFTER_S = 3_600.0
-"""After so long without a claim a message that was sent counts as lost, in seconds."""
+"""Default time without a claim after which a message that was sent counts as lost, in seconds."""
 
 Duplicate = Literal["answer", "attach", "skip", "replace", "raise"]
-"""What `enqueue()` does where the same work is waiting or in progress."""
+"""What `enqueue()` does if the same work is waiting or in progress."""
 
 OutcomeOfEnqueue = Literal["stored", "sent", "attached", "skipped", "replaced"]
 """What `enqueue()` has done."""
@@ -73,14 +73,16 @@ _DUE_IN_S = 5.0
 
 @dataclass
 class Placed:
-    """What became of an enqueue; called, it sends the message if its transaction has committed.
+    """The result of `enqueue_in()`. Call it after the COMMIT to send the message.
 
     Attributes:
-        delivery: what is stored and sent; with "attached" and "skipped" nothing is.
-        outcome: "sent", which the message is as soon as the transaction commits; "stored": it has
-            not been sent, and waits for a call of this, or for a sweep; "attached", "skipped" or
-            "replaced".
-        first: what stood there: what was attached to, or was replaced; None: nothing did.
+        delivery: the delivery that was stored. Nothing was stored if `outcome` is "attached" or
+            "skipped".
+        outcome: "sent": the message is sent as soon as the transaction commits. "stored": it waits
+            for a call of this object, or for a sweep. Or "attached", "skipped" or "replaced".
+        first: the work that was attached to, skipped for or replaced. None: there was none.
+        publish: sends the message if the transaction has committed, and returns whether it did.
+            None: nothing is to be sent.
     """
 
     delivery: Delivery
@@ -103,9 +105,13 @@ def check_delay(delay_s: float | None) -> None:
 
 
 def not_before_s(runtime: TaskGuard, delay_s: float) -> float:
-    """The moment `delay_s` from now by the database's clock, for the `NOT_BEFORE` of a call.
+    """Return the moment `delay_s` from now, in seconds since 1970, for the field `NOT_BEFORE`.
 
-    In seconds since 1970. The clocks of the processes that enqueue differ.
+    By the database's clock, because the clocks of the processes that enqueue differ.
+
+    Raises:
+        ConfigurationError: there is no ledger.
+        LedgerUnavailableError: the database is down.
     """
     return outbox_of(runtime).now_us() / 1e6 + delay_s
 
@@ -120,31 +126,35 @@ def enqueue_in(
     in_place_of: Callable[[Standing], Delivery] | None = None,
     again_after_s: float | None = None,
 ) -> Placed:
-    """Write a delivery's work as NEW in the user's transaction, and send its message after it.
+    """Write a delivery's work as NEW in the user's transaction, and send its message afterwards.
 
-    On an ORM Session, and on the connection of a guard's transaction, the message is sent as soon
-    as that has committed. On a connection of the user's own nothing hears of its COMMIT: call what
-    is returned after it, or leave it to the sweep. Rolled back, nothing is sent.
+    taskguard sends the message as soon as the transaction has committed if it can notice the
+    COMMIT: on an ORM Session, on the connection of a guard's transaction, and on an
+    `ExternalConnection`. On a Connection of the user's own it cannot. Then call the returned
+    object after the COMMIT, or leave the message to the sweep. After a ROLLBACK nothing is sent.
 
     Args:
-        session: a SQLAlchemy Session or Connection to the ledger's database, or a
-            `ExternalConnection`, whose library hears of the COMMIT; None: the work is committed by
-            itself, and its message is sent at once.
+        session: a SQLAlchemy Session or Connection to the ledger's database, or an
+            `ExternalConnection`. None: the work is committed by itself, and its message is sent at
+            once.
         runtime: locks and ledger.
-        delivery: with its `call`.
-        send: how to send it.
-        duplicate: what to do where the same work is waiting or in progress. "answer": this message
-            is sent, too, and is answered with the result. "attach", "skip": nothing is sent.
-            "raise": AlreadyEnqueuedError. "replace": this call takes the place of one that nobody
-            has begun; AlreadyEnqueuedError where somebody has.
-        in_place_of: the delivery that replaces a call, given that; None: `delivery` does.
-        again_after_s: so long after it was sent, or after its `NOT_BEFORE`, the message counts as
-            lost, unless somebody has claimed the work; None: `AGAIN_AFTER_S`.
+        delivery: the delivery of the message, with its `call`.
+        send: sends the message.
+        duplicate: what to do if the same work is waiting or in progress. "answer" (the default):
+            send this message as well; it gets the result. "attach", "skip": send nothing.
+            "raise": raise AlreadyEnqueuedError. "replace": replace the waiting message by this one,
+            and raise AlreadyEnqueuedError if a body has begun.
+        in_place_of: returns the delivery that replaces the work that it is given. By default
+            `delivery` does.
+        again_after_s: in how many seconds the message counts as lost if no delivery claims its
+            work, counted from its sending or from its `NOT_BEFORE`. By default an hour.
 
     Raises:
-        ConfigurationError: there is no ledger, `session` is neither, or `duplicate` cannot be.
-        AlreadyEnqueuedError: as `duplicate` says; nothing is written.
-        FingerprintMismatchError: "attach", and what stands there has other arguments.
+        ConfigurationError: there is no ledger, `session` is none of these, or the task's options
+            do not go with `duplicate`.
+        AlreadyEnqueuedError: as `duplicate` says. Nothing is written.
+        FingerprintMismatchError: with "attach", if the work on record has other arguments.
+        LedgerUnavailableError: the database is down.
     """
     _refuse_duplicates_of_messages(delivery, duplicate)
     ledger = outbox_of(runtime)  # first: without one there may be no SQLAlchemy

@@ -58,15 +58,15 @@ _LONGEST_REST_S = 30.0
 
 
 class Relay:
-    """Calls what was not called.
+    """Promotes messages that no holder promoted, and sends overdue work again.
 
     Args:
         runtime: locks and ledger.
-        senders: how to send, by the name of the queue that a stored call carries, as for a Sweeper.
-            A sender may have `rate_of(task)`, which gives the rate that the task has now (None: it
-            has none), and raises LookupError for a task that is not known here.
-        callers: the same for who is called for the first time; as `senders` by default.
-        every_s: how often it looks, in seconds.
+        senders: senders, by the name of the queue in the stored calls, as for a `Sweeper`. A sender
+            may have `rate_of(task)`, which returns the present `rate=` of a task, None if it has
+            none, and raises LookupError for a task that this process does not know.
+        callers: senders for messages that are promoted for the first time. By default `senders`.
+        every_s: pause between two looks, in seconds; 1 by default.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Relay:
         self._recalls = _Recalls(name, runtime, senders)
 
     def run(self) -> None:
-        """Until `stop()`, whenever this process is the one."""
+        """Relay whenever this process leads, until `stop()` is called. Blocks."""
         while not self._stopped.is_set():
             try:
                 self._leader.run(self._work)

@@ -60,14 +60,14 @@ _MOST_DOUBLINGS = 60
 
 @value
 class Swept:
-    """What a sweep did.
+    """The counts of one sweep.
 
     Attributes:
-        sent: messages sent.
-        refused: calls that could not be sent; see the log. They are tried again in half a minute.
-        failed: work that is FAILED now, for its call cannot be sent, or was sent in vain.
-        strange: calls of a queue that this sweep cannot send to, or of another application, by its
-            namespace.
+        sent: messages that were sent.
+        refused: calls that could not be sent; see the log. A later sweep tries them again.
+        failed: work that is FAILED now, because its call can never be sent, or because it was sent
+            `max_sends` times and no delivery claimed it.
+        strange: calls of another queue or of another application's namespace.
     """
 
     sent: int = 0
@@ -81,18 +81,18 @@ class Sweeper:
 
     Args:
         runtime: locks and ledger.
-        senders: how to send, by the name of the queue that a stored call carries. A sender may have
-            `batch()`, a context manager that gives a faster sender: the broker has taken all that
-            this one was given if the block ends without an error. It may have `is_away(error)`,
-            which tells that the connection failed, and `fail(call, message, reason)`, which tells
-            its caller that its work is FAILED. StoredCallError says that nobody can send a call.
-        again_after_s: after so many seconds without a claim a message counts as lost again, at
-            least 1; after each sending twice as long, up to a day: a queue that is behind would
-            get each message once more at every sweep. It should not be much shorter than messages
-            wait in their queue.
-        batch: work items read, sent together, and noted as sent, at a time.
-        max_sends: work whose message was sent so often without a claim is FAILED: its task is
-            gone, or refuses its arguments. With `again_after_s` of an hour 10 are six days.
+        senders: senders, by the name of the queue in the stored calls that they can send. A sender
+            is a `Send`. It may have three methods: `batch()`, a context manager that gives a
+            faster sender, whose messages the broker has accepted if the block ends without an
+            error; `is_away(error)`, which returns True if the connection failed; and
+            `fail(call, message, reason)`, which tells a caller that its work is FAILED.
+        again_after_s: in how many seconds a message that no delivery claims counts as lost again.
+            At least 1; an hour by default. Each sending doubles it, up to a day. It should be no
+            shorter than messages wait in their queue.
+        batch: how many items of work are read, sent together and noted as sent at a time; 500 by
+            default.
+        max_sends: how often a message is sent without a claim before its work is FAILED, because
+            its task is gone or refuses its arguments. 10 by default, which takes six days.
 
     Raises:
         ConfigurationError: `again_after_s` is too short, or `max_sends` is less than 1.
@@ -123,12 +123,12 @@ class Sweeper:
         self._max_sends = max_sends
 
     def sweep(self) -> Swept:
-        """Once over everything that is overdue now.
+        """Send the message of each item of work that is overdue now, once.
 
         Raises:
             KeyBusyError: another sweep is running.
-            LeaseLostError: this one was paused, and another may be running.
-            LedgerUnavailableError: the database is away.
+            LeaseLostError: this sweep was paused, and another may be running.
+            LedgerUnavailableError: the database is down.
         """
         ledger = outbox_of(self._runtime)
         after: Overdue | None = None

@@ -67,10 +67,11 @@ _AWAY = (
 
 
 class Leadership:
-    """One term of a leader. Made by `Leader.run()`; other threads may use it, too.
+    """One term of a leader. Made by `Leader.run()`. Other threads may use it as well.
 
     Attributes:
-        lost: set once the work is to stop: the lease is lost, or the leader steps down.
+        lost: an Event that is set when the work must stop: the lease is lost, or the leader steps
+            down.
     """
 
     def __init__(
@@ -99,30 +100,30 @@ class Leadership:
 
     @property
     def fence(self) -> int:
-        """The fencing token: every leader's is higher than all before."""
+        """The fencing token. Each leader's is higher than those of all leaders before it."""
         return self._lease.fence
 
     @property
     def remaining_s(self) -> float:
-        """Seconds for which nobody else leads, counted anew by each renewal; 0.0: stop."""
+        """Seconds for which no other process leads, unless renewed. 0.0: the work must stop."""
         return 0.0 if self.lost.is_set() else self._lease.remaining_s
 
     def check(self) -> None:
-        """Raise LeaseLostError if the work is to stop."""
+        """Raise LeaseLostError if the work must stop."""
         self._lease.check()
         if self.lost.is_set():
             raise self._stepped_down()
 
     @property
     def memory(self) -> Any:
-        """What a leader has stored last by `remember()`; None if nothing, and with locks only."""
+        """What a leader last stored by `remember()`. None if nothing, or with locks only."""
         return self._guard.progress
 
     def remember(self, value: Any) -> bool:
-        """Store a JSON value in the ledger, for whoever leads next; False with locks only.
+        """Store a JSON value in the ledger for the next leader. Returns False with locks only.
 
         Raises:
-            StaleTokenError: somebody else has led since; nothing was stored.
+            StaleTokenError: another process has led since. Nothing was stored.
             LedgerUnavailableError, TransactionRetryError: the database could not store it now.
             ResultError: the value is not JSON, or too long.
         """
@@ -227,10 +228,10 @@ class Leader:
         self._said_away = False
 
     def run(self, work: Callable[[Leadership], _Result]) -> _Result | None:
-        """Wait for this process's turn, and run `work(leadership)`; again after each loss.
+        """Run `work(leadership)` when this process leads, and again after each loss. Blocks.
 
-        Returns what the work returns, or None after `step_down()`. Raises what the work raises.
-        What it returns after its lease was lost counts as its stop, and it is run again.
+        Returns what the work returns, or None after `step_down()`. Raises what the work raises. If
+        the work returns after its lease was lost, it is run again.
         """
         try:
             while not self._stepping_down.is_set():
@@ -244,7 +245,7 @@ class Leader:
             self._stepping_down.clear()
 
     def step_down(self) -> None:
-        """Let `run()` end, from whatever thread, and another process lead; see `Leadership`."""
+        """Let `run()` end, and another process lead. Any thread may call this."""
         self._stepping_down.set()
         leadership = self._leadership
         if leadership is not None:
@@ -252,7 +253,7 @@ class Leader:
 
     @property
     def leadership(self) -> Leadership | None:
-        """The present term, if this process leads."""
+        """The present term. None if this process does not lead."""
         leadership = self._leadership
         return None if leadership is None or not leadership.remaining_s else leadership
 

@@ -25,9 +25,9 @@ __all__ = ["ExternalConnection", "engine_for_external", "on_external"]
 
 
 class ExternalConnection(TransactionAdapter):
-    """Another library's connection: how its transactions begin and end.
+    """A connection of another library, which begins and ends the transactions on it.
 
-    `origin()` gives the driver's error beneath an error of the library; None where there is none.
+    Pass one to `guard.transaction()`, `guard.checkpoint()` or `enqueue_in()` in place of a Session.
     """
 
     _db: sa.Connection | None = None
@@ -35,7 +35,7 @@ class ExternalConnection(TransactionAdapter):
     @property
     @abstractmethod
     def driver(self) -> Any:
-        """The driver's own connection, not a wrapper of it; the same driver as the ledger's."""
+        """The driver's own connection, not a wrapper of it. Its driver must be the ledger's."""
 
     @property
     @abstractmethod
@@ -44,20 +44,20 @@ class ExternalConnection(TransactionAdapter):
 
     @abstractmethod
     def open(self) -> None:
-        """Begin a transaction. Raises TransactionUsageError where one is open already."""
+        """Begin a transaction. Raise TransactionUsageError if one is open."""
 
     @abstractmethod
     def after_commit(self, function: Callable[[], None]) -> None:
-        """Call `function` once the transaction that is open has committed."""
+        """Call `function` once the open transaction has committed."""
 
     def watch_statements(
         self,
         asked: Callable[[], None],  # noqa: ARG002  # for those that can
         done: Callable[[], None],  # noqa: ARG002
     ) -> Callable[[], None]:
-        """Call `asked` before each statement by the library and `done` after it, for tests.
+        """Call `asked` before each statement of the library and `done` after it, for tests.
 
-        Returns what ends it. A library that cannot tell its statements calls neither.
+        Return a function that ends this. By default neither is called.
         """
         return lambda: None
 
