@@ -26,6 +26,8 @@ DIMENSIONS: dict[str, tuple[str, ...]] = {
     "max_waiting": ("none", "given"),
     "limit": ("one", "several"),
     "rate": ("none", "given"),
+    "row": ("none", "given"),
+    "formerly": ("none", "same key", "other key"),
     "duplicate": ("answer", "attach", "skip", "replace", "raise"),
 }
 """The values that each option may have, as far as they differ here."""
@@ -59,8 +61,10 @@ _OF_MANY: dict[str, dict[str, tuple[str, ...]]] = {
     "limit= would have to say which of several holders a newer one replaces": {
         "limit": ("several",)
     },
-    "rate= would hold up the newest for what an older one has begun": {"rate": ("given",)},
 }
+_FORMER_GUARD = (
+    "Let the deliveries of the former guard end, or give the new guard another name (work=)."
+)
 
 REFUSALS: tuple[Rule, ...] = (
     *(
@@ -89,6 +93,22 @@ REFUSALS: tuple[Rule, ...] = (
         for busy in _NEWEST
         for name, fits in _OF_MANY.items()
     ),
+    *(
+        Rule(
+            f'busy="{busy}" lets a newer message end the work of an older one, and your own row '
+            '(row=) does not tell which message moves it. Remove row=, or use busy="park".',
+            {"busy": (busy,), "row": ("given",)},
+        )
+        for busy in _NEWEST
+    ),
+    *(
+        Rule(
+            f'busy="{busy}" compares the messages of one key, and a changed guard (formerly=) '
+            "holds several keys. Let the queue run empty, then deploy without formerly=.",
+            {"busy": (busy,), "formerly": ("same key", "other key")},
+        )
+        for busy in _NEWEST
+    ),
     Rule(
         'order= is that of a line, and only busy="park" has one: what is put off comes again in '
         "any order. Say it, too, or leave order= away.",
@@ -115,13 +135,26 @@ REFUSALS: tuple[Rule, ...] = (
         )
         for name, bound in _BOUNDS.items()
     ),
-    *(
-        Rule(
-            'order="strict" lets one message of a key begin after another has ended, as soon as '
-            f"that has; {name}= has another rule of when they begin. Leave one of them away.",
-            {"order": ("strict",), name: bound},
-        )
-        for name, bound in _BOUNDS.items()
+    Rule(
+        'order="strict" starts a message only after the message before it has ended, so a second '
+        "slot of limit= would never be used. Remove limit=, or remove order=: then messages start "
+        "in order, and run side by side.",
+        {"order": ("strict",), "limit": ("several",)},
+    ),
+    Rule(
+        "row= needs one fence that grows over all holders, and with limit= each slot has a fence "
+        "of its own. Remove row= or limit=.",
+        {"row": ("given",), "limit": ("several",)},
+    ),
+    Rule(
+        "a delivery also holds its former key (formerly=), which has one holder at a time, so "
+        f"limit= would not count until formerly= is removed. {_FORMER_GUARD}",
+        {"formerly": ("other key",), "limit": ("several",)},
+    ),
+    Rule(
+        "workers with the former guard start bodies under the former key (formerly=), and rate= "
+        f"would not count these starts. {_FORMER_GUARD}",
+        {"formerly": ("other key",), "rate": ("given",)},
     ),
     Rule(
         "each message, or tick, is work of its own (once_per=), so no two are the same. Name the "
@@ -131,6 +164,12 @@ REFUSALS: tuple[Rule, ...] = (
 )
 
 DELIVERIES: tuple[Rule, ...] = (
+    Rule(
+        "Waits in the ledger. The message that was sent first begins when the message before it is "
+        "DONE, DEAD, revoked, or has no retries left, and the rate allows a start. If as many wait "
+        "as `max_waiting` allows, a message that has not begun fails with `LineFullError`.",
+        {"busy": ("park",), "order": ("strict",), "rate": ("given",)},
+    ),
     Rule(
         "Waits in the ledger. Who was sent first goes first; nobody goes before a message that was "
         "called or has begun, until it is DONE, DEAD, revoked, or has no retries left.",
@@ -168,6 +207,18 @@ DELIVERIES: tuple[Rule, ...] = (
         "The same; where as many wait as are allowed, a message that has not begun fails with "
         "`LineFullError`.",
         {"busy": ("park",), "order": ("best_effort",), "max_waiting": ("given",)},
+    ),
+    Rule(
+        "Waits in the ledger until the key is free and the rate allows a start. It takes the "
+        "position of an older message of its task that waits, which never runs. A message that is "
+        "older than one that waits, or has begun, never runs.",
+        {"busy": ("latest",), "rate": ("given",)},
+    ),
+    Rule(
+        "If the rate allows a start, takes the key from an older message of its task, whose commit "
+        "is refused, and which never runs again. Otherwise the holder goes on, and this message "
+        'waits as with busy="latest".',
+        {"busy": ("supersede",), "rate": ("given",)},
     ),
     Rule(
         "Waits in the ledger, and takes the place of an older message of its task that waits, "

@@ -20,7 +20,7 @@ from taskguard.keys import SHORT_CHARS, KeyCallable, KeyFunction, KeySpec, compi
 from taskguard.model.bounds import Bounds
 from taskguard.model.delivery import Delivery, MessageRef, Parking, Queue, stored_call
 from taskguard.model.former import Former, formers_in
-from taskguard.model.policy import OncePer, Policy, make_policy, refuse_newest, refuse_unbounded
+from taskguard.model.policy import OncePer, Policy, make_policy
 from taskguard.run.guard import Guard
 from taskguard.values import value
 
@@ -170,23 +170,16 @@ class GuardedFunction:
                     'fingerprint="<amount>:<currency>", or a callable.'
                 )
             self._fingerprint = self._compile(fingerprint)
-        self._refuse_combination(key, once_per)
-        refuse_newest(self.policy, task=self.name, row=row is not None, moved=bool(self._formers))
         self.row = row
+        self._refuse_combination(key, once_per, formers_in(formerly, task=self.name))
         self._row_of = self._compile_row()
         self._is_bounded = self.policy.bounded
-        refuse_unbounded(
-            self.policy,
-            task=self.name,
-            row=row is not None,
-            moved=any(
-                former.key is not None or former.namespace is not None
-                for former in formers_in(formerly, task=self.name)
-            ),
-        )
 
-    def _refuse_combination(self, key: KeySpec, once_per: OncePer | KeySpec) -> None:
+    def _refuse_combination(
+        self, key: KeySpec, once_per: OncePer | KeySpec, formers: Sequence[Former]
+    ) -> None:
         """Refuse options that cannot be together; see `combinations.py`."""
+        moved = any(each.key is not None or each.namespace is not None for each in formers)
         policy, several = self.policy, isinstance(key, list | tuple) and len(key) > 1
         reason = refusal(
             keys="several" if several else "one",
@@ -196,6 +189,8 @@ class GuardedFunction:
             max_waiting="none" if policy.max_waiting is None else "given",
             limit="one" if policy.limit == 1 else "several",
             rate="none" if policy.rate is None else "given",
+            row="none" if self.row is None else "given",
+            formerly="other key" if moved else "same key" if formers else "none",
         )
         if reason is not None:
             raise ConfigurationError(f"{self.name}: {reason}")

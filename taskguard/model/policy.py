@@ -23,8 +23,6 @@ __all__ = [
     "check_namespace",
     "check_number",
     "make_policy",
-    "refuse_newest",
-    "refuse_unbounded",
 ]
 
 Busy = Literal["retry", "park", "latest", "supersede", "wait", "skip", "raise"]
@@ -176,46 +174,3 @@ def make_policy(options: Mapping[str, Any], *, task: str, **defaults: Any) -> Po
         return Policy(**{**defaults, **options})
     except ConfigurationError as error:
         raise ConfigurationError(f"{task}: {error}") from None
-
-
-def refuse_unbounded(policy: Policy, *, task: str, row: bool, moved: bool) -> None:
-    """Raise ConfigurationError for a task whose `limit` or `rate` could not be kept.
-
-    Args:
-        policy: its options.
-        task: its name, for the message.
-        row: whether it moves a row of the user's own.
-        moved: whether it had another key or namespace before (`formerly=`).
-    """
-    if not policy.bounded:
-        return
-    name = f"limit={policy.limit}" if policy.limit > 1 else f"rate={policy.rate!r}"
-    reasons = {
-        row and policy.limit > 1: "row= needs one fence that grows over all holders, and each slot "
-        "has a fence of its own. Remove row= or limit=",
-        moved: "its former key (formerly=) has no limit or rate. Let the deliveries of the former "
-        "guard end, or give the new guard another name (work=)",
-    }
-    if True in reasons:
-        raise ConfigurationError(f"{task}: {name}: {reasons[True]}.")
-
-
-def refuse_newest(policy: Policy, *, task: str, row: bool, moved: bool) -> None:
-    """Raise ConfigurationError for a task whose messages cannot supersede each other.
-
-    Args:
-        policy: its options.
-        task: its name, for the message.
-        row: whether it moves a row of the user's own.
-        moved: whether it was guarded in another way before (`formerly=`).
-    """
-    if policy.newest is None:
-        return
-    reasons = {
-        row: "your own row (row=) cannot tell which of several messages moves it. Remove row=, or "
-        'use busy="park"',
-        moved: "one key tells which message is newer, and a changed guard (formerly=) holds "
-        "several keys. Let the queue run empty, then deploy without formerly=",
-    }
-    if True in reasons:
-        raise ConfigurationError(f'{task}: busy="{policy.newest}": {reasons[True]}.')

@@ -317,6 +317,7 @@ class Line:
             fingerprint=again.fingerprint,
             row=again.row,
             call=again.call,
+            bounds=again.bounds,
         )
         try:
             self._ledger.leave(claim, retries=message.retries)
@@ -325,7 +326,7 @@ class Line:
             logger.warning("%s: that it left its line is not noted: %s", claim.work, error)
             return
         for key in was.lines:
-            self._call_next(key, again.app, parking, None)
+            self._call_next(key, again.app, parking, was.bounds)
 
     def gave_up(self, claim: Claim, parking: Parking, *, retries: int, app: str) -> None:
         """The message of FAILED work does not come again: the next of its line is called.
@@ -339,7 +340,7 @@ class Line:
             logger.warning("%s: that it has failed for good is not noted: %s", claim.work, error)
             return
         for key in claim.request.lines:
-            self._call_next(key, app, parking, None)
+            self._call_next(key, app, parking, claim.request.bounds)
 
     def _call_next(self, key: str, app: str, parking: Parking, bounds: Bounds | None) -> bool:
         senders = {parking.queue: parking.send}

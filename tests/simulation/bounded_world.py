@@ -25,7 +25,7 @@ from taskguard.model.policy import Policy
 
 __all__ = ["BoundedWorld"]
 
-_KINDS = ("strict", "priority", "limit", "rate", "both")
+_KINDS = ("strict", "priority", "limit", "rate", "both", "strict rate")
 _RATES = ("2/s", "1/s", "20/m")
 _BODIES = ("gives up", "always exits")
 # As long as it takes until the highest burst of the lowest rate may begin at once again.
@@ -70,10 +70,11 @@ class BoundedWorld(LineWorld):
 
     def _line(self) -> dict[str, Any]:
         pick, one_in = self.choices.pick, self.choices.one_in
-        kind = _KINDS[pick((4, 2, 2, 3, 2))]
-        rate = _RATES[pick((2, 2, 1))] if kind in ("rate", "both") else None
+        kind = _KINDS[pick((4, 2, 2, 3, 2, 2))]
+        rate = _RATES[pick((2, 2, 1))] if kind in ("rate", "both", "strict rate") else None
+        order = kind.partition(" ")[0]
         return {
-            "order": kind if kind in ("strict", "priority") else "best_effort",
+            "order": order if order in ("strict", "priority") else "best_effort",
             "limit": 2 if kind in ("limit", "both") else 1,
             "rate": rate,
             "burst": 1 if rate is None else 1 + pick((2, 1, 1)),

@@ -394,9 +394,9 @@ class MemoryLedger(NewestMessages, StoredCalls):
             decision is Decision.SAME or request.work is None
         ):
             return records.claimed(request, keys[0].fence, decision)
-        held_up = None
-        if not supersedes:
-            held_up = self._held_up(request, records.speaking, records.now_us)
+        # A message that takes the key from its holder takes the turn of no other message.
+        asked = replace(request, in_line=request.in_line and not supersedes)
+        held_up = self._held_up(asked, records.speaking, records.now_us)
         keys = [self.keys.get(key, KeyRow()) for key in request.keys]
         return held_up or self._grant(request, records, decision, keys)
 

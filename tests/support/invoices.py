@@ -270,6 +270,25 @@ def latest(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> int
     return _newest(name, number, seconds, guard)
 
 
+@guarded_job(key="queue:<name>", once_per="message", busy="latest", rate="2/s", ttl_s=TTL_S)
+def latest_at_times(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> int:
+    """The newest of those that wait begins when the rate allows it."""
+    return _newest(name, number, seconds, guard)
+
+
+@guarded_job(
+    key="queue:<name>", once_per="message", busy="park", order="strict", rate="5/s", ttl_s=TTL_S
+)
+def strictly_at_times(name: str, number: int, fails: bool = False, *, guard: Guard) -> int:
+    """Five in a second, one after the other has ended; one of them may fail once."""
+    step(f"{name} {number}", "began")
+    if fails and guard.attempt == 1:
+        raise ValueError(number)
+    with guard.transaction() as db:
+        effect(db, f"{name} {number}", guard)
+    return number
+
+
 @guarded_job(key="queue:<name>", once_per="message", busy="supersede", ttl_s=TTL_S)
 def supersede(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> int:
     """The newest takes the key from whoever of them is at work."""

@@ -216,6 +216,9 @@ def latest_wins(place: Place) -> Iterator[None]:
     place.twice(place.rebuild, "books")
     assert place.events()["completed"] == 2
     assert place.events()["claimed"] == 2
+    yield
+    place.twice(place.push, 7)
+    assert place.events()["completed"] == 3
 
 
 @around("docs/reference/options.md")

@@ -235,6 +235,20 @@ def strictly(self: Task, name: str, number: int, how: str = "", *, guard: Guard)
     return number
 
 
+@task(name="shop.strictly_at_times", autoretry_for=(ValueError,), default_retry_delay=1)
+@guarded_task(
+    key="queue:<name>", once_per="message", busy="park", order="strict", rate="5/s", ttl_s=TTL_S
+)
+def strictly_at_times(name: str, number: int, fails: bool = False, *, guard: Guard) -> int:
+    """Five in a second, one after the other has ended; one of them may fail once."""
+    step(f"{name} {number}", "began")
+    if fails and guard.attempt == 1:
+        raise ValueError(number)
+    with guard.transaction() as db:
+        effect(db, f"{name} {number}", guard)
+    return number
+
+
 def _take_turn(name: str, number: int, seconds: float, guard: Guard) -> int:
     step(f"{name} {number}", "began")
     if guard.attempt == 1 or seconds == UNTIL_GO:
@@ -266,6 +280,13 @@ def _newest(name: str, number: int, seconds: float, guard: Guard) -> int:
 @guarded_task(key="newest:<name>", once_per="message", busy="latest", ttl_s=TTL_S)
 def latest(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> int:
     """The newest of those that wait runs next."""
+    return _newest(name, number, seconds, guard)
+
+
+@task(name="shop.latest_at_times")
+@guarded_task(key="queue:<name>", once_per="message", busy="latest", rate="2/s", ttl_s=TTL_S)
+def latest_at_times(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> int:
+    """The newest of those that wait begins when the rate allows it."""
     return _newest(name, number, seconds, guard)
 
 

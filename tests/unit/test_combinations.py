@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
+from taskguard import Former, GuardedRow
 from taskguard.combinations import DELIVERIES, DIMENSIONS, ENQUEUES, REFUSALS, Rule, rule_for
 from taskguard.errors import ConfigurationError
 from taskguard.guarded import GuardedFunction
@@ -24,6 +26,33 @@ def ship(order: int, line: int = 0) -> None:
     """What is guarded."""
 
 
+TABLE = sa.Table(
+    "orders",
+    sa.MetaData(),
+    sa.Column("id", sa.BigInteger, primary_key=True),
+    sa.Column("status", sa.Text),
+    sa.Column("fence", sa.BigInteger),
+)
+# By the argument that names the work.
+ROWS = {
+    by_line: GuardedRow(
+        TABLE,
+        id="<line>" if by_line else "<order>",
+        state="status",
+        fence="fence",
+        new="PAID",
+        processing="SHIPPING",
+        done="SHIPPED",
+    )
+    for by_line in (False, True)
+}
+FORMERLY = {
+    "none": (),
+    "same key": (Former(task="shop.ship"),),
+    "other key": (Former(key="former:<order>"),),
+}
+
+
 def decorate(chosen: dict[str, str]) -> GuardedFunction:
     """As a user would."""
     once_per = {"template": "<line>"}.get(chosen["once_per"], chosen["once_per"])
@@ -37,7 +66,9 @@ def decorate(chosen: dict[str, str]) -> GuardedFunction:
     if chosen["rate"] == "given":
         options["rate"] = "100/m"
     key = "order:<order>" if chosen["keys"] == "one" else ["order:<order>", "line:<line>"]
-    return GuardedFunction(ship, key=key, once_per=once_per, **options)
+    row = None if chosen["row"] == "none" else ROWS[chosen["once_per"] == "template"]
+    formerly = FORMERLY[chosen["formerly"]]
+    return GuardedFunction(ship, key=key, once_per=once_per, row=row, formerly=formerly, **options)
 
 
 def enqueue(compiled: GuardedFunction, duplicate: Any) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from contract.ledger import test_claims as claims
+from contract.ledger import test_combined as combined
 from contract.ledger import test_endings as endings
 from contract.ledger import test_formerly as formerly
 from contract.ledger import test_lines as in_line
@@ -548,6 +549,16 @@ def over_any_holder(made: Mutation) -> None:
     made.replace(gates.View, "supersedes", lambda self: True)
 
 
+def past_the_rate(made: Mutation) -> None:
+    """Whoever finds the key free, or may supersede its holder, begins."""
+    made.replace(gates.RateOfStarts, "refuse", lambda self, view: None)
+
+
+def past_the_turn(made: Mutation) -> None:
+    """Whoever finds the key free, and a start allowed, begins."""
+    made.replace(gates.Turn, "refuse", lambda self, view: None)
+
+
 def without_replacing(made: Mutation) -> None:
     """The older one waits beside the newer one."""
     made.replace(newest.Line, "replace", lambda *_, **__: ())
@@ -677,6 +688,8 @@ MUTANTS: list[tuple[Callable[[Mutation], None], Callable[[Any], None]]] = [
     (without_growing_fences_in_steps, newest_wins.TestSupersede().test_a_living_holder),
     (without_fence_checks, newest_wins.TestSupersede().test_a_living_holder),
     (over_any_holder, newest_wins.TestSupersede().test_who_holds_the_key_for_something_else),
+    (past_the_rate, combined.TestNewestAtARate().test_no_message_takes_the_key_too_early),
+    (past_the_turn, combined.TestStrictLineAtARate().test_a_takeover_is_a_start),
     (without_replacing, newest_wins.TestWaiting().test_one_waits),
     (past_those_who_wait, newest_wins.TestWaiting().test_an_older_one_that_comes_late),
 ]
