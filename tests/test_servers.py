@@ -71,30 +71,30 @@ def sql(server: Postgres, statement: str, *, timeout_s: int = 30) -> list[tuple[
         return cursor.fetchall() if cursor.description else []
 
 
-def write(server: Server) -> None:
-    """Stores something that a restart has to keep."""
+def write(server: Server, name: str = "kept") -> None:
+    """Store something that a restart has to keep."""
     if isinstance(server, RedisServer):
         with client_of(server) as client:
-            client.set("kept", "yes")
+            client.set(name, "yes")
     elif isinstance(server, Postgres):
-        sql(server, "create table kept as select 'yes'")
+        sql(server, f"create table {name} as select 'yes'")
     elif isinstance(server, MariaDB | MySQL):
-        server.create_database("kept")
-        server.execute("create table kept.kept as select 'yes'")
+        server.create_database(name)
+        server.execute(f"create table {name}.kept as select 'yes'")
     else:
-        with Connection(server.url) as connection, connection.SimpleQueue("kept") as queue:
+        with Connection(server.url) as connection, connection.SimpleQueue(name) as queue:
             queue.put("yes")
 
 
-def read(server: Server) -> str:
+def read(server: Server, name: str = "kept") -> str:
     if isinstance(server, RedisServer):
         with client_of(server) as client:
-            return (client.get("kept") or b"").decode()
+            return (client.get(name) or b"").decode()
     if isinstance(server, Postgres):
-        return str(sql(server, "select * from kept")[0][0])
+        return str(sql(server, f"select * from {name}")[0][0])
     if isinstance(server, MariaDB | MySQL):
-        return str(server.execute("select * from kept.kept")[0][0])
-    with Connection(server.url) as connection, connection.SimpleQueue("kept") as queue:
+        return str(server.execute(f"select * from {name}.kept")[0][0])
+    with Connection(server.url) as connection, connection.SimpleQueue(name) as queue:
         return str(queue.get(timeout=patience_s()).payload)
 
 
@@ -130,29 +130,69 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
         yield started
 
 
-def test_a_server_answers_restarts_with_its_data_and_leaves_nothing(server: Server) -> None:
-    """Port and data outlive a restart; after stop() neither process nor folder is there.
+# The first words of a client, and of which kind of server.
+QUESTIONS = {
+    RedisServer: b"PING\r\n",
+    Postgres: bytes([0, 0, 0, 8, 4, 210, 22, 47]),  # SSLRequest, answered by S or N
+    MariaDB: b"",  # it speaks first
+    MySQL: b"",
+    RabbitMQ: b"AMQP\x00\x00\x09\x01",
+}
 
-    Nor can any of its processes, helpers included, be reached from another machine.
-    """
+
+def test_a_server_answers_freezes_and_comes_back_and_leaves_nothing(server: Server) -> None:
+    """Only this machine can reach the server. Its port and its data outlive a restart; its port
+    outlives SIGKILL. Frozen, it keeps its connections, and can be stopped. After stop() neither a
+    process nor a folder is left."""
     assert listening()
     assert listening() <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
-    port, pid, folder = server.port, server.pid, server.folder
+    port, folder = server.port, server.folder
     write(server)
-    processes = tree(pid)
-
-    assert server.restart() is server
-    assert (server.port, server.folder) == (port, folder)
-    assert server.pid != pid
-    assert not alive(processes)
+    restarts(server)
     assert read(server) == "yes"
-
+    freezes(server)
     processes = tree(server.pid)
+    server.kill()
+    assert not alive(processes)
+    with pytest.raises(ServerError, match="not running"):
+        _ = server.pid
+    server.start()
+    assert (server.port, server.folder) == (port, folder)
+    write(server, "again")
+    assert read(server, "again") == "yes"
+    processes = tree(server.pid)
+    server.pause()
     server.stop()
     assert not alive(processes)
     assert not folder.exists()
     assert not server.running
     server.stop()  # twice is allowed
+
+
+def restarts(server: Server) -> None:
+    """All processes are new; port and folder stay."""
+    before = server.port, server.folder
+    pid, processes = server.pid, tree(server.pid)
+    assert server.restart() is server
+    assert (server.port, server.folder) == before
+    assert server.pid != pid
+    assert not alive(processes)
+
+
+def freezes(server: Server) -> None:
+    """SIGSTOP freezes every process of the server; after SIGCONT the question is answered."""
+    ask = next(text for kind, text in QUESTIONS.items() if isinstance(server, kind))
+    server.pause()
+    for each in tree(server.pid):
+        wait_until(lambda p=each: p.status() == psutil.STATUS_STOPPED)
+    with socket.create_connection(("127.0.0.1", server.port), 30.0) as connection:
+        connection.sendall(ask)
+        connection.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            connection.recv(1)
+        server.resume()
+        connection.settimeout(60.0)
+        assert connection.recv(1)
 
 
 # Which of the ports that a server chooses, in their order, somebody else takes first.
@@ -192,49 +232,6 @@ def test_a_port_that_was_taken_meanwhile_is_chosen_anew(
             write(server)
             assert read(server) == "yes"
     assert chosen > number
-
-
-def test_a_paused_server_keeps_its_connections_and_answers_later(server: Server) -> None:
-    """SIGSTOP freezes every process of the server; after SIGCONT the question is answered.
-
-    And a test that fails while its server is frozen still ends it.
-    """
-    question = {
-        RedisServer: b"PING\r\n",
-        Postgres: bytes([0, 0, 0, 8, 4, 210, 22, 47]),  # SSLRequest, answered by S or N
-        MariaDB: b"",  # it speaks first
-        MySQL: b"",
-        RabbitMQ: b"AMQP\x00\x00\x09\x01",
-    }
-    ask = next(text for kind, text in question.items() if isinstance(server, kind))
-    server.pause()
-    for each in tree(server.pid):
-        wait_until(lambda p=each: p.status() == psutil.STATUS_STOPPED)
-    with socket.create_connection(("127.0.0.1", server.port), 30.0) as connection:
-        connection.sendall(ask)
-        connection.settimeout(0.2)
-        with pytest.raises(TimeoutError):
-            connection.recv(1)
-        server.resume()
-        connection.settimeout(60.0)
-        assert connection.recv(1)
-    processes = tree(server.pid)
-    server.pause()
-    server.stop()
-    assert not alive(processes)
-
-
-def test_a_killed_server_starts_again_on_its_port(server: Server) -> None:
-    """SIGKILL ends all processes at once; start() brings the server back."""
-    port, processes = server.port, tree(server.pid)
-    server.kill()
-    assert not alive(processes)
-    with pytest.raises(ServerError, match="not running"):
-        _ = server.pid
-    server.start()
-    assert server.port == port
-    write(server)
-    assert read(server) == "yes"
 
 
 def test_postgres_keeps_what_it_committed_when_it_is_killed() -> None:

@@ -302,22 +302,21 @@ def test_the_command_relays_lines(office: Any) -> None:
     assert numbers_of(office, "a") == [0, 1]
 
 
-@pytest.mark.parametrize("strategy", ["default", "round_robin"])
 @pytest.mark.parametrize(
-    "kind",
+    ("kind", "strategy"),
     [
-        "GuardedWorker",
+        ("GuardedWorker", "default"),
+        ("GuardedWorker", "round_robin"),
         pytest.param(
             "GuardedSpawnWorker",
+            "default",
             marks=pytest.mark.skipif(not hasattr(rq, "RateLimit"), reason="parks from RQ 3 on"),
         ),
     ],
 )
 def test_by_priority(office: Any, kind: str, strategy: str) -> None:
-    """Jobs of the queue that the worker looks into first go first, of one queue who was sent first.
-
-    A worker that takes its queues in turns has no such order: who was sent first goes first.
-    """
+    """A job of the queue that the worker looks into first goes first. The job that was sent first
+    goes first within a queue, and if the worker takes its queues in turns."""
     later = rq.Queue("later", connection=office.connection)
     office.worker(f"taskguard_rq.{kind}", "later", "--dequeue-strategy", strategy)
     with office.holding("queue:a"):

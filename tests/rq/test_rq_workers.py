@@ -165,7 +165,6 @@ def test_one_job_enqueued_many_times_runs_one_body(office: Any) -> None:
         "taskguard_rq.GuardedWorker",
         "taskguard_rq.GuardedSimpleWorker",
         "taskguard_rq.GuardedSpawnWorker",
-        "support.mixed_workers.MixedBefore",
         "support.mixed_workers.MixedAfter",
     ],
 )

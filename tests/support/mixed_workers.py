@@ -1,4 +1,4 @@
-"""Workers of a user's own, with ours mixed in, in either order."""
+"""A worker of a user's own, with ours mixed in behind its base class."""
 
 from __future__ import annotations
 
@@ -7,9 +7,5 @@ from rq import SimpleWorker
 from taskguard_rq import GuardedWorkerMixin
 
 
-class MixedBefore(GuardedWorkerMixin, SimpleWorker):
-    """As the standard library has its mixins."""
-
-
 class MixedAfter(SimpleWorker, GuardedWorkerMixin):
-    """As somebody may write it."""
+    """`GuardedSimpleWorker` has them in the other order."""
