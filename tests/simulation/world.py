@@ -420,8 +420,9 @@ class World:
                         limit=many,
                     )
                 self._calm()
+                # Four works of one key, each of whose five attempts ends its process, take 6,700.
                 self.scheduler.run(
-                    after_step=self._after_step, until=self._quiet, limit=many + 6_000
+                    after_step=self._after_step, until=self._quiet, limit=many + 10_000
                 )
                 self.history.at_the_end()
             finally:
