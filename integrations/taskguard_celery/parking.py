@@ -90,7 +90,7 @@ def gave_up(task: Task, request: Any) -> None:
     claim = vars(request).pop(_FAILED, None)
     if claim is not None:
         runtime = runtime_of(task.app)
-        again = claim.request.message.retries + 1
+        again = claim.message.retries + 1
         parking = CeleryParking(task)
         runtime.runner.gave_up(claim, parking, retries=again, app=runtime.namespace)
 
@@ -108,7 +108,7 @@ def _on_retry(sender: Any = None, request: Any = None, reason: Any = None, **_: 
     if claim is None:
         return
     runtime, call, delivery = runtime_of(sender.app), None, None
-    again, in_s = claim.request.message.retries + 1, _seconds_until(reason.when)
+    again, in_s = claim.message.retries + 1, _seconds_until(reason.when)
     if reason.sig is not None:
         options = {k: v for k, v in reason.sig.options.items() if k not in ("countdown", "eta")}
         again_sig, marks = {**reason.sig, "options": options}, marks_of(request)
@@ -116,7 +116,7 @@ def _on_retry(sender: Any = None, request: Any = None, reason: Any = None, **_: 
         marked = replace(marks, message=name, called=None)
         call = call_of(sender.app, again_sig, sender.serializer, marks=marked)
         if name != marks.message or _arguments(reason.sig) != _arguments(request):
-            message = replace(claim.request.message, id=name, retries=again, deferrals=0)
+            message = replace(claim.message, id=name, retries=again, deferrals=0)
             delivery = _retry_of(sender, reason.sig, claim, call, message)
     runner, app = runtime.runner, runtime.namespace
     parking = CeleryParking(sender)

@@ -317,7 +317,7 @@ def tell_line(job: Job, *, in_s: float) -> None:
         return
     claim, parking = failed
     try:
-        here, message = runtime(), claim.request.message
+        here, message = runtime(), claim.message
         runner, app, retries = here.runner, here.namespace, message.retries
         if job.get_status(refresh=False) in _COMES_AGAIN:
             call = call_of(job, message)

@@ -221,6 +221,11 @@ class Claim:
         return self.request.owner
 
     @property
+    def message(self) -> MessageRef:
+        """The message whose delivery was granted the claim."""
+        return self.request.message
+
+    @property
     def work(self) -> str | None:
         """The work's id. None: only the keys are claimed."""
         return self.request.work

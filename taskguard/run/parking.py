@@ -294,7 +294,7 @@ class Line:
         if again is not None and (again.work, again.line) != (claim.work, claim.request.line):
             self._move(claim, again, parking, in_s=in_s)
             return
-        text = None if call is None else stored_call(call, claim.request.message, app)
+        text = None if call is None else stored_call(call, claim.message, app)
         try:
             due_in_s = in_s + EXPECTED_S
             self._ledger.keep(claim, retries=retries, call=text, due_in_s=due_in_s)
