@@ -289,7 +289,7 @@ class GuardedFunction:
             rank=rank,
             expires_at_s=expires_at_s,
             # By its call, which is sent again if a process dies.
-            strict=self.policy.order == "strict" and call is not None,
+            strict=self.policy.strict and call is not None,
             app=namespace,
             by_message=self.by_message,
             fingerprint=None if self._fingerprint is None else self._digest(args, kwargs),

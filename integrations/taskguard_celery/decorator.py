@@ -219,8 +219,6 @@ def _deliver_once(
     published_s = published_at_s(request)
     policy = compiled.policy
     parks = policy.parks and queue is not None
-    # What keeps its place is sent again whoever dies.
-    stored = policy.recoverable or policy.order == "strict"
     delivery = compiled.delivery(
         args,
         kwargs,
@@ -232,11 +230,11 @@ def _deliver_once(
         queue=queue,
         parking=CeleryParking(task) if parks else None,
         called=called,
-        rank=rank_of(task.app, request) if policy.order == "priority" else 0,
+        rank=rank_of(task.app, request) if policy.ranked else 0,
         expires_at_s=expires_at_s(task.app, request) if parks else None,
         timed_out=timed_out,
         orders=_ORDERS,
-        call=call_in_hand(task) if stored and queue is not None else None,
+        call=call_in_hand(task) if policy.stores_calls and queue is not None else None,
     )
     body = _Body(runtime, task, compiled, args, kwargs, delivery)
     try:

@@ -265,8 +265,7 @@ def _on_revoked(sender: Any = None, request: Any = None, expired: bool = False, 
     compiled = None if sender is None else guarded_function_of(sender)
     if compiled is None:
         return
-    policy = compiled.policy
-    if expired and not (policy.parks or policy.recoverable):
+    if expired and not compiled.policy.resends:
         return
     try:
         _end(sender, compiled, request, expired=expired)
@@ -310,8 +309,15 @@ def _end(
     args, kwargs = body_arguments(task, request.args or (), request.kwargs or {})
     message = message_of(context)
     runtime = runtime_of(task.app)
+    called = marks_of(context).called is not None
     delivery = compiled.delivery(
-        args, kwargs, namespace=runtime.namespace, task=task.name, message=message
+        args,
+        kwargs,
+        namespace=runtime.namespace,
+        task=task.name,
+        message=message,
+        parking=CeleryParking(task),
+        called=called,
     )
     ledger = runtime.ledger
     if ledger is None or delivery.work is None:
@@ -322,9 +328,7 @@ def _end(
         else ledger.revoke(work, message=message.name)
         for work in (delivery.work, *delivery.formerly)
     ]
-    called = marks_of(context).called is not None
-    if compiled.policy.parks and (any(ended) or called):
-        delivery = replace(delivery, parking=CeleryParking(task), called=called)
+    if delivery.parking is not None and (any(ended) or called):
         runtime.runner.never_runs(delivery)
 
 

@@ -152,11 +152,11 @@ def _deliver(
 ) -> Any:
     if job.worker_name == _NO_WORKER:
         return _run_here(job, compiled, message, args, kwargs)
-    queue, parking = RQQueue(job), None
+    queue, parking, policy = RQQueue(job), None, compiled.policy
     called, here = line == CALLED, runtime()
-    if compiled.policy.parks:
+    if policy.parks:
         refuse_rate_limit(job, compiled)
-        if compiled.policy.order == "strict":
+        if policy.strict:
             refuse_unkept(job, compiled.name)
         parking = RQParking(job, message, compiled)
     delivery_of = functools.partial(
@@ -178,16 +178,14 @@ def _deliver(
         if canceled is not None:
             return canceled
     take_out(job, line)
-    # What keeps its place is sent again whoever dies.
-    stored = compiled.policy.recoverable or compiled.policy.order == "strict"
     delivery = delivery_of(
         published_at_s=sent_at(job).timestamp(),
         redelivered=not called and is_redelivered(job, deferrals=message.deferrals),
         queue=queue,
-        rank=rank_of(job) if compiled.policy.order == "priority" else 0,
+        rank=rank_of(job) if policy.ranked else 0,
         expires_at_s=None if parking is None else expires_at_s(job),
         orders=(BaseTimeoutException,),
-        call=call_of(job, message) if stored else None,
+        call=call_of(job, message) if policy.stores_calls else None,
     )
     outcome = here.runner.deliver(delivery, lambda guard: compiled.call(args, kwargs, guard))
     if isinstance(outcome, Dropped):

@@ -365,7 +365,7 @@ def _end_unreached(job: Job) -> None:
         end = functools.partial(ledger.expire, message=message, retries=message.retries)
         ended = [end(work, error=error) for work in (delivery.work, *delivery.formerly)]
         take_out(job, marks.line)
-        if function.policy.parks and (any(ended) or delivery.called):
+        if delivery.parking is not None and (any(ended) or delivery.called):
             runtime().runner.never_runs(delivery)
     except Exception as failed:  # noqa: BLE001  # anybody's function, or its arguments
         logger.warning("job %s: its failure was not recorded: %s", job.id, failed)

@@ -45,6 +45,8 @@ _MAX_NAMESPACE_BYTES = 100
 class Policy:
     """How a guarded task behaves: its options, checked. docs/reference/options.md has each.
 
+    The values of `busy`, `order` and `on_lost` are compared here. Other rooms ask for a fact below.
+
     Attributes:
         parks: whether a delivery that finds its key taken waits in the ledger.
         newest: "latest" or "supersede" if only the newest message of a key runs; None: each runs.
@@ -101,6 +103,31 @@ class Policy:
     def starts(self) -> Rate | None:
         """`rate` and `burst`. None: there is no rate."""
         return None if self.rate is None else rate_of(self.rate, self.burst)
+
+    @property
+    def strict(self) -> bool:
+        """Whether a message keeps its position in line until its work has ended."""
+        return self.order == "strict"
+
+    @property
+    def ranked(self) -> bool:
+        """Whether the priority of a message decides its position in line."""
+        return self.order == "priority"
+
+    @property
+    def stores_calls(self) -> bool:
+        """Whether a claim stores the call, so that it is sent again if its process dies."""
+        return self.recoverable or self.strict
+
+    @property
+    def resends(self) -> bool:
+        """Whether taskguard may send a message of the task again that its queue does not have."""
+        return self.recoverable or self.parks
+
+    @property
+    def interrupts(self) -> bool:
+        """Whether a lost lease raises LeaseLostError in the body's thread."""
+        return self.on_lost == "interrupt"
 
     @property
     def bounded(self) -> bool:

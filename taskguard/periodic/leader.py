@@ -301,7 +301,7 @@ class Leader:
         work: Callable[[Leadership], _Result],
     ) -> None:
         """Run the work for one term; its errors come after the lease has been given back."""
-        interrupting = self._policy.on_lost == "interrupt"
+        interrupting = self._policy.interrupts
         leadership = Leadership(
             self._name,
             guard,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import taskguard
+from support.pages import ROOT
 from taskguard.cli import _duration_s
 from taskguard.errors import ConfigurationError
 from taskguard.integration import Sweeper
@@ -114,3 +116,43 @@ def test_ages_of_the_command_are_checked() -> None:
         with pytest.raises(argparse.ArgumentTypeError):
             _duration_s(text)
     assert _duration_s("90s") == 90.0
+
+
+FACTS = ("parks", "newest", "strict", "ranked", "stores_calls", "resends", "interrupts", "bounded")
+
+
+@pytest.mark.parametrize(
+    ("options", "true"),
+    [
+        ({}, set()),
+        ({"busy": "park"}, {"parks", "resends"}),
+        ({"busy": "latest"}, {"parks", "newest", "resends"}),
+        ({"busy": "supersede"}, {"parks", "newest", "resends"}),
+        ({"busy": "skip"}, set()),
+        ({"busy": "park", "order": "strict"}, {"parks", "strict", "stores_calls", "resends"}),
+        ({"busy": "park", "order": "priority"}, {"parks", "ranked", "resends"}),
+        ({"recoverable": True}, {"stores_calls", "resends"}),
+        ({"on_lost": "interrupt"}, {"interrupts"}),
+        ({"limit": 2}, {"bounded"}),
+        ({"rate": "1/s"}, {"bounded"}),
+    ],
+)
+def test_what_other_rooms_ask_of_the_options(options: dict[str, Any], true: set[str]) -> None:
+    """Which of the facts each value makes true."""
+    policy = make_policy(options, task="ship")
+    assert {fact for fact in FACTS if getattr(policy, fact)} == true
+
+
+def test_values_of_options_are_compared_in_one_room() -> None:
+    """Integrations, and rooms other than those of a delivery and of the ledger, ask for facts."""
+    deciding = ("taskguard/model/policy.py", "taskguard/run/", "taskguard/ledger/")
+    compared = re.compile(r"\.(?:busy|order|on_lost|newest) (?:==|!=|in|not in) ")
+    found = [
+        f"{name}: {line.strip()}"
+        for folder in ("taskguard", "integrations")
+        for file in (ROOT / folder).glob("**/*.py")
+        if not (name := str(file.relative_to(ROOT))).startswith(deciding)
+        for line in file.read_text(encoding="utf-8").splitlines()
+        if compared.search(line)
+    ]
+    assert found == []
