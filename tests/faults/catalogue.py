@@ -366,8 +366,10 @@ FAULTS = (
             "integration/run/test_deliveries.py": (
                 "test_a_deadlock_runs_the_body_again_under_the_same_lease",
             ),
+            "integration/ledger/test_isolation_levels.py": (
+                "test_a_body_longer_than_a_renewal_is_done",
+            ),
             "integration/transactions/test_transactions.py": (
-                "test_a_body_longer_than_a_renewal_on_a_snapshot",
                 "test_duplicates_are_put_off_at_once_on_a_snapshot",
             ),
             "faults/test_database.py": (

@@ -7,10 +7,45 @@ import contextlib
 from pytest_taskguard.lock_contract import LockServer
 from support.waiting import wait_until
 from taskguard.errors import LockServerUnavailableError
-from taskguard.locks.base import LockProvider
-from taskguard.model.lease import new_owner
+from taskguard.locks.base import Granted, Held, LockProvider
+from taskguard.model.lease import Owner, new_owner
 
-__all__ = ["LockServer", "connect_by_a_lock", "redlock_url"]
+__all__ = ["KEY", "LockServer", "answered", "connect_by_a_lock", "redlock_url", "take", "token"]
+
+KEY = ("order:42",)
+
+
+def take(
+    locks: LockProvider,
+    keys: tuple[str, ...] = KEY,
+    owner: Owner | None = None,
+    *,
+    ttl_s: float = 30.0,
+    with_fence: bool = False,
+) -> Granted | Held:
+    """Ask once for the keys."""
+    owner = owner or new_owner("m")
+    return locks.acquire(keys, owner, ttl_s=ttl_s, with_fence=with_fence, wait_s=0.0)
+
+
+def token(locks: LockProvider) -> int:
+    """Take the key with a token, release it, and return the token."""
+    owner = new_owner("m")
+    answer = take(locks, owner=owner, with_fence=True)
+    assert isinstance(answer, Granted)
+    assert locks.release(KEY, owner)
+    return answer.fence
+
+
+def answered(locks: LockProvider) -> int:
+    """Return a token; 0 if there is no answer, or if a try without an answer still has the key."""
+    owner = new_owner("m")
+    try:
+        answer = take(locks, owner=owner, with_fence=True)
+        locks.release(KEY, owner)
+    except LockServerUnavailableError:
+        return 0
+    return answer.fence if isinstance(answer, Granted) else 0
 
 
 def redlock_url(*ports: int) -> str:

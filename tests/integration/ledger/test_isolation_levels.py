@@ -42,8 +42,7 @@ def shop(request: pytest.FixtureRequest, level: str, pg_url: str, make_shop: Any
 
 
 def test_a_body_longer_than_a_renewal_is_done(shop: GuardedShop) -> None:
-    """The watchdog's own renewal made each completion a serialization failure: 25 bodies, no
-    effect, no failure."""
+    """A renewal by the watchdog is no serialization failure of the body, which runs once."""
     runs: list[int] = []
 
     @shop.tg.guarded(key="order:<n>", ttl_s=6.0)

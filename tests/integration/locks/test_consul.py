@@ -11,20 +11,17 @@ import pytest
 from urllib3 import HTTPConnectionPool
 
 from support.consul import ask, consul_kind, standing
+from support.lock_servers import KEY, answered, take, token
 from support.needs import need
 from support.proxy import Mode, Proxy
 from support.waiting import wait_until
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.findings import Level
-from taskguard.locks.base import Granted, Held, Hold, LockProvider, Renewal
-from taskguard.locks.memory import MemoryLocks
-from taskguard.locks.redis import RedisLocks
-from taskguard.model.lease import Owner, new_owner
+from taskguard.locks.base import Granted, Held, Hold, Renewal
+from taskguard.model.lease import new_owner
 from taskguard.settings import make_locks
 from taskguard_consul import ConsulLocks
-from taskguard_sandbox.servers import Consul, Valkey
-
-KEY = ("order:42",)
+from taskguard_sandbox.servers import Consul
 
 
 @pytest.fixture
@@ -36,27 +33,6 @@ def locks(consul: Consul) -> ConsulLocks:
     take(locks, owner=owner)
     locks.release(KEY, owner)
     return locks
-
-
-def take(
-    locks: LockProvider,
-    keys: tuple[str, ...] = KEY,
-    owner: Owner | None = None,
-    *,
-    ttl_s: float = 30.0,
-    with_fence: bool = False,
-) -> Granted | Held:
-    return locks.acquire(
-        keys, owner or new_owner("m"), ttl_s=ttl_s, with_fence=with_fence, wait_s=0.0
-    )
-
-
-def token(locks: LockProvider) -> int:
-    owner = new_owner("m")
-    answer = take(locks, owner=owner, with_fence=True)
-    assert isinstance(answer, Granted)
-    assert locks.release(KEY, owner)
-    return answer.fence
 
 
 @contextmanager
@@ -181,22 +157,6 @@ class TestSessions:
 
 
 class TestTokens:
-    def test_over_kinds_of_servers(self, consul: Consul, valkey: Valkey) -> None:
-        """They grow from Redis to Consul, back, and again, as processes start anew."""
-        consul_kind(consul)
-        others = RedisLocks(valkey.url), MemoryLocks()
-        tokens = [
-            token(server)
-            for server in (
-                *others,
-                ConsulLocks(consul.url),
-                *others,
-                ConsulLocks(consul.url),
-                *others,
-            )
-        ]
-        assert tokens == sorted(set(tokens))
-
     def test_emptied(self) -> None:
         """A server that begins anew, with its indexes, has higher tokens than before."""
         need(Consul)
@@ -207,17 +167,6 @@ class TestTokens:
             server.forget()
             server.start()
             assert wait_until(lambda: answered(locks)) > before
-
-
-def answered(locks: ConsulLocks) -> int:
-    """A token; 0 as long as there is no answer, or what a try without one has left."""
-    owner = new_owner("m")
-    try:
-        answer = take(locks, owner=owner, with_fence=True)
-        locks.release(KEY, owner)
-    except LockServerUnavailableError:
-        return 0
-    return answer.fence if isinstance(answer, Granted) else 0
 
 
 RULES = """

@@ -12,18 +12,15 @@ import pytest
 from urllib3 import HTTPConnectionPool
 
 from support.etcd import ask, cluster, forget, standing, url_of, write
+from support.lock_servers import KEY, take, token
 from support.proxy import Mode, Proxy
 from support.waiting import wait_until
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.locks.base import Granted, Held, Hold, LockProvider, Renewal
-from taskguard.locks.memory import MemoryLocks
-from taskguard.locks.redis import RedisLocks
 from taskguard.model.lease import Owner, new_owner
 from taskguard.settings import make_locks
 from taskguard_etcd import EtcdLocks
-from taskguard_sandbox.servers import Etcd, Valkey
-
-KEY = ("order:42",)
+from taskguard_sandbox.servers import Etcd
 
 pytestmark = pytest.mark.debian
 
@@ -33,19 +30,6 @@ def locks(etcd: Etcd) -> EtcdLocks:
     """A provider on an empty server."""
     forget(etcd.url)
     return EtcdLocks(etcd.url, socket_timeout_s=5.0)
-
-
-def take(
-    locks: LockProvider,
-    keys: tuple[str, ...] = KEY,
-    owner: Owner | None = None,
-    *,
-    ttl_s: float = 30.0,
-    with_fence: bool = False,
-) -> Granted | Held:
-    return locks.acquire(
-        keys, owner or new_owner("m"), ttl_s=ttl_s, with_fence=with_fence, wait_s=0.0
-    )
 
 
 def renewed(locks: LockProvider, owner: Owner, keys: tuple[str, ...] = KEY) -> str:
@@ -210,14 +194,6 @@ class TestStrangers:
         ]
 
 
-def token(locks: LockProvider) -> int:
-    owner = new_owner("m")
-    answer = take(locks, owner=owner, with_fence=True)
-    assert isinstance(answer, Granted)
-    assert locks.release(KEY, owner)
-    return answer.fence
-
-
 class TestTokens:
     def test_asked_again_much_later(self, locks: EtcdLocks, etcd: Etcd) -> None:
         """The same token, though the epoch was raised meanwhile; a higher one where etcd has
@@ -242,12 +218,6 @@ class TestTokens:
         answer = take(locks, owner=owner, with_fence=True)
         assert isinstance(answer, Granted)
         assert answer.fence == pytest.approx(time.time() * 1e6, abs=60e6)
-
-    def test_over_kinds_of_servers(self, locks: EtcdLocks, valkey: Valkey) -> None:
-        """They grow from Redis to etcd, back, and again, and so from and to any clock in µs."""
-        others = RedisLocks(valkey.url), MemoryLocks()
-        tokens = [token(server) for server in (*others, locks, *others, locks, *others)]
-        assert tokens == sorted(set(tokens))
 
     def test_an_old_epoch(self, locks: EtcdLocks, etcd: Etcd) -> None:
         """One that stood for long is brought up to the clock by the next grant."""

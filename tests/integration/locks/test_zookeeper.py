@@ -17,6 +17,7 @@ from kazoo.protocol.connection import ConnectionHandler
 from kazoo.protocol.serialization import Ping
 
 from support.certificates import Certificates, unavailable
+from support.lock_servers import KEY, answered, take, token
 from support.needs import allowed, need
 from support.proxy import Mode, Proxy
 from support.waiting import wait_until
@@ -24,16 +25,13 @@ from support.zookeeper import client_of, end_session, standing
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.findings import Finding, Level
 from taskguard.locks.base import Granted, Held, Hold, LockProvider, Renewal
-from taskguard.locks.memory import MemoryLocks
-from taskguard.locks.redis import RedisLocks
 from taskguard.model.lease import Owner, new_owner
 from taskguard.settings import make_locks
 from taskguard_sandbox.process import free_port
-from taskguard_sandbox.servers import Valkey, ZooKeeper
+from taskguard_sandbox.servers import ZooKeeper
 from taskguard_zookeeper import ZooKeeperLocks
 
 pytestmark = pytest.mark.debian
-KEY = ("order:42",)
 
 
 @pytest.fixture
@@ -57,37 +55,6 @@ def locks_on(url: str, **options: float) -> Iterator[ZooKeeperLocks]:
     patient = {"socket_timeout_s": 5.0, "connect_timeout_s": 5.0}
     with closing(ZooKeeperLocks(url, **{**patient, **options})) as locks:
         yield locks
-
-
-def take(
-    locks: LockProvider,
-    keys: tuple[str, ...] = KEY,
-    owner: Owner | None = None,
-    *,
-    with_fence: bool = False,
-) -> Granted | Held:
-    return locks.acquire(
-        keys, owner or new_owner("m"), ttl_s=30.0, with_fence=with_fence, wait_s=0.0
-    )
-
-
-def token(locks: LockProvider) -> int:
-    owner = new_owner("m")
-    answer = take(locks, owner=owner, with_fence=True)
-    assert isinstance(answer, Granted)
-    assert locks.release(KEY, owner)
-    return answer.fence
-
-
-def answered(locks: LockProvider) -> int:
-    """A token; 0 as long as there is no answer, or what a try without one has left."""
-    owner = new_owner("m")
-    try:
-        answer = take(locks, owner=owner, with_fence=True)
-        locks.release(KEY, owner)
-    except LockServerUnavailableError:
-        return 0
-    return answer.fence if isinstance(answer, Granted) else 0
 
 
 @contextmanager
@@ -397,18 +364,6 @@ class TestEnsemble:
 
 
 class TestTokens:
-    def test_over_kinds_of_servers(
-        self, zookeeper: ZooKeeper, client: KazooClient, valkey: Valkey
-    ) -> None:
-        """They grow from Redis to ZooKeeper, back, and again, as processes start anew."""
-        others = RedisLocks(valkey.url), MemoryLocks()
-        tokens = []
-        for _ in range(3):
-            tokens += [token(each) for each in others]
-            with locks_on(zookeeper.url) as locks:
-                tokens.append(token(locks))
-        assert tokens == sorted(set(tokens))
-
     def test_of_two_processes(self, locks: ZooKeeperLocks, zookeeper: ZooKeeper) -> None:
         """Who began earlier goes by the epoch of who began later."""
         with locks_on(zookeeper.url) as other:

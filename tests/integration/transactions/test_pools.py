@@ -15,12 +15,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from support.guarded_shop import GuardedShop, NotingQueue, write
+from support.guarded_shop import GuardedShop, write
 from support.waiting import patience_s, wait_until
 from taskguard.errors import LedgerUnavailableError
 from taskguard.ledger.connections import pools
-from taskguard.model.delivery import Deferred, Delivery, MessageRef
-from taskguard.model.policy import Policy
+from taskguard.model.delivery import Deferred
 from taskguard.run.guard import Guard
 
 SERVERS = ["pg_url", "mariadb_url", "mysql_url"]
@@ -263,26 +262,13 @@ def test_who_gets_no_connection_is_told_soon_and_once(
     share = pg.ledger._database.pools.of_body(0)
     with share:
         for deferrals in range(6):
-            assert isinstance(deliver(pg, body, deferrals), Deferred)
+            assert isinstance(pg.deliver(body, deferrals=deferrals), Deferred)
             assert pg.states == ["NEW"]
         assert asked == [0.1] * 6
         with pytest.raises(LedgerUnavailableError, match="fewer threads or greenlets"):
             pg.tg.guarded(key="order:2")(body)()
-    deliver(pg, body, 6)
+    pg.deliver(body, deferrals=6)
     assert pg.effects == ["x"]
-
-
-def deliver(shop: GuardedShop, body: Any, deferrals: int) -> Any:
-    """By a queue that puts off."""
-    delivery = Delivery(
-        keys=("order:1",),
-        work="ship order:1",
-        task="ship",
-        message=MessageRef("m", deferrals=deferrals),
-        policy=Policy(),
-        queue=NotingQueue(),
-    )
-    return shop.tg.runner.deliver(delivery, body)
 
 
 def test_a_users_pool_that_is_used_up_is_asked_once(server_url: str, make_shop: Any) -> None:

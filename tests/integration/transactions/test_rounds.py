@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 import taskguard
-from support.guarded_shop import GuardedShop, NotingQueue, write
+from support.guarded_shop import GuardedShop, write
 from taskguard.errors import TransactionFailedError, TransactionRetryError
 from taskguard.ledger.sql import SqlLedger
-from taskguard.model.delivery import Completed, Deferred, Delivery, MessageRef
-from taskguard.model.policy import Policy
+from taskguard.model.delivery import Completed, Deferred
 from taskguard.run.guard import Guard
 
 ASK_AGAIN = "do $$ begin raise exception sqlstate '40001'; end $$"
@@ -24,19 +23,6 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("taskguard.run.runner._LONGEST_PAUSE_S", 0.01)
 
 
-def deliver(shop: GuardedShop, body: Any, deferrals: int) -> Any:
-    queue = NotingQueue()
-    delivery = Delivery(
-        keys=("order:1",),
-        work="ship order:1",
-        task="ship",
-        message=MessageRef("m", deferrals=deferrals),
-        policy=Policy(),
-        queue=queue,
-    )
-    return shop.tg.runner.deliver(delivery, body)
-
-
 def never(guard: Guard) -> None:
     with guard.transaction() as db:
         write(db)
@@ -46,10 +32,10 @@ def never(guard: Guard) -> None:
 def test_a_work_whose_transaction_never_commits_is_failed(pg: GuardedShop) -> None:
     """And says why: in the record, and to the queue."""
     for deferrals in range(3):
-        assert isinstance(deliver(pg, never, deferrals), Deferred)
+        assert isinstance(pg.deliver(never, deferrals=deferrals), Deferred)
         assert pg.states == ["NEW"]
     with pytest.raises(TransactionFailedError, match=r"(?s)4 deliveries in a row.*work requeue"):
-        deliver(pg, never, 3)
+        pg.deliver(never, deferrals=3)
     assert (pg.effects, pg.states) == ([], ["FAILED"])
     view = pg.ledger.view("ship order:1")
     assert view is not None
@@ -59,17 +45,17 @@ def test_a_work_whose_transaction_never_commits_is_failed(pg: GuardedShop) -> No
 def test_the_count_begins_anew_with_the_queues_own_retry(pg: GuardedShop) -> None:
     """And one that gets through is DONE, whatever was before."""
     for deferrals in range(3):
-        deliver(pg, never, deferrals)
+        pg.deliver(never, deferrals=deferrals)
     with pytest.raises(TransactionFailedError):
-        deliver(pg, never, 3)
+        pg.deliver(never, deferrals=3)
     for deferrals in range(4, 7):
-        assert isinstance(deliver(pg, never, deferrals), Deferred)
+        assert isinstance(pg.deliver(never, deferrals=deferrals), Deferred)
 
     def ship(guard: Guard) -> None:
         with guard.transaction() as db:
             write(db)
 
-    assert isinstance(deliver(pg, ship, 7), Completed)
+    assert isinstance(pg.deliver(ship, deferrals=7), Completed)
     assert (pg.effects, pg.states) == (["x"], ["DONE"])
 
 
@@ -90,9 +76,9 @@ def test_a_body_that_idles_in_its_transaction_hears_of_the_limit(
             time.sleep(0.5)
 
     for deferrals in range(3):
-        assert isinstance(deliver(shop, idle, deferrals), Deferred)
+        assert isinstance(shop.deliver(idle, deferrals=deferrals), Deferred)
     with pytest.raises(TransactionFailedError, match=r"idles for 0\.2 s"):
-        deliver(shop, idle, 3)
+        shop.deliver(idle, deferrals=3)
     assert (shop.effects, shop.states, len(runs)) == ([], ["FAILED"], 16)
     ledger.close()
 

@@ -17,7 +17,6 @@ from support.claims import request
 from support.databases import DATABASES
 from support.guarded_shop import GuardedShop, NotingQueue, write
 from support.proxy import Mode, Proxy
-from support.waiting import wait_until
 from taskguard.errors import ConfigurationError, TransactionUsageError
 from taskguard.model.claims import Claimed, MessageRef
 from taskguard.run.guard import Guard
@@ -345,25 +344,6 @@ def test_a_constraint_that_fails_at_commit_is_the_bodys_error(pg: GuardedShop) -
     with pytest.raises(sa.exc.IntegrityError):
         pg.deliver(body, queue)
     assert (len(runs), queue.deferrals, pg.states) == (1, [], ["FAILED"])
-
-
-@pytest.mark.parametrize("level", SNAPSHOTS)
-def test_a_body_longer_than_a_renewal_on_a_snapshot(
-    pg_url: str, make_shop: Any, level: str
-) -> None:
-    """The watchdog's own renewal is no reason to run the body again."""
-    shop = make_shop(pg_url, sa.create_engine(pg_url, isolation_level=level))
-    runs = []
-
-    @shop.tg.guarded(key="order:<n>", ttl_s=6.0)
-    def ship(n: int, guard: Guard) -> None:
-        runs.append(1)
-        with guard.transaction() as db:
-            write(db)
-            wait_until(lambda: "renewed" in shop.happened)
-
-    ship(1)
-    assert (len(runs), shop.effects) == (1, ["x"])
 
 
 @pytest.mark.parametrize("level", SNAPSHOTS)
