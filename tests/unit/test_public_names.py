@@ -37,6 +37,22 @@ def test_type_checkers_and_the_program_find_the_same_names(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODULES)
+def test_type_checkers_refuse_other_names(name: str) -> None:
+    """A module's `__getattr__` that they see would allow any."""
+    tree = ast.parse(inspect.getsource(importlib.import_module(name)))
+    (checking,) = [each for each in tree.body if isinstance(each, ast.If)]
+    assert ast.unparse(checking.test) == "TYPE_CHECKING"
+    hidden = {id(each) for part in checking.orelse for each in ast.walk(part)}
+    setting = [
+        each
+        for each in ast.walk(tree)
+        if getattr(each, "id", getattr(each, "name", "")) == "__getattr__"
+    ]
+    assert setting
+    assert {id(each) for each in setting} <= hidden
+
+
+@pytest.mark.parametrize("name", MODULES)
 def test_a_name_that_is_not_there_is_an_attribute_error(name: str) -> None:
     """As of any module."""
     with pytest.raises(AttributeError, match=f"module '{name}' has no attribute 'nothing'"):

@@ -30,33 +30,34 @@ _FENCE_DIGITS = 19  # of a signed 64-bit integer
 
 
 class GuardedRow:
-    """Lets a task's claim and its completion be a change of state of your own row. ::
+    """A row of your own that changes its state with a task's claim and with its completion. ::
 
         row=GuardedRow(
             orders, id="<order_id>", state=orders.c.status, fence=orders.c.fence_token,
             new="PAID", processing="SHIPPING", done="SHIPPED",
         )
 
-    The claim is `new` -> `processing` with a new fence, the completion `processing` -> `done` in
-    the transaction of the effects; a body that raises leaves `new`. A row that its owner sets back
-    to `new` is done again (with the same `guard.idempotency_key`, for it is the same work).
+    The claim moves the row `new` -> `processing`, with a new fence. The completion moves it
+    `processing` -> `done` in the transaction of the effects. If the body raises, the row is `new`
+    again. If you set a row that is done back to `new`, the next message does its work again, with
+    the same `guard.idempotency_key`.
 
     Args:
         table: a SQLAlchemy Table in the ledger's database, or an ORM class.
-        id: the row's primary key, or unique columns: a template for the one column, or a mapping
-            from columns to templates. The columns are integers, texts or UUIDs.
-        state: the column of the state: text, an Enum or an integer; the Column or its name.
-        fence: the column of the fence, a 64-bit integer that may be NULL; the Column or its name.
+        id: a template for the primary key or another unique column, or a mapping from several
+            columns to templates. The columns are integers, texts or UUIDs.
+        state: the column of the state, or its name. It is a text, an Enum or an integer.
+        fence: the column of the fence, or its name. It is a 64-bit integer that may be NULL.
         new: the state from which the task starts.
         processing: the state while the task works on the row.
         done: the state that it ends in.
-        dead: the state in which it is left after `max_crashes`; None: `processing`.
-        on_missing: what to do if there is no such row: "raise" (RowMissingError; the default),
-            "skip" (acknowledged, with an event), "defer" (put off, until `retention_s`: for a
-            message that is sent before its row is committed).
-        on_ineligible: what to do if the row is in none of these states (`CANCELLED`): "raise"
-            (RowIneligibleError; the default), "skip" or "defer" (for a step whose message may come
-            before the previous step is done).
+        dead: the state in which it is left after `max_crashes`. By default `processing`.
+        on_missing: what to do if there is no such row. "raise" (the default): RowMissingError.
+            "skip": acknowledge the message, with an event. "defer": defer it for `retention_s` at
+            most, for a message that is sent before its row is committed.
+        on_ineligible: what to do if the row is in another state, for example `CANCELLED`. "raise"
+            (the default): RowIneligibleError. "skip", or "defer" for a step whose message may come
+            before the previous step is done.
 
     Raises:
         ConfigurationError: a column or a state does not fit, with what to do.
