@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from taskguard.options import TaskOptions as TaskOptions
     from taskguard.periodic.leader import Leader as Leader
     from taskguard.periodic.leader import Leadership as Leadership
+    from taskguard.run.current import current_guard as current_guard
     from taskguard.run.guard import Guard as Guard
-    from taskguard.run.guard import current_guard as current_guard
 else:
     from taskguard.lazy import lazy_names
 
@@ -47,7 +47,8 @@ else:
             "taskguard.model.lease": "Lease",
             "taskguard.options": "CallOptions TaskOptions",
             "taskguard.periodic.leader": "Leader Leadership",
-            "taskguard.run.guard": "Guard current_guard",
+            "taskguard.run.current": "current_guard",
+            "taskguard.run.guard": "Guard",
         },
     )
 

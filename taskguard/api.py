@@ -23,7 +23,7 @@ from taskguard.model.delivery import Answered, Codec, Completed, Delivery, Messa
 from taskguard.model.lease import Lease
 from taskguard.model.policy import OnLost, check_number, make_policy
 from taskguard.periodic.leader import Leader
-from taskguard.run.guard import JSON
+from taskguard.run.encoding import JSON
 from taskguard.run.releasing import release
 from taskguard.run.runner import Runner
 from taskguard.run.watchdog import Watchdog

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from taskguard.overrides import overridden as overridden
     from taskguard.periodic.ticks import interval_due_at as interval_due_at
     from taskguard.periodic.ticks import tick_name as tick_name
+    from taskguard.run.guard import attempt_of as attempt_of
     from taskguard.run.runner import Runner as Runner
     from taskguard.settings import UNSET as UNSET
     from taskguard.settings import set_defaults as set_defaults
@@ -88,6 +89,7 @@ else:
             "taskguard.outbox.sweep": "Sweeper Swept",
             "taskguard.overrides": "Overrides overridden",
             "taskguard.periodic.ticks": "interval_due_at tick_name",
+            "taskguard.run.guard": "attempt_of",
             "taskguard.run.runner": "Runner",
             "taskguard.settings": "UNSET set_defaults",
         },

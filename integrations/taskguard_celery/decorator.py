@@ -32,6 +32,7 @@ from taskguard.integration import (
     Dropped,
     GuardedFunction,
     MessageRef,
+    attempt_of,
 )
 from taskguard_celery.calls import call_in_hand, task_id_in
 from taskguard_celery.chords import count_once
@@ -325,7 +326,7 @@ class _Body:
             if replaces_itself(self._runtime, self._task, self._delivery):
                 raise
             try:
-                guard.refuse_end()
+                attempt_of(guard).refuse_end()
             except errors.TransactionAbandonedError:
                 raise ignored from None
             self.ignored = ignored

@@ -25,6 +25,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from taskguard import Guard
+from taskguard.integration import attempt_of
 
 __all__ = ["in_thread", "loop_runs_here", "mark", "run_body"]
 
@@ -57,7 +58,7 @@ def run_body(coroutine: Coroutine[Any, Any, Any], guard: Guard) -> Any:
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 loop.call_soon_threadsafe(task.cancel)
 
-        guard.interrupt_by(cancel)
+        attempt_of(guard).interrupt_by(cancel)
         if cancellation is not None:
             cancellation.reaches(cancel)
         return await coroutine

@@ -34,7 +34,7 @@ from taskguard.model.claims import ClaimRequest
 from taskguard.model.delivery import NOT_BEFORE, Delivery, MessageRef
 from taskguard.model.policy import DAY_S, check_number
 from taskguard.model.records import Once, Standing
-from taskguard.run.guard import guard_with
+from taskguard.run.current import guard_on
 
 if TYPE_CHECKING:
     from taskguard.ledger.ports import LineLedger
@@ -226,7 +226,7 @@ def _publish_after(session: Any, db: Any, publish: Callable[[], None]) -> bool:
         session.after_commit(publish)
     elif db is None:
         publish()
-    elif (guard := guard_with(db)) is not None:
+    elif (guard := guard_on(db)) is not None:
         guard.after_commit(publish)
     elif isinstance(session, orm.Session):
         _after_commit(session).add(session, publish)

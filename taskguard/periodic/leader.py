@@ -44,7 +44,7 @@ from taskguard.model.policy import MOST_ROWS, make_policy
 
 if TYPE_CHECKING:
     from taskguard.model.lease import Lease
-    from taskguard.run.guard import Guard
+    from taskguard.run.attempt import Attempt
     from taskguard.run.runner import Runner
     from taskguard.run.tracked import TrackedLease
 
@@ -77,14 +77,14 @@ class Leadership:
     def __init__(
         self,
         name: str,
-        guard: Guard,
+        attempt: Attempt,
         tracked: TrackedLease,
         *,
         interrupting: bool,
         stepping_down: threading.Event,
     ) -> None:
         self._name = name
-        self._guard = guard
+        self._attempt = attempt
         self._tracked = tracked
         self._interrupting = interrupting
         self._stepping_down = stepping_down
@@ -117,7 +117,7 @@ class Leadership:
     @property
     def memory(self) -> Any:
         """What a leader last stored by `remember()`. None if nothing, or with locks only."""
-        return self._guard.progress
+        return self._attempt.progress.value
 
     def remember(self, value: Any) -> bool:
         """Store a JSON value in the ledger for the next leader. Returns False with locks only.
@@ -127,9 +127,9 @@ class Leadership:
             LedgerUnavailableError, TransactionRetryError: the database could not store it now.
             ResultError: the value is not JSON, or too long.
         """
-        if self._guard.claim is None:
+        if self._attempt.claim is None:
             return False
-        if not self._guard.note(value):
+        if not self._attempt.note(value):
             raise StaleTokenError(
                 f"Somebody else has led {self._name} since fence {self.fence}, so nothing was "
                 "stored. Stop the work: run() waits for its next turn.",
@@ -274,7 +274,7 @@ class Leader:
         runner = self._runtime.runner
         next_s = time.monotonic() + _CAMPAIGN_S
         term: _Term[_Result] = _Term()
-        given: list[tuple[Guard, TrackedLease]] = []
+        given: list[tuple[Attempt, TrackedLease]] = []
         try:
             with runner.hold(self._delivery(), entered=lambda *both: given.append(both)):
                 self._said_away = False
@@ -296,7 +296,7 @@ class Leader:
     def _lead(
         self,
         term: _Term[_Result],
-        guard: Guard,
+        attempt: Attempt,
         tracked: TrackedLease,
         work: Callable[[Leadership], _Result],
     ) -> None:
@@ -304,7 +304,7 @@ class Leader:
         interrupting = self._policy.interrupts
         leadership = Leadership(
             self._name,
-            guard,
+            attempt,
             tracked,
             interrupting=interrupting,
             stepping_down=self._stepping_down,
@@ -318,7 +318,7 @@ class Leader:
             term.value = leadership.call(work)
             term.stopped = leadership.has_ended
         except LeaseLostError as error:
-            if error.key != guard.key:
+            if error.key != attempt.key:
                 term.error = error  # of a lock or a guarded function that the work called
         except Exception as error:  # noqa: BLE001  # raised by run()
             term.error = error

@@ -42,7 +42,7 @@ from taskguard.model.claims import Answer, Busy
 from taskguard.model.delivery import Delivery
 from taskguard.model.lease import Lease, Owner, asked, new_owner, trusted_until_s
 from taskguard.run.claiming import Admitted, Claiming, named
-from taskguard.run.guard import holders_around
+from taskguard.run.current import holders_around
 from taskguard.run.parking import CALLED_WAIT_S
 from taskguard.run.tracked import TrackedLease
 

@@ -119,8 +119,8 @@ class Endings:
         An exception that came between COMMIT and its answer, as a time limit may, is no failure.
         Nor is one of a body whose work was superseded meanwhile: it was to end.
         """
-        delivery, guard = holding.delivery, holding.guard
-        if guard.completed:
+        delivery, attempt = holding.delivery, holding.attempt
+        if attempt.completed:
             return None
         text = _error_text(error)
         ended: list[bool] = []
@@ -131,7 +131,7 @@ class Endings:
                 _ask_queue(delivery, claim)
 
         self._releases.end_claim(holding, end)
-        if ended == [False] and guard.may_have_committed(error):
+        if ended == [False] and attempt.may_have_committed(error):
             done = self._committed_unheard(holding)
             if done is not None:
                 return done
@@ -145,7 +145,7 @@ class Endings:
 
     def _committed_unheard(self, holding: Holding) -> Completed | None:
         """The outcome, if the record says that this very holder completed the work; else None."""
-        guard, lease = holding.guard, holding.tracked.lease
+        attempt, lease = holding.attempt, holding.tracked.lease
         assert self._ledger is not None  # noqa: S101
         try:
             found = self._peek(self._ledger, holding)
@@ -155,8 +155,8 @@ class Endings:
         if found is None or found.decision is not Decision.DONE or found.owner != lease.owner:
             return None
         text = found.result_json
-        guard.answered = text is not None
-        guard.note_committed_unheard()
+        attempt.answered = text is not None
+        attempt.note_committed_unheard()
         return Completed(None if text is None else self._codec.loads(text))
 
     def _superseded(self, holding: Holding) -> Outcome | None:
@@ -195,7 +195,7 @@ class Endings:
                     "(asyncio.CancelledError). Catch that in the body, around its event loop.",
                     key=delivery.key,
                 ) from error
-        elif holding.guard.completed:
+        elif holding.attempt.completed:
             return
         elif is_shutdown(error) and delivery.timed_out is not None and delivery.timed_out():
             self._after_crash(holding, error, timed_out=True)

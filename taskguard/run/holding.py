@@ -16,7 +16,7 @@ from taskguard.errors import TaskguardError
 from taskguard.events import Completed, Events, Released
 from taskguard.model.claims import Claim, Claimed
 from taskguard.model.delivery import Delivery
-from taskguard.run.guard import Guard
+from taskguard.run.attempt import Attempt
 from taskguard.run.late import LateReports
 from taskguard.run.parking import Line
 from taskguard.run.tracked import TrackedLease
@@ -43,7 +43,7 @@ class Holding:
     delivery: Delivery
     tracked: TrackedLease
     claimed: Claimed | None
-    guard: Guard
+    attempt: Attempt
     released: bool = False
     hint: bool | None = None
 

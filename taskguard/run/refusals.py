@@ -20,9 +20,10 @@ from taskguard.model.claims import Answer, Busy
 from taskguard.model.delivery import Delivery, Outcome, Parked
 from taskguard.model.lease import Owner
 from taskguard.run.answers import Answers
+from taskguard.run.attempt import Attempt
 from taskguard.run.claiming import Claiming
+from taskguard.run.current import holders_around
 from taskguard.run.deferrals import Deferrals, drop
-from taskguard.run.guard import Guard, holders_around
 from taskguard.run.parking import Line
 
 __all__ = ["Refusals", "already_held", "refuse_without_ledger"]
@@ -125,10 +126,10 @@ def _holder(owner: Owner | None) -> str:
     return "a value that taskguard did not write"
 
 
-def already_held(delivery: Delivery, outer: Guard) -> KeyAlreadyHeldError:
+def already_held(delivery: Delivery, outer: Attempt) -> KeyAlreadyHeldError:
     """The error of a call that would wait for the body or lock around it."""
     key = ", ".join(sorted(outer.held.intersection(delivery.keys)))
-    holder = "the lock around it" if outer.is_lock else "the guarded body around it"
+    holder = "the lock around it" if outer.delivery.is_lock else "the guarded body around it"
     if delivery.is_lock:
         fix = "A lock cannot be taken twice, not even to read: use the lease that is held"
     else:

@@ -39,11 +39,14 @@ from taskguard.model.delivery import Codec, Completed, Delivery, Outcome, Parked
 from taskguard.model.lease import Lease
 from taskguard.run.admission import Admission
 from taskguard.run.answers import Answers
+from taskguard.run.attempt import Attempt
 from taskguard.run.claiming import Admitted, Claiming
+from taskguard.run.current import holders_around, running
 from taskguard.run.deferrals import NO_LEDGER, TROUBLE, Deferrals
 from taskguard.run.done_elsewhere import DoneElsewhereWarning
+from taskguard.run.encoding import JSON, encode
 from taskguard.run.endings import Endings, end_child
-from taskguard.run.guard import JSON, Guard, encode, holders_around, running
+from taskguard.run.guard import Guard
 from taskguard.run.holding import Holding, Releases
 from taskguard.run.late import LateReports
 from taskguard.run.parking import Line
@@ -175,17 +178,17 @@ class Runner:
     def _run(self, delivery: Delivery, admitted: Admitted, body: _Body) -> Outcome:
         """Run the body under the lease, complete the work, and give back what is held."""
         holding = self._holding(delivery, admitted)
-        tracked, guard = holding.tracked, holding.guard
+        tracked, attempt = holding.tracked, holding.attempt
         try:
             self.watchdog.track(tracked)
             self._begin(holding)
             return Completed(self._body(holding, body))
         except _LOST as error:
-            if tracked.lease.is_parents or (guard.completed and error.key != guard.key):
+            if tracked.lease.is_parents or (attempt.completed and error.key != attempt.key):
                 raise  # in a forked child, or the error of a guarded function that the body called
             return self._endings.after_loss(holding, error)
         except TROUBLE as error:
-            if guard.completed:
+            if attempt.completed:
                 raise
             return self._endings.after_trouble(holding, error)
         except Exception as error:
@@ -207,7 +210,7 @@ class Runner:
     def _holding(self, delivery: Delivery, admitted: Admitted) -> Holding:
         tracked, claimed = admitted.tracked, admitted.claimed
         completed = functools.partial(self._releases.note_completed, delivery, tracked, claimed)
-        guard = Guard(
+        attempt = Attempt(
             lease=tracked.lease,
             delivery=delivery,
             ledger=self.ledger,
@@ -216,7 +219,7 @@ class Runner:
             on_completed=completed,
             interrupt_by=tracked.interrupt_by,
         )
-        return Holding(delivery, tracked, claimed, guard)
+        return Holding(delivery, tracked, claimed, attempt)
 
     def _begin(self, holding: Holding) -> None:
         """What follows from the claim alone, before the body runs."""
@@ -232,39 +235,39 @@ class Runner:
 
     def _body(self, holding: Holding, body: _Body) -> Any:
         """The body's value once DONE is committed; run again after a deadlock."""
-        guard, broken = holding.guard, 0
+        attempt, broken = holding.attempt, 0
         for run in range(1, _BODY_RUNS + 1):
             try:
-                with running(guard):
-                    value = self._value(holding, body)
-                guard.refuse_end()
+                with running(attempt) as guard:
+                    value = self._value(holding, guard, body)
+                attempt.refuse_end()
                 return self._complete(holding, value)
             except TransactionRetryError as error:
                 broken += isinstance(error, ConnectionBrokenError)
-                if run == _BODY_RUNS or broken == _BODY_RUNS_ON_BROKEN or guard.completed:
+                if run == _BODY_RUNS or broken == _BODY_RUNS_ON_BROKEN or attempt.completed:
                     raise
-                guard.forget_attempt()
+                attempt.forget()
                 pause_s = min(_FIRST_PAUSE_S * 2.0 ** (run - 1), _LONGEST_PAUSE_S)
                 self.clock.sleep(self._rng.uniform(0.1, 1.0) * pause_s)
         raise AssertionError("unreachable")
 
-    def _value(self, holding: Holding, body: _Body) -> Any:
+    def _value(self, holding: Holding, guard: Guard, body: _Body) -> Any:
         """What the body returns. If the ledger ended its transaction, the ledger's error is raised.
 
         That holds whatever error the body raises from it: one of its own, a group, or an error that
         only follows from it. A body that means to give up commits another transaction first.
         """
         try:
-            return self._call(holding, body)
+            return self._call(holding, guard, body)
         except Exception as error:
-            said = holding.guard.said_by_ledger
+            said = holding.attempt.said_by_ledger
             obeyed = isinstance(error, holding.delivery.orders)
             if error is said or obeyed or not isinstance(said, _LOST + TROUBLE):
                 raise
             raise said from error
 
-    def _call(self, holding: Holding, body: _Body) -> Any:
-        delivery, tracked, guard = holding.delivery, holding.tracked, holding.guard
+    def _call(self, holding: Holding, guard: Guard, body: _Body) -> Any:
+        delivery, tracked, attempt = holding.delivery, holding.tracked, holding.attempt
         tracked.enter_body()
         error: BaseException | None = None
         try:
@@ -272,8 +275,8 @@ class Runner:
                 return body(guard)
             with guard.transaction():
                 value = body(guard)
-                if not guard.has_result:
-                    guard.result = value
+                if not attempt.has_result:
+                    attempt.result = value
                 return value
         except BaseException as raised:
             error = raised
@@ -287,28 +290,28 @@ class Runner:
 
     def _complete(self, holding: Holding, value: Any) -> Any:
         """DONE for a body that did not commit it, and its value for one that did."""
-        delivery, tracked, guard = holding.delivery, holding.tracked, holding.guard
+        delivery, tracked, attempt = holding.delivery, holding.tracked, holding.attempt
         if tracked.lease.is_parents:
             tracked.lease.check()  # raises: a forked child has done nobody's work
-        if guard.has_result:
-            value = guard.result
-        claim = guard.claim
+        if attempt.has_result:
+            value = attempt.result
+        claim = attempt.claim
         if self.ledger is None or claim is None:
             # A body that got to its end is not run again, even if the lease was lost meanwhile:
             # with locks only nothing could refuse the second run's effects.
             return value
-        if not guard.completed:
+        if not attempt.completed:
             text = self._storable(delivery, value)
             if text is None and not tracked.at_lock_server:
                 text = _NO_RESULT
             self.ledger.complete_alone(claim, text)
-            guard.answered = True
-            guard.note_completed()
-        elif value is not None and not guard.has_result:
+            attempt.answered = True
+            attempt.note_completed()
+        elif value is not None and not attempt.has_result:
             text = self._storable(delivery, value)
             if text is not None:
                 self._store_late(delivery, claim, text)
-                guard.answered = True
+                attempt.answered = True
         return value
 
     def _end_answer(self, holding: Holding) -> None:
@@ -316,10 +319,10 @@ class Runner:
 
         A lock server tells that by the lease; without one duplicates wait for the record.
         """
-        guard, tracked = holding.guard, holding.tracked
-        claim = guard.claim
-        told = guard.answered or guard.has_result or tracked.at_lock_server
-        if guard.completed and not told and claim is not None and not tracked.lease.is_parents:
+        attempt, tracked = holding.attempt, holding.tracked
+        claim = attempt.claim
+        told = attempt.answered or attempt.has_result or tracked.at_lock_server
+        if attempt.completed and not told and claim is not None and not tracked.lease.is_parents:
             self._store_late(holding.delivery, claim, _NO_RESULT)
 
     def _store_late(self, delivery: Delivery, claim: Claim, text: str) -> None:
@@ -346,7 +349,7 @@ class Runner:
         self,
         delivery: Delivery,
         *,
-        entered: Callable[[Guard, TrackedLease], object] | None = None,
+        entered: Callable[[Attempt, TrackedLease], object] | None = None,
     ) -> Iterator[Lease]:
         """The plain lock: a lease for the time of a `with` block; `entered` gets what holds it."""
         _refuse_reentry(delivery)
@@ -357,9 +360,9 @@ class Runner:
         tracked = holding.tracked
         try:
             self.watchdog.track(tracked)
-            with running(holding.guard):
+            with running(holding.attempt):
                 if entered is not None:
-                    entered(holding.guard, tracked)
+                    entered(holding.attempt, tracked)
                 yield tracked.lease
         except BaseException:
             # Whatever comes of it: the caller gets the exception that is on its way.
@@ -435,10 +438,10 @@ class Runner:
         self.line.left(delivery)
 
 
-def _has_room_beside(holders: list[Guard], delivery: Delivery) -> bool:
+def _has_room_beside(holders: list[Attempt], delivery: Delivery) -> bool:
     """Whether `limit=` leaves a slot of the key beside those that the bodies around it hold."""
     bounds = delivery.bounds
-    hold_slots = not any(set(delivery.keys).intersection(guard.keys) for guard in holders)
+    hold_slots = not any(set(delivery.keys).intersection(each.lease.keys) for each in holders)
     return bounds is not None and hold_slots and len(holders) < bounds.limit
 
 

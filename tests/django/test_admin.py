@@ -14,7 +14,7 @@ from support.django_shop import django_on
 from support.guarded_shop import NotingQueue
 from taskguard import Guard
 from taskguard.errors import StaleTokenError
-from taskguard.integration import Delivery, Policy
+from taskguard.integration import Delivery, Policy, attempt_of
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import KEYS, WORK
 from taskguard.model.claims import Claim, Claimed, ClaimRequest, MessageRef
@@ -196,7 +196,7 @@ def test_a_holder_that_lives_after_all_commits_or_is_refused(
     refused: list[BaseException] = []
 
     def body(guard: Guard) -> None:
-        claim = guard.claim
+        claim = attempt_of(guard).claim
         assert claim is not None
         holder = str(claim.owner)
         assert not tg.release(guard.key, fence=guard.fence - 1, owner=holder)

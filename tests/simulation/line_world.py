@@ -33,7 +33,7 @@ from taskguard.model.policy import Policy
 from taskguard.outbox.enqueue import enqueue_in
 from taskguard.outbox.relay import Relay
 from taskguard.outbox.sweep import Sweeper
-from taskguard.run.guard import JSON
+from taskguard.run.encoding import JSON
 
 __all__ = ["QUEUE", "LineWorld"]
 

@@ -18,7 +18,7 @@ from taskguard.ledger.decisions import Records
 from taskguard.model.claims import Claim, ClaimRequest
 from taskguard.model.lease import Owner
 from taskguard.model.states import State
-from taskguard.run.guard import Guard
+from taskguard.run.attempt import Attempt
 
 __all__ = ["MUTANTS", "Mutant"]
 
@@ -109,12 +109,12 @@ def _takeover_at_once(world: World) -> None:
 
 def _any_end_is_done(world: World) -> None:
     """A body that catches what ended its transaction has nothing to write, it seems."""
-    world.patch(Guard, "refuse_end", lambda guard: None)
+    world.patch(Attempt, "refuse_end", lambda attempt: None)
 
 
 def _own_word_is_believed(world: World) -> None:
     """A body that has a name of its own for what ended its transaction has failed, it seems."""
-    world.patch(Guard, "said_by_ledger", None)
+    world.patch(Attempt, "said_by_ledger", None)
 
 
 def _exits_uncounted(world: World) -> None:

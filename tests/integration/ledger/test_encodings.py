@@ -10,7 +10,8 @@ import pytest
 
 from support.guarded_shop import GuardedShop, write
 from taskguard.model.states import State
-from taskguard.run.guard import MAX_RESULT_BYTES, Guard
+from taskguard.run.encoding import MAX_RESULT_BYTES
+from taskguard.run.guard import Guard
 from taskguard_sandbox.servers import Postgres
 
 TEXT = "5 €, 日本, \U0001f40d"

@@ -33,7 +33,8 @@ from taskguard.ledger.tables import KEYS, WORK
 from taskguard.locks.base import Renewal
 from taskguard.model.claims import Busy, Claimed, MessageRef
 from taskguard.model.states import State
-from taskguard.run.guard import MAX_RESULT_BYTES, Guard
+from taskguard.run.encoding import MAX_RESULT_BYTES
+from taskguard.run.guard import Guard
 from taskguard_sandbox.servers import MariaDB
 
 pytestmark = pytest.mark.debian

@@ -30,7 +30,7 @@ from taskguard.errors import (
     StaleTokenError,
     TaskguardError,
 )
-from taskguard.integration import Completed, Deferred
+from taskguard.integration import Completed, Deferred, attempt_of
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.decisions import CLAIMABLE, decide_row
 from taskguard.ledger.own_rows.changes import Found, place
@@ -403,9 +403,10 @@ def test_a_row_is_not_completed_without_its_key_and_its_work(shop: Shop, whose: 
 
     def body(guard: Guard) -> None:
         shop.change(STALE[whose])
-        assert guard.claim is not None
+        claim = attempt_of(guard).claim
+        assert claim is not None
         with pytest.raises((StaleTokenError, RowChangedError)):
-            shop.ledger.complete_alone(guard.claim, None)
+            shop.ledger.complete_alone(claim, None)
         seen.append((shop.status, shop.state()))
 
     with contextlib.suppress(TaskguardError):
@@ -421,8 +422,9 @@ def test_a_row_whose_lone_completion_got_no_answer_is_done(postgres: Any, pg_url
 
         def body(guard: Guard) -> None:
             ran.append(guard.fence)
-            assert guard.claim is not None
-            proxy.lose_reply_to(str(guard.claim.owner).encode(), then=Mode.CUT)
+            claim = attempt_of(guard).claim
+            assert claim is not None
+            proxy.lose_reply_to(str(claim.owner).encode(), then=Mode.CUT)
 
         assert shop.step()(body) == Completed(None)
         assert not proxy.armed

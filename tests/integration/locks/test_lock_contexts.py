@@ -15,7 +15,7 @@ import taskguard
 from taskguard import Guard, TaskGuard
 from taskguard.errors import KeyAlreadyHeldError, KeyBusyError, TransactionUsageError
 from taskguard.locks.memory import MemoryLocks
-from taskguard.run.guard import held_keys
+from taskguard.run.current import held_keys
 
 
 @pytest.fixture
@@ -91,10 +91,10 @@ def test_locks_handed_over_for_ever_leave_nothing_behind(tg: TaskGuard) -> None:
 
 
 def _links() -> int:
-    """How many guards are reachable from here, ended ones included."""
-    guard, count = taskguard.run.guard._running.get(), 0
-    while guard is not None:
-        guard, count = guard.enclosing, count + 1
+    """How many locks are reachable from here, ended ones included."""
+    lock, count = taskguard.run.current._innermost.get(), 0
+    while lock is not None:
+        lock, count = lock.enclosing, count + 1
     return count
 
 

@@ -118,7 +118,7 @@ def test_a_holder_without_a_lease_calls_nobody(shop: GuardedShop, provider: Prov
     """What it cannot store any more it had better not do."""
 
     def body(guard: Guard) -> None:
-        guard._lease.mark_lost("for the test")
+        guard._attempt.lease.mark_lost("for the test")
         with pytest.raises(LeaseLostError):
             guard.step("charge", provider.charge, 1)
         raise ZeroDivisionError

@@ -133,7 +133,7 @@ def test_the_message_of_a_lost_lease_is_put_off(pg: GuardedShop) -> None:
         try:
             with guard.transaction() as db:
                 write(db)
-                guard._lease.mark_lost("for the test")
+                guard._attempt.lease.mark_lost("for the test")
                 guard.check()
         except Exception:
             pass

@@ -1,0 +1,146 @@
+"""Which guarded bodies and locks run around a call: `current_guard()`, and what they hold.
+
+Guarantees: a body or lock that was left is not among them, in whatever context it was entered. A
+context is copied (asyncio does so for a task, `to_thread` for a thread), and the copy may outlive
+the body. Those of another asyncio task are left out, too: that goes on while this one runs.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from taskguard.errors import TransactionUsageError
+from taskguard.run.attempt import Attempt
+from taskguard.run.guard import Guard
+
+__all__ = ["current_guard", "guard_on", "held_keys", "holders_around", "running"]
+
+_innermost: ContextVar[_Running | None] = ContextVar("taskguard_running", default=None)
+
+
+class _Running:
+    """A body or a lock that was entered.
+
+    Attributes:
+        attempt: what holds the key.
+        guard: what its body gets.
+        ended: whether it was left.
+        enclosing: what was around it when it was entered, and may have been left since.
+    """
+
+    def __init__(self, attempt: Attempt) -> None:
+        self.attempt = attempt
+        self.guard = Guard(attempt)
+        self.enclosing = _standing(_innermost.get())
+        self.ended = False
+        self._task = _reference(_current_task())
+
+    @property
+    def outer(self) -> _Running | None:
+        """What is around it, and was not left."""
+        return _standing(self.enclosing)
+
+    def forget_ended(self) -> None:
+        """Drop the references to what was around it and was left."""
+        running: _Running | None = self
+        while running is not None:
+            following = running.outer
+            running.enclosing = following
+            running = following
+
+    def is_around(self, task: Any) -> bool:
+        """Whether a call in the asyncio task `task` runs within this body.
+
+        A call in no task does, as in a thread that the body waits for (`to_thread`).
+        """
+        mine = None if self._task is None else self._task()
+        return mine is None or task is None or mine is task
+
+
+@contextmanager
+def running(attempt: Attempt) -> Iterator[Guard]:
+    """A block in which the attempt's guard is the current one.
+
+    A lock may be left in another context than it was entered in (a `yield` dependency of FastAPI),
+    or before a lock that was entered after it.
+    """
+    entered = _Running(attempt)
+    _innermost.set(entered)
+    try:
+        yield entered.guard
+    finally:
+        entered.ended = True
+        here = _innermost.get()
+        if here is not None:
+            _innermost.set(_standing(here))
+            here.forget_ended()
+
+
+def current_guard() -> Guard:
+    """The guard of the guarded body that is running here.
+
+    Raises:
+        TransactionUsageError: no guarded body is running in this thread or greenlet.
+    """
+    # `with tg.lock()` within a body has a guard that is no body's.
+    bodies = (each.guard for each in _around() if not each.attempt.delivery.is_lock)
+    guard = next(bodies, None)
+    if guard is None:
+        raise TransactionUsageError(
+            "current_guard() was called outside a guarded body. Call it in the body itself, in "
+            "the thread that runs it, or take `guard` as a parameter."
+        )
+    return guard
+
+
+def guard_on(db: Any) -> Guard | None:
+    """The guard of a body around this call whose open transaction is on `db`."""
+    return next((each.guard for each in _around() if each.attempt.is_on(db)), None)
+
+
+def holders_around(keys: Iterable[str]) -> list[Attempt]:
+    """What runs around this call and holds one of the keys, or a slot of it.
+
+    The innermost one comes first.
+    """
+    wanted = set(keys)
+    return [each.attempt for each in _around() if wanted.intersection(each.attempt.held)]
+
+
+def held_keys() -> set[str]:
+    """The keys that guarded bodies and locks around this call hold, or hold a slot of."""
+    return {key for each in _around() for key in each.attempt.held}
+
+
+def _around() -> Iterator[_Running]:
+    """The bodies and locks around this call, innermost first."""
+    found = _standing(_innermost.get())
+    task = _current_task()
+    while found is not None:
+        if found.is_around(task):
+            yield found
+        found = found.outer
+
+
+def _standing(running: _Running | None) -> _Running | None:
+    """This one, or the innermost one around it that was not left."""
+    while running is not None and running.ended:
+        running = running.enclosing
+    return running
+
+
+def _current_task() -> Any:
+    """The asyncio task that runs here; None where there is none, or no asyncio."""
+    asyncio = sys.modules.get("asyncio")
+    if asyncio is None or asyncio._get_running_loop() is None:  # noqa: SLF001  # exported
+        return None
+    return asyncio.current_task()
+
+
+def _reference(task: Any) -> Callable[[], Any] | None:
+    return None if task is None else weakref.ref(task)
