@@ -139,21 +139,10 @@ def enqueue(
         task: a task that is guarded, or its signature: `enqueue(ship.s(42).set(priority=9))`.
         args: its positional arguments; they go before those of a signature.
         kwargs: its keyword arguments.
-        session: a SQLAlchemy Session or Connection to the database that the ledger is in, or
-            `taskguard_django.connection()` within Django's `atomic`; None: the work is committed by
-            itself, before its message is sent, so that one that the queue loses is found by a
-            sweep.
-        duplicate: what to do where the same work (`once_per`) is waiting or in progress.
-            "answer": this message is sent, too, and is answered with the result of the work.
-            "attach": nothing is sent; `result` is that of the first message. "skip": nothing is
-            sent, and None is returned. "raise": AlreadyEnqueuedError. "replace": the newest
-            arguments win: this call takes the place of the one that waits, under its id; work that
-            somebody has begun raises AlreadyEnqueuedError. Work that has ended is enqueued as with
-            "answer".
-        delay_s: run it in so many seconds from now. With "replace" each enqueue moves that time on
-            (debounce), with "attach" the first one sets it.
-        options: as for `apply_async()`, but for `expires`. `countdown` counts from now on. The
-            message is sent at once all the same, and waits at the worker or the broker.
+        session: the transaction that the message is part of.
+        duplicate: what to do if the same work (`once_per`) is waiting or in progress.
+        delay_s: in how many seconds the task runs.
+        options: options of `apply_async()`. docs/reference/options.md has each option.
 
     Raises:
         ConfigurationError: the task is not guarded, there is no ledger, or an option cannot be; a

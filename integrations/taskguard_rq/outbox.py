@@ -121,20 +121,10 @@ def enqueue(
         function: a function that is guarded.
         args: its positional arguments.
         kwargs: its keyword arguments.
-        session: a SQLAlchemy Session or Connection to the database that the ledger is in, or
-            `taskguard_django.connection()` within Django's `atomic`; None: the work is committed by
-            itself, before its message is sent, so that one that the queue loses is found by a
-            sweep.
-        duplicate: what to do where the same work (`once_per`) is waiting or in progress.
-            "answer": this job is enqueued, too, and is answered with the result of the work.
-            "attach": nothing is enqueued; `job` is the first one. "skip": nothing is enqueued, and
-            None is returned. "raise": AlreadyEnqueuedError. "replace": the newest arguments win:
-            the job that waits will do nothing, and return None; work that somebody has begun
-            raises AlreadyEnqueuedError. Work that has ended is enqueued as with "answer".
-        delay_s: run it in so many seconds from now; needs RQ's scheduler, or waits for a sweep.
-            With "replace" each enqueue moves that time on (debounce), with "attach" the first one
-            sets it.
-        options: as for `Queue.create_job()`, but for `depends_on` and `ttl`.
+        session: the transaction that the job is part of.
+        duplicate: what to do if the same work (`once_per`) is waiting or in progress.
+        delay_s: in how many seconds the job runs.
+        options: options of `Queue.create_job()`. docs/reference/options.md has each option.
 
     Raises:
         ConfigurationError: the function is not guarded, there is no ledger, or an option cannot be.

@@ -18,12 +18,14 @@ from celery import Celery, Task
 from kombu import Producer
 from rq import Queue
 
+import taskguard_celery
+import taskguard_rq
 from support import options_page
 from support.findings_page import PAGE, fields_of, page_as_generated, templates
 from support.pages import PAGES, ROOT
 from taskguard import CallOptions, GuardedRow, TaskGuard, TaskOptions, errors, events, options
 from taskguard.combinations import DELIVERIES, DIMENSIONS, ENQUEUES, REFUSALS
-from taskguard.integration import GuardedFunction, Level
+from taskguard.integration import Duplicate, GuardedFunction, Level
 from taskguard.model.delivery import DROPPED
 from taskguard.model.policy import Busy, OncePer, OnLost, Order, Policy
 from taskguard.model.states import BY_ROW, TRANSITIONS, State
@@ -37,6 +39,7 @@ pytestmark = pytest.mark.once
 TESTS = ROOT / "tests"
 OF_WORK = {"once_per", "work", "fingerprint", "row", "formerly"}
 """Options that name work. The others are how it is delivered, which `Policy` has."""
+OF_ENQUEUE = ["args", "kwargs", "session", "duplicate", "delay_s"]
 
 
 def page(name: str) -> str:
@@ -101,16 +104,21 @@ def test_the_page_of_options_has_each_option() -> None:
     )
 
 
-def test_the_page_of_options_has_each_value() -> None:
-    """Of each option that has a table of values; only work may be named by a template, too."""
-    text = page("reference/options.md")
-    tables = {"busy": Busy, "order": Order, "once_per": OncePer, "on_lost": OnLost}
-    for name, values in tables.items():
-        _, _, after = text.partition(f"## Values of `{name}`\n")
-        table, _, _ = after.partition("\n\n## ")
-        found = re.findall(r"^\| (`\"\w+\"`|a template) \|", table, re.MULTILINE)
-        template = ["a template"] if name == "once_per" else []
-        assert found == [*(f'`"{value}"`' for value in get_args(values)), *template]
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("busy", get_args(Busy)),
+        ("order", get_args(Order)),
+        ("once_per", get_args(OncePer)),
+        ("on_lost", get_args(OnLost)),
+        ("duplicate", get_args(Duplicate)),
+    ],
+)
+def test_the_page_of_options_has_each_value(name: str, values: tuple[str, ...]) -> None:
+    """In a table, in the order of the type."""
+    _, _, after = page("reference/options.md").partition(f"| `{name}=` | ")
+    table, _, _ = after.partition("\n\n")
+    assert tuple(re.findall(r"^\| `\"(\w+)\"` \|", table, re.MULTILINE)) == values
 
 
 def test_options_have_one_type_each() -> None:
@@ -134,21 +142,23 @@ def test_options_have_one_type_each() -> None:
 
 
 @pytest.mark.parametrize(
-    ("decorator", "kind", "own"),
+    ("function", "kind", "own"),
     [
         (guarded_task, "TaskOptions", ["key"]),
         (guarded_job, "TaskOptions", ["key", "message_id"]),
         (TaskGuard.guarded, "CallOptions", ["key"]),
+        (taskguard_celery.enqueue, "MessageOptions", ["task", *OF_ENQUEUE]),
+        (taskguard_rq.enqueue, "JobOptions", ["queue", "function", *OF_ENQUEUE]),
     ],
 )
-def test_a_decorator_shows_the_type_of_its_options(
-    decorator: Callable[..., Any], kind: str, own: list[str]
+def test_a_signature_shows_the_type_of_its_options(
+    function: Callable[..., Any], kind: str, own: list[str]
 ) -> None:
     """In its signature, for Sphinx and editors. Its docstring does not describe them again."""
-    *named, last = [p for p in signature(decorator).parameters.values() if p.name != "self"]
+    *named, last = [p for p in signature(function).parameters.values() if p.name != "self"]
     assert [each.name for each in named] == own
     assert (last.name, last.annotation) == ("options", f"Unpack[{kind}]")
-    described = re.findall(r"^ +(\w+): ", getdoc(decorator) or "", re.MULTILINE)
+    described = re.findall(r"^ +(\w+): ", getdoc(function) or "", re.MULTILINE)
     assert [name for name in described if name[0].islower()] == [*own, "options"]
 
 
