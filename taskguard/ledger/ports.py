@@ -14,6 +14,8 @@ Guarantees of every ledger:
 
 A driver's errors become LedgerUnavailableError, TransactionRetryError or LedgerSchemaError.
 Times in requests are seconds. Times in rows are µs of the *database's* clock.
+
+One module of more than 450 lines: it has no code, and is read as one contract.
 """
 
 from __future__ import annotations

@@ -293,8 +293,7 @@ class Runner:
         delivery, tracked, attempt = holding.delivery, holding.tracked, holding.attempt
         if tracked.lease.is_parents:
             tracked.lease.check()  # raises: a forked child has done nobody's work
-        if attempt.has_result:
-            value = attempt.result
+        value = attempt.result if attempt.has_result else value
         claim = attempt.claim
         if self.ledger is None or claim is None:
             # A body that got to its end is not run again, even if the lease was lost meanwhile:

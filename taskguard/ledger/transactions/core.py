@@ -9,6 +9,9 @@ Does not guarantee that a driver's own ROLLBACK, past SQLAlchemy, is noticed on 
 user's whose driver does not tell its state; nor tells the database from a writable copy of it that
 has the claim already (logical replication).
 
+One module of more than 450 lines: what an end may report depends on how the transaction began, what
+it completed and what was heard of its COMMIT, so the four are read together.
+
 Read next: `adapter.py`, for what the transaction may be on.
 """
 
