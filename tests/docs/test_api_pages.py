@@ -31,7 +31,7 @@ def text_of(page: str) -> str:
 
 
 def found(name: str) -> Any:
-    """What a dotted name stands for, by way of public modules only. LookupError if nothing."""
+    """Return the value of a dotted name. Raise LookupError unless each step is public."""
     module = max((each for each in PUBLIC if f"{name}.".startswith(f"{each}.")), key=len)
     value = importlib.import_module(module)
     for part in name[len(module) + 1 :].split(".") if name != module else ():
@@ -42,7 +42,7 @@ def found(name: str) -> Any:
 
 
 def test_each_public_name_is_documented_once() -> None:
-    """By a directive for Sphinx. A name of two modules is documented in one of them."""
+    """A directive for Sphinx names it. A name of two modules is documented in one of them."""
     documented = [
         name
         for page in PAGES
