@@ -16,6 +16,7 @@ from support.claims import overtake
 from support.django_shop import django_on
 from support.guarded_shop import NotingQueue
 from support.proxy import Mode, Proxy
+from support.threads import at_once
 from support.waiting import patience_s
 from taskguard import Guard
 from taskguard.errors import (
@@ -345,8 +346,6 @@ def test_threads_share_a_ledger_and_each_has_its_connection(pg: DjangoRig) -> No
 
     from taskguard_django import atomic, checkpoint
 
-    raised: list[BaseException] = []
-
     @pg.tg.guarded(key="order:<n>", busy="wait", wait_s=60)
     def ship(n: int) -> None:
         with checkpoint("packed"):
@@ -354,21 +353,14 @@ def test_threads_share_a_ledger_and_each_has_its_connection(pg: DjangoRig) -> No
         with atomic():
             write(f"shipped {n}")
 
-    def run() -> None:
+    def run(_: int) -> None:
         try:
             for n in range(8):
                 ship(n)
-        except BaseException as error:
-            raised.append(error)
         finally:
             connections.close_all()
 
-    threads = [threading.Thread(target=run) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert raised == []
+    at_once(6, run)
     assert sorted(pg.effects) == sorted(f"{done} {n}" for n in range(8) for done in PARTS)
 
 
@@ -540,7 +532,6 @@ def test_no_plain_call_is_lost_at_a_higher_level(pg: DjangoRig, level: str) -> N
     write("0")
     options = connections.settings["default"].setdefault("OPTIONS", {})
     options["isolation_level"] = IsolationLevel[level]
-    errors: list[BaseException] = []
 
     @pg.tg.guarded(key="order:<n>")
     def ship(n: int, guard: Guard) -> None:
@@ -550,21 +541,14 @@ def test_no_plain_call_is_lost_at_a_higher_level(pg: DjangoRig, level: str) -> N
             time.sleep(0.02)
             counter.save()
 
-    def call(first: int) -> None:
+    def call(caller: int) -> None:
         try:
-            for number in range(first, first + 4):
-                ship(number)
-        except BaseException as error:
-            errors.append(error)
+            for number in range(4):
+                ship(100 * caller + number)
         finally:
             connections["default"].close()
 
-    threads = [threading.Thread(target=call, args=(100 * each,)) for each in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
+    at_once(6, call)
     assert (pg.effects, pg.states) == (["24"], ["DONE"] * 24)
 
 

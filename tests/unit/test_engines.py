@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from support.threads import at_once
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.connections.listeners import listen_once
 from taskguard.ledger.connections.pools import Lifo
@@ -136,7 +137,7 @@ def test_no_two_have_the_same_connection(by_engine: bool) -> None:
     pool, doubles = Lifo(_Connection, pool_size=3), []
     holders: dict[int, int] = {}
 
-    def use() -> None:
+    def use(_: int) -> None:
         me = threading.get_ident()
         for _ in itertools.repeat(None, 2_000):
             entry: Any = pool.connect() if by_engine else pool.take()
@@ -146,10 +147,6 @@ def test_no_two_have_the_same_connection(by_engine: bool) -> None:
             del holders[number]
             entry.close() if by_engine else pool.put(entry)
 
-    threads = [threading.Thread(target=use) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(8, use)
     assert not doubles
-    assert pool.checkedin() <= 3 + len(threads)
+    assert pool.checkedin() <= 3 + 8

@@ -21,6 +21,7 @@ from sqlalchemy.orm import (
 from support.claims import end_leases
 from support.databases import DATABASES
 from support.guarded_shop import GuardedShop
+from support.threads import at_once
 from support.waiting import patience_s, wait_until
 from taskguard.errors import ConfigurationError, FencedRowMissingError, StaleTokenError
 from taskguard.fenced.rows import FencedUpdate
@@ -235,22 +236,16 @@ def test_a_row_that_comes_into_being_between_update_and_look_is_written(engine: 
 
 def test_of_many_holders_at_once_the_newest_has_the_row(pg: sa.Engine) -> None:
     """Whatever their order, nobody is told that it wrote over a newer one."""
-    gate = threading.Barrier(8)
     refused: list[StaleTokenError] = []
 
-    def hold(fence: int) -> None:
-        gate.wait()
+    def hold(number: int) -> None:
         for _ in range(5):
             try:
-                write(pg, fence, str(fence))
+                write(pg, number + 1, str(number + 1))
             except StaleTokenError as error:
                 refused.append(error)
 
-    threads = [threading.Thread(target=hold, args=(fence,)) for fence in range(1, 9)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(patience_s())
+    at_once(8, hold)
     assert rows(pg)[0] == ("8", 8)
     assert all(each.newer_fence > each.fence for each in refused)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -10,7 +9,7 @@ import redis
 
 from support.needs import need_redis_in_memory
 from support.proxy import Mode, Proxy
-from support.waiting import patience_s
+from support.threads import at_once
 from taskguard.errors import ConfigurationError, StaleTokenError
 from taskguard.fenced import FencedValue, get_value, set_value
 from taskguard_sandbox.servers import Valkey
@@ -85,23 +84,17 @@ def test_an_answer_that_is_lost_may_be_asked_for_again(valkey: Valkey, redis_url
 
 def test_of_many_holders_at_once_the_newest_has_the_value(redis_url: str) -> None:
     """Whatever their order: compared and set in one step."""
-    gate = threading.Barrier(8)
     refused: list[StaleTokenError] = []
 
-    def hold(fence: int) -> None:
+    def hold(number: int) -> None:
         with redis.Redis.from_url(redis_url) as client:
-            gate.wait()
             for _ in range(20):
                 try:
-                    set_value(client, "stock:42", fence, fence=fence)
+                    set_value(client, "stock:42", number + 1, fence=number + 1)
                 except StaleTokenError as error:
                     refused.append(error)
 
-    threads = [threading.Thread(target=hold, args=(fence,)) for fence in range(1, 9)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(patience_s())
+    at_once(8, hold)
     assert all(each.newer_fence > each.fence for each in refused)
     with redis.Redis.from_url(redis_url) as client:
         assert get_value(client, "stock:42") == FencedValue(b"8", 8)

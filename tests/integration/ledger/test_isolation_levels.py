@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ import sqlalchemy as sa
 from support.guarded_shop import GuardedShop, NotingQueue, write
 from support.needs import need
 from support.pgbouncer import PgBouncer
+from support.threads import at_once
 from support.waiting import wait_until
 from taskguard.run.guard import Guard
 from taskguard_sandbox.servers import Postgres
@@ -78,26 +78,17 @@ def test_the_ledgers_own_transactions_see_the_newest_rows(
 
 def test_no_plain_call_is_lost(shop: GuardedShop) -> None:
     """Whoever calls a plain function has nobody who calls again for him."""
-    errors: list[BaseException] = []
 
     @shop.tg.guarded(key="order:<n>")
     def ship(n: int, guard: Guard) -> None:
         with guard.transaction():
             pass
 
-    def call(first: int) -> None:
-        for number in range(first, first + 12):
-            try:
-                ship(number)
-            except BaseException as error:
-                errors.append(error)
+    def call(caller: int) -> None:
+        for number in range(12):
+            ship(100 * caller + number)
 
-    threads = [threading.Thread(target=call, args=(100 * each,)) for each in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
+    at_once(6, call)
     assert shop.states == ["DONE"] * 72
 
 

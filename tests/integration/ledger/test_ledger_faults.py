@@ -20,6 +20,7 @@ import sqlalchemy as sa
 from support.claims import request
 from support.needs import need
 from support.proxy import Mode, Proxy
+from support.threads import at_once
 from support.waiting import wait_until
 from taskguard.errors import (
     CommitUnknownError,
@@ -330,7 +331,8 @@ def test_a_deadlock_is_to_be_run_again(bench: Bench) -> None:
     barrier = threading.Barrier(2)
     outcomes: list[str] = []
 
-    def hold(number: int) -> None:
+    def hold(which: int) -> None:
+        number = which + 1
         claimed = bench.claim(number)
         for attempt in range(1, 50):
             try:
@@ -347,11 +349,7 @@ def test_a_deadlock_is_to_be_run_again(bench: Bench) -> None:
             except TransactionRetryError:
                 outcomes.append("retry")
 
-    threads = [threading.Thread(target=hold, args=(number,)) for number in (1, 2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(2, hold)
     # The victim may be quick enough to run into the same deadlock again.
     assert outcomes.count("done") == 2
     assert "retry" in outcomes

@@ -17,6 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from support.claims import request
 from support.guarded_shop import GuardedShop, write
 from support.proxy import Mode, Proxy
+from support.threads import at_once
 from support.waiting import patience_s, wait_until
 from taskguard.errors import (
     CallTooLargeError,
@@ -83,21 +84,12 @@ def as_mysql(url: str) -> str:
 def test_two_create_the_tables_at_once(url: str, spelling: Any) -> None:
     """By either spelling of the URL; asked again nothing happens, and all tables are InnoDB's."""
     ledgers = [SqlLedger(spelling(url)) for _ in range(8)]
-    errors: list[BaseException] = []
 
-    def create(ledger: SqlLedger) -> None:
-        try:
-            ledger.create_schema()
-            ledger.check_schema()
-        except BaseException as error:
-            errors.append(error)
+    def create(number: int) -> None:
+        ledgers[number].create_schema()
+        ledgers[number].check_schema()
 
-    threads = [threading.Thread(target=create, args=(ledger,)) for ledger in ledgers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
+    at_once(8, create)
     engine = sa.create_engine(url)
     with engine.connect() as db:
         tables = sa.text(
@@ -455,7 +447,6 @@ def test_a_deadlock_runs_the_body_again(shop: GuardedShop, nested: bool) -> None
         db.execute(sa.text("insert into goods values (1, 0), (2, 0)"))
     barrier = threading.Barrier(2)
     attempts: list[int] = []
-    errors: list[BaseException] = []
     update = sa.text("update goods set n = n + 1 where id = :id")
 
     @shop.tg.guarded(key="order:<n>")
@@ -472,18 +463,7 @@ def test_a_deadlock_runs_the_body_again(shop: GuardedShop, nested: bool) -> None
             else:
                 db.execute(update, {"id": 3 - n})
 
-    def run(n: int) -> None:
-        try:
-            ship(n)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(n,)) for n in (1, 2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
+    at_once(2, lambda number: ship(number + 1))
     assert len(attempts) > 2
     assert sorted(shop.effects) == ["1", "2"]
     with shop.engine.connect() as db:

@@ -19,6 +19,7 @@ from sqlalchemy import orm
 from support.databases import DATABASES
 from support.leaving import exiting_at_sigterm
 from support.own_rows import EFFECTS, ORDERS, Shop
+from support.threads import at_once
 from support.waiting import patience_s
 from taskguard.errors import (
     ConfigurationError,
@@ -419,20 +420,8 @@ def test_of_many_at_once_one_does_it(shop: Shop) -> None:
     """Processes that know nothing of each other but by the database."""
     ship = shop.step()
     runners = [shop.process() for _ in range(4)]
-    gate = threading.Barrier(len(runners))
     told: list[Any] = []
-
-    def deliver(runner: Runner, number: int) -> None:
-        gate.wait(patience_s())
-        told.append(ship(by=runner, message=f"m{number}"))
-
-    threads = [
-        threading.Thread(target=deliver, args=(runner, n)) for n, runner in enumerate(runners)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(patience_s())
+    at_once(4, lambda number: told.append(ship(by=runners[number], message=f"m{number}")))
     assert len(told) == len(runners)
     assert told.count(Completed("ship")) == 1
     assert all(isinstance(each, Completed | Answered | Deferred) for each in told)

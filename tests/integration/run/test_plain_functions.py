@@ -15,6 +15,7 @@ import sqlalchemy as sa
 import taskguard
 from support.claims import end_leases
 from support.databases import DATABASES
+from support.threads import at_once
 from support.waiting import wait_until
 from taskguard import Guard, TaskGuard
 from taskguard.errors import (
@@ -87,14 +88,10 @@ def test_many_callers_one_effect_and_one_answer(app: Application) -> None:
 
     wrong: list[Any] = []
 
-    def call_all() -> None:
+    def call_all(_: int) -> None:
         wrong.extend(got for order in range(10) if (got := ship(order)) != {"order": order})
 
-    threads = [threading.Thread(target=call_all) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(8, call_all)
     assert wrong == []
     assert app.effects() == Counter({str(order): 1 for order in range(10)})
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,6 +16,7 @@ from support.claims import request
 from support.databases import DATABASES
 from support.guarded_shop import GuardedShop, NotingQueue, write
 from support.proxy import Mode, Proxy
+from support.threads import at_once
 from taskguard.errors import ConfigurationError, TransactionUsageError
 from taskguard.model.claims import Claimed, MessageRef
 from taskguard.run.guard import Guard
@@ -354,7 +354,6 @@ def test_duplicates_are_put_off_at_once_on_a_snapshot(
     shop = make_shop(pg_url, sa.create_engine(pg_url, isolation_level=level))
     holder = request(work="h", message=MessageRef("h"))
     assert isinstance(shop.ledger.claim(holder), Claimed)
-    gate = threading.Barrier(4)
     told: list[Any] = []
 
     class SlowQueue(NotingQueue):
@@ -362,16 +361,4 @@ def test_duplicates_are_put_off_at_once_on_a_snapshot(
             time.sleep(0.05)
             super().publish_again(deferrals, delay_s)
 
-    def deliver() -> None:
-        gate.wait()
-        try:
-            told.append(shop.deliver(lambda guard: None, SlowQueue()))
-        except Exception as error:
-            told.append(error)
-
-    threads = [threading.Thread(target=deliver) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not [each for each in told if isinstance(each, Exception)]
+    at_once(4, lambda _: told.append(shop.deliver(lambda guard: None, SlowQueue())))
