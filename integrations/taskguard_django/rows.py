@@ -10,9 +10,12 @@ its signals: states are moved by conditional statements.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, Required, TypedDict, Unpack
 
 from taskguard import errors
+
+if TYPE_CHECKING:
+    from taskguard import GuardedRow
 
 __all__ = ["row"]
 
@@ -34,7 +37,25 @@ _TYPES = {
 }
 
 
-def row(model: Any, *, id: str | Mapping[str, str], state: str, fence: str, **options: Any) -> Any:  # noqa: A002
+class StateOptions(TypedDict, total=False):
+    """Options of `taskguard.GuardedRow` that say what the states are. It describes each."""
+
+    new: Required[Any]
+    processing: Required[Any]
+    done: Required[Any]
+    dead: Any
+    on_missing: Literal["raise", "skip", "defer"]
+    on_ineligible: Literal["raise", "skip", "defer"]
+
+
+def row(
+    model: Any,
+    *,
+    id: str | Mapping[str, str],  # noqa: A002  # as GuardedRow calls it
+    state: str,
+    fence: str,
+    **options: Unpack[StateOptions],
+) -> GuardedRow:
     """A `GuardedRow` of a model whose table is in the ledger's database.
 
     Args:

@@ -16,6 +16,7 @@ import taskguard_rq
 from taskguard import Former, Guard, GuardedRow, TaskOptions
 from taskguard.integration import OutcomeOfEnqueue
 from taskguard_celery import guarded_task
+from taskguard_django import row
 from taskguard_rq import guarded_job
 
 tg = taskguard.connect()
@@ -139,6 +140,14 @@ def options(row: GuardedRow, busy: str) -> None:
     tg.guarded(key="k", order="strict")  # refused
     tg.guarded(key="k", wait="5")  # refused
     Former(once_per=1)  # refused
+
+
+def rows(model: Any) -> None:
+    paid = row(model, id="<a>", state="s", fence="f", new=1, processing=2, done=3, dead=4)
+    assert_type(paid, GuardedRow)
+    row(model, id="<a>", state="s", fence="f", new=1, processing=2)  # refused
+    states: dict[str, Any] = {"new": 1, "processing": 2, "done": 3}
+    row(model, id="<a>", state="s", fence="f", on_missing="x", **states)  # refused
 
 
 def dictionaries() -> None:
