@@ -41,7 +41,8 @@ class BoundedHistory(LineHistory):
 
     def granting(self, request: ClaimRequest) -> None:
         """S5: fewer hold its key than it says."""
-        if request.bounds is not None and self.trusts_are_disjoint:
+        superseding = request.newest == "supersede"
+        if request.bounds is not None and self.trusts_are_disjoint and not superseding:
             key, limit = request.bounds.key, request.bounds.limit
             held = len(self._world.ledger.holders(key, but=str(request.owner)))
             self._world.counts["begun beside others"] += held > 0

@@ -15,7 +15,7 @@ from simulation.bounded_world import BoundedWorld
 from simulation.ledger import KeyRow
 from simulation.mutants import Mutant
 from taskguard.errors import LineFullError
-from taskguard.model.claims import Busy, Claim, ClaimAnswer, ClaimRequest, Overdue
+from taskguard.model.claims import Busy, Claim, ClaimAnswer, ClaimRequest, Overdue, ParkedNewest
 from taskguard.model.delivery import Delivery
 from taskguard.model.records import Seen
 from taskguard.run.parking import Line
@@ -167,6 +167,32 @@ def _refused_starts_charge(world: BoundedWorld) -> None:
     world.ledger._held_up = held_up  # type: ignore[method-assign]
 
 
+def _newest_past_the_rate(world: BoundedWorld) -> None:
+    """A message that supersedes others begins whenever its key is free."""
+    right = world.ledger._held_up
+
+    def held_up(request: ClaimRequest, *rest: Any) -> Busy | None:
+        asked = request if request.newest is None else replace(request, bounds=None)
+        return right(asked, *rest)
+
+    world.ledger._held_up = held_up  # type: ignore[method-assign]
+
+
+def _superseded_and_silent(world: BoundedWorld) -> None:
+    """A message whose position a newer one took is sent to no worker, and is not overdue."""
+    right = world.ledger.park_newest
+
+    def park_newest(request: ClaimRequest, **how: Any) -> Any:
+        found = right(request, **how)
+        if isinstance(found, ParkedNewest):
+            for each in found.replaced:
+                world.ledger.told(each.work)
+            return ParkedNewest()
+        return found
+
+    world.ledger.park_newest = park_newest  # type: ignore[method-assign]
+
+
 def _never_called_ahead(world: BoundedWorld) -> None:
     """Nobody is called before his time, and at that time nobody looks."""
     right = stored_calls.room
@@ -237,6 +263,8 @@ BOUNDED_MUTANTS = (
     Mutant("start for nothing", _start_for_nothing, ("S12",)),
     Mutant("lost claims charge", _lost_claims_charge, ("S12",)),
     Mutant("refused starts charge", _refused_starts_charge, ("S12",)),
+    Mutant("newest past the rate", _newest_past_the_rate, ("S12",)),
+    Mutant("superseded, and silent", _superseded_and_silent, ("L1",)),
     Mutant("never called ahead", _never_called_ahead, ("L6",)),
     Mutant("relay forgets rates", _relay_forgets_rates, ("L1",)),
     Mutant("one of several is called", _one_at_a_time, ("L6",)),

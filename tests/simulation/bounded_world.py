@@ -1,5 +1,6 @@
 """Lines with an order or bounds of their own, in the shop of `line_world.py`, with all that befalls
-it there: `order="strict"` and `"priority"`, `limit=`, `rate=` and `burst=`, `max_waiting=`.
+it there: `order="strict"` and `"priority"`, `limit=`, `rate=` and `burst=`, `max_waiting=`;
+`busy="latest"` and `"supersede"`, mostly with a rate.
 
 All tasks of a key have the same kind of line. Some have another limit than others, as after a
 deploy, and some are of no order among those that have one.
@@ -19,13 +20,14 @@ from simulation.stored_calls import is_expected
 from simulation.world import Message, Task
 from taskguard.errors import LineFullError
 from taskguard.model.bounds import Bounds, rate_of
-from taskguard.model.claims import Busy, ClaimAnswer, ClaimRequest, Overdue
+from taskguard.model.claims import Busy, ClaimAnswer, Claimed, ClaimRequest, Overdue
 from taskguard.model.delivery import MessageRef, stored_call
-from taskguard.model.policy import Policy
+from taskguard.model.policy import Newest, Policy
 
 __all__ = ["BoundedWorld"]
 
-_KINDS = ("strict", "priority", "limit", "rate", "both", "strict rate")
+_KINDS = ("strict", "priority", "limit", "rate", "both", "strict rate", "newest")
+_NEWEST: tuple[Newest, ...] = ("latest", "supersede")
 _RATES = ("2/s", "1/s", "20/m")
 _BODIES = ("gives up", "always exits")
 # As long as it takes until the highest burst of the lowest rate may begin at once again.
@@ -57,7 +59,8 @@ class BoundedWorld(LineWorld):
         pick, one_in = self.choices.pick, self.choices.one_in
         if key not in self._lines:
             self._lines[key] = self._line()
-        line = dict(self._lines[key])
+        line = {**self._lines[key]}
+        del line["newest"]
         if options["busy"] != "park" or (line["order"] == "strict" and one_in(6)):
             line["order"] = "best_effort"
         if options["busy"] != "park":
@@ -70,8 +73,9 @@ class BoundedWorld(LineWorld):
 
     def _line(self) -> dict[str, Any]:
         pick, one_in = self.choices.pick, self.choices.one_in
-        kind = _KINDS[pick((4, 2, 2, 3, 2, 2))]
-        rate = _RATES[pick((2, 2, 1))] if kind in ("rate", "both", "strict rate") else None
+        kind = _KINDS[pick((4, 2, 2, 3, 2, 2, 4))]
+        rated = kind in ("rate", "both", "strict rate") or (kind == "newest" and not one_in(4))
+        rate = _RATES[pick((2, 2, 1))] if rated else None
         order = kind.partition(" ")[0]
         return {
             "order": order if order in ("strict", "priority") else "best_effort",
@@ -79,11 +83,24 @@ class BoundedWorld(LineWorld):
             "rate": rate,
             "burst": 1 if rate is None else 1 + pick((2, 1, 1)),
             "max_waiting": 1 + pick((1, 1, 1)) if one_in(3) else None,
+            "newest": _NEWEST[pick((2, 1))] if kind == "newest" else None,
         }
+
+    def _task(self, name: str, keys: list[str], *, parks: bool) -> Task:
+        task = super()._task(name, keys, parks=parks)
+        newest = self._lines[task.key]["newest"]
+        if newest is not None and task.policy.busy == "park" and not self.choices.one_in(6):
+            policy = replace(task.policy, busy=newest, max_waiting=None)
+            task = self.tasks[name] = replace(task, policy=policy, by_message=True)
+        return task
 
     def _message(self, name: str, task: Task) -> Message:
         rank = self.choices.pick((1, 1, 1)) if task.policy.order == "priority" else 0
-        return replace(super()._message(name, task), rank=rank)
+        message = replace(super()._message(name, task), rank=rank)
+        if task.policy.newest is None:
+            return message
+        # Long enough ago for a clock that is set back: a message from its future is as old as it.
+        return replace(message, sent_s=self.scheduler.now_s - 60.0)
 
     def _fill(self) -> None:
         super()._fill()
@@ -118,6 +135,8 @@ class BoundedWorld(LineWorld):
 
     def claim(self, process: Process, request: ClaimRequest) -> ClaimAnswer:
         found = super().claim(process, request)
+        if isinstance(found, Claimed):
+            self.tells(request, found.replaced)
         too_early = isinstance(found, Busy) and found.too_early
         self.counts["starts that were too early"] += too_early
         return found

@@ -31,6 +31,7 @@ __all__ = [
     "History",
     "OwnWordError",
     "ViolationError",
+    "is_outdated",
     "thing_of",
 ]
 
@@ -98,7 +99,7 @@ class History:
                 raise ViolationError("S1", f"{key} was claimed with {claim.fence} after {last}")
             self._fences[thing], self._owners[thing] = claim.fence, claim.owner
         if claim.request.newest is not None:
-            self._begun(claim)
+            self._newest_begins(claim)
         for worker in self._world.workers:
             for tracked in list(worker.runner.watchdog._tracked.values()):
                 shared = things & set(map(thing_of, tracked.lease.keys))
@@ -120,7 +121,7 @@ class History:
         elif lease.remaining_s > 0 and self.trusts_are_disjoint:
             raise ViolationError("S5", f"{lease.key} was claimed while its lease was trusted")
 
-    def _begun(self, claim: Claim) -> None:
+    def _newest_begins(self, claim: Claim) -> None:
         """S11: of messages that take each other's place none begins after a newer one."""
         family = claim.request.task, claim.keys[0]
         sent_s = self.sent_s[claim.request.message.name, claim.request.task]
@@ -196,11 +197,17 @@ class History:
 
     def _expect_newer(self, message: Message, work: Work | None) -> None:
         """One that was sent later, or at the same moment, has begun, and the record says so."""
-        newest_s = self._newest.get((message.task.name, message.task.key), 0.0)
-        if newest_s < self.sent_s[message.name]:
+        if work is not None and work.final and work.error == "revoked":
+            return  # since it was told so
+        if not self._has_newer(message.id, message.task, work):
             raise ViolationError("S7", f"{message.id} is superseded by none that has begun")
-        if work is None or not _is_outdated(work):
+        if work is None or not is_outdated(work):
             raise ViolationError("S8", f"{message.id} was told that it is superseded, it is {work}")
+
+    def _has_newer(self, message: str, task: Task, work: Work | None) -> bool:
+        """Whether a message that was sent later, or at the same moment, has begun."""
+        del work
+        return self._newest.get((task.name, task.key), 0.0) >= self.sent_s[message, task.name]
 
     # -- what is ------------------------------------------------------------------------------
 
@@ -261,8 +268,8 @@ class History:
             raise ViolationError(
                 "S2", f"{name} is {work.state.value}, {self._effects[name]} effects"
             )
-        if _is_outdated(work):
-            if self.sent_s[message, task.name] > self._newest[task.name, task.key]:
+        if is_outdated(work):
+            if not self._has_newer(message, task, work):
                 raise ViolationError("L1", f"{name} was superseded, and nothing is newer")
             return
         if work.final or (work.error and "Transaction" in work.error):
@@ -308,7 +315,7 @@ def _supersedes(claim: Claim, other: Claim | None) -> bool:
     return other.request.newest is not None and other.request.task == claim.request.task
 
 
-def _is_outdated(work: Work) -> bool:
+def is_outdated(work: Work) -> bool:
     """Whether a newer message took its place, for good."""
     return work.final and work.state is State.FAILED and (work.error or "").startswith(OUTDATED)
 

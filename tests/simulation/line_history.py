@@ -9,9 +9,9 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from simulation.history import GaveUpError, History, ViolationError
+from simulation.history import GaveUpError, History, ViolationError, is_outdated
 from simulation.ledger import Work
-from simulation.stored_calls import SUPERSEDED, is_expected, keeps, stands
+from simulation.stored_calls import SUPERSEDED, is_expected, is_untold, keeps, stands
 from taskguard.errors import WorkDeadError
 from taskguard.ledger.records import message_of
 from taskguard.model.claims import ClaimRequest
@@ -81,6 +81,10 @@ class LineHistory(History):
     def _expect_turn(self, before: list[Work], request: ClaimRequest) -> None:
         """Nobody of those before it waits; no more are expected than may begin beside it."""
         now_us = self._world.ledger.now_us()
+        if request.newest is not None:  # of its own task they are older
+            before = [row for row in before if row.task != request.task]
+        if request.newest == "supersede" and self._world.ledger.holders(request.line):
+            return  # it takes no message's turn
         waits = [row.id for row in before if stands(row) and row.due is None]
         called = [row.id for row in before if is_expected(row, now_us)]
         room = 1 if request.bounds is None else request.bounds.limit
@@ -144,7 +148,7 @@ class LineHistory(History):
             return
         if dropped == "superseded" and message.name in self._expired:
             return  # by what its caller was told
-        if isinstance(told, _ANSWERS) or dropped == "revoked":
+        if isinstance(told, _ANSWERS) or dropped in ("revoked", "outdated"):
             self._answered.add(message.name)
         if isinstance(told, Parked):
             self._world.counts["told Parked"] += 1
@@ -168,6 +172,14 @@ class LineHistory(History):
         own = own and row.id not in self._lost  # what was claimed and put off since
         if own and not stands(row) and len(self._world.broker.alive(message.id)) < 2:
             raise ViolationError("S7", f"{message.id} was parked, and waits in no line")
+
+    def _has_newer(self, message: str, task: Task, work: Work | None) -> bool:
+        """Return True also if the record names a newer message, which waited, and may be gone."""
+        named = "" if work is None else (work.error or "").partition(": ")[2]
+        by = self._world.ledger.work_items.get(named)
+        if by is not None and by.task == task.name:
+            return self.sent_s[message_of(by), by.task] >= self.sent_s[message, task.name]
+        return super()._has_newer(message, task, work)
 
     def expired(self, name: tuple[str, str]) -> None:
         """As the ledger was told, which had work of that message."""
@@ -193,7 +205,7 @@ class LineHistory(History):
         late: a relay ends that.
         """
         return any(
-            (row.state in (State.NEW, State.PROCESSING) or keeps(row))
+            (row.state in (State.NEW, State.PROCESSING) or keeps(row) or is_untold(row))
             and (row.due is not None or row.parked is not None)
             and row.id not in self._lost
             and message_of(row) not in self._world.unreachable
@@ -305,7 +317,8 @@ class LineHistory(History):
         super().at_the_end()
         for (message, name), task in self._world.published.items():
             work = self._row(task, message)
-            if self._is_excused(message, task) or (work is not None and work.final):
+            revoked = work is not None and work.final and not is_outdated(work)
+            if revoked or self._is_excused(message, task):
                 continue
             if (message, name) not in self._answered and not self._is_replaced(message, name):
                 raise ViolationError("L1", f"{message} was never answered")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +27,14 @@ from simulation.world import Message, Task, Worker, World
 from taskguard.api import TaskGuard
 from taskguard.errors import TaskguardError
 from taskguard.events import Events
-from taskguard.model.claims import Claim, Claimed, ClaimRequest, Overdue
+from taskguard.model.claims import (
+    Answer,
+    Claim,
+    Claimed,
+    ClaimRequest,
+    Overdue,
+    ParkedNewest,
+)
 from taskguard.model.delivery import NOT_BEFORE, Delivery, Dropped, MessageRef, stored_call
 from taskguard.model.policy import Policy
 from taskguard.outbox.enqueue import enqueue_in
@@ -105,7 +112,7 @@ class LineWorld(World):
         keys = [f"account:{number}" for number in range(1 + pick((2, 1)))]
         for number in range(1 + pick((2, 2))):
             task = self._task(f"t{number}", keys, parks=number == 0)
-            self.needs_relay = self.needs_relay or task.policy.busy != "park"
+            self.needs_relay = self.needs_relay or not task.policy.parks
             for copy in range(2 + pick((1, 2, 2))):
                 message = self._message(f"{task.name}m{copy}", task)
                 if one_in(10):
@@ -350,8 +357,7 @@ class LineWorld(World):
             worker.runner.gave_up(claim, parking, retries=again, app="")
 
     def parking_of(self, worker: Worker, message: Message) -> PortParking | None:
-        parks = message.task.policy.busy == "park"
-        return PortParking(worker, message) if parks else None
+        return PortParking(worker, message) if message.task.policy.parks else None
 
     def expires_at_s(self, message: Message) -> float | None:
         return self.expiring.get(message.name)
@@ -410,6 +416,19 @@ class LineWorld(World):
         if parked:
             self.say(f"  {request.work}: parked")
         return parked
+
+    def park_newest(self, request: ClaimRequest, *, only_new: bool) -> ParkedNewest | Answer | None:
+        found = self.ledger.park_newest(request, only_new=only_new)
+        self.unflushed.clear()
+        if isinstance(found, ParkedNewest):
+            self.say(f"  {request.work}: parked as the newest")
+            self.tells(request, found.replaced)
+        return found
+
+    def tells(self, request: ClaimRequest, replaced: Sequence[Overdue]) -> None:
+        """Messages whose position another one took are sent, so that their callers hear of it."""
+        self.sending[request.line] += len(replaced)
+        self.counts["superseded while they waited"] += len(replaced)
 
     def call_next(self, key: str, **asked: Any) -> Overdue | None:
         rows = self.ledger.work_items

@@ -170,11 +170,13 @@ def _others(work_items: dict[str, Work], request: ClaimRequest) -> Iterator[Work
 def _outdate(ledger: _Rows, request: ClaimRequest, row: Work | None, now_us: int) -> Answer | None:
     """FAILED, final, if a newer one has begun or waits; nobody is at work on it."""
     mark, sent_us = ledger.mark(request), _sent_us(request, row, now_us)
-    waits = max((each.parked or 0 for each in _others(ledger.work_items, request)), default=None)
-    if not ledger.is_outdated(sent_us, mark, waits):
+    waiting = {each.id: each.parked or 0 for each in _others(ledger.work_items, request)}
+    if not ledger.is_outdated(sent_us, mark, max(waiting.values(), default=None)):
         return None
     ended = ledger.new_work(request) if row is None else row
-    ledger.work_items[ended.id] = replace(ledger.outdated(ended, mark.owner), **_TOLD)
+    newer = {mark.owner: mark.stamp or 0, **waiting}
+    by = max(newer, key=lambda work: newer[work])
+    ledger.work_items[ended.id] = replace(ledger.outdated(ended, by), **_TOLD)
     return Answer(Decision.OUTDATED, error=ledger.work_items[ended.id].error)
 
 

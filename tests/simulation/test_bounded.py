@@ -26,6 +26,8 @@ def test_no_schedule_exceeds_a_bound_or_breaks_an_order(
         "strict work that was taken over",
         "called before one who was sent earlier",
         "messages refused by a full line",
+        "superseded while they waited",
+        "told that it is outdated",
         "told GaveUpError",
         "told WorkDeadError",
         "processes killed",
