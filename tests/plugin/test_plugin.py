@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +16,8 @@ import taskguard
 from pytest_taskguard import EffectsError, Memory
 from support import plugin_tasks as tasks
 from support.needs import need_redis_in_memory
-from support.waiting import patience_s, wait_until
+from support.scripts import run_script
+from support.waiting import wait_until
 from taskguard import Guard
 from taskguard.errors import ConfigurationError, TransactionUsageError
 from taskguard.ledger.sql import SqlLedger
@@ -341,11 +340,4 @@ def test_pytest_loads_nothing_before_a_fixture_is_used() -> None:
         "print([n for n in ('sqlalchemy', 'redis', 'fakeredis', 'celery', 'rq', 'taskguard') "
         "if n in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=patience_s(),
-    )
-    assert done.stdout.strip() == "[]"
+    assert run_script(code) == "[]"

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
-from support.waiting import patience_s
+from support.scripts import run_script
 
 __all__ = ["ALL", "run_without"]
 
@@ -19,9 +16,4 @@ ALL = frozenset(
 def run_without(hidden: frozenset[str] | set[str], code: str) -> str:
     """Return what `code` prints where importing a hidden package fails; the code must succeed."""
     hiding = f"import sys; sys.modules.update(dict.fromkeys({sorted(hidden)!r}))\n"
-    command = [sys.executable, "-c", hiding + code]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=patience_s()
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return run_script(hiding + code)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.clock import FakeClock
+from support.scripts import run_script
 from taskguard.errors import LeaseLostError
 from taskguard.locks.base import CALLED, NOBODY
 from taskguard.model import lease
@@ -160,9 +159,7 @@ class TestNonces:
             "with multiprocessing.get_context('spawn').Pool(1) as pool:\n"
             "    print(new_owner().nonce, pool.apply(new_owner).nonce)"
         )
-        started = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        ).stdout.split()
+        started = run_script(code).split()
         assert len({worker_of(nonce) for nonce in (*nonces(1), *started)}) == 3
 
     def test_the_counter_begins_anew_at_its_end(self, monkeypatch: pytest.MonkeyPatch) -> None:

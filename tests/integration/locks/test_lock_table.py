@@ -24,6 +24,7 @@ import taskguard
 from support.guarded_shop import GuardedShop, write
 from support.needs import need
 from support.pgbouncer import PgBouncer
+from support.scripts import run_script
 from support.waiting import patience_s, wait_until
 from taskguard import Guard
 from taskguard.cli import main
@@ -547,5 +548,4 @@ def test_a_plain_redis_url_loads_none_of_it() -> None:
         "print([name for name in sys.modules"
         " if name.startswith(('sqlalchemy', 'taskguard.lock_table'))])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert run_script(code) == "[]"
