@@ -1,28 +1,30 @@
 """Messages that wait for their key in the ledger: `busy="park"`.
 
-A delivery that finds its key taken is stored with its call, and acknowledged: no worker, no thread
-and no retry is held meanwhile. Whoever is done with the key calls the first in line: its message is
-sent again. What was not called, because a process died, because the key was freed by something that
-does not look, or because a call got lost, is called by a relay (`outbox/relay.py`).
+A delivery that finds its key held is stored with its call, and acknowledged. Until its key is free
+it occupies no worker and no thread, and costs no retry. The holder of the key promotes the first
+message of the line after its release: taskguard sends that message again. A relay
+(`outbox/relay.py`) promotes messages that no holder promoted: because a process died, because the
+release did not look at the line, or because a sent message got lost.
 
-Guarantees: a message is acknowledged only after it stands in the ledger, flushed; it goes on from
-there until its work is claimed or ended. Who has stored one looks whether the key is free by now,
-and who has released a key whether somebody waits: so nobody waits for a key that is free, but for
-what dies in between. Nothing raises here once a body has run.
+Guarantees: a message is acknowledged only after its record is in the ledger, flushed. It stays
+there until its work is claimed or ended. A delivery that has parked a message checks whether the
+key is free by then, and a holder checks after its release whether a message waits. So no message
+waits for a free key, unless a process dies in between. Nothing raises here after a body has run.
 
-Where the lock server keeps hints, who has stored one leaves a hint before it looks, and who has
-released takes it: a message that comes for the first time, and finds none, asks the ledger nothing.
-With it the lock server keeps the key for whoever is called, so that those who come meanwhile, whom
-the ledger would refuse, find it taken. If nobody can be called it is given back, and looked again.
-Whoever was called, or delivered before, or stood in line, asks in any case, and so does a holder
-whose lock was forgotten, for a hint may be gone with it. So a hint that alone got lost costs the
-first of a line a relay's second, and those behind it nothing.
+If the lock server keeps hints, a parking delivery leaves a hint before it checks the key, and a
+holder takes the hint with its release. A message that comes for the first time, and whose holder
+finds no hint, costs the ledger no query. With a hint, the lock server reserves the key for the
+promoted message, so that other deliveries, which the ledger would refuse, find it held. If no
+message can be promoted, the reservation is released, and the line is checked again. Promoted,
+redelivered and formerly parked messages query the ledger in any case. So does a holder whose lock
+the lock server forgot, because a hint may be lost, too. If a hint alone got lost, the first
+message of a line waits for the next round of a relay, about a second. Later ones lose nothing.
 
-Does not guarantee order across what happens within a moment: whoever comes to the ledger while the
-key is handed over to one that was sent after it goes next.
+Does not guarantee order between messages that come within a moment: a delivery that reaches the
+ledger while the key passes to a message that was sent later goes next.
 
-With `busy="latest"` and `"supersede"` one waits, the newest: a message whose place it takes is sent
-again at once, and finds in the ledger that it never runs.
+With `busy="latest"` and `"supersede"` one message waits, the newest. A message that it superseded
+is sent again at once, and its delivery finds in the ledger that it never runs.
 
 Read next: `ledger/lines/`.
 """
@@ -62,16 +64,16 @@ logger = logging.getLogger("taskguard")
 Send = Callable[[dict[str, Any], MessageRef], None]
 
 EXPECTED_S = 5.0
-"""So long after it was sent a call keeps others of its key waiting, in seconds."""
+"""For how many seconds after it was sent a promoted message keeps others of its key waiting."""
 
 AHEAD_S = 2.0
-"""So long before its rate allows a start the next one is called, with that delay, in seconds: the
-relay looks twice in that time."""
+"""How many seconds before its rate allows a start the next message is promoted, with that delay. A
+relay checks twice in that time."""
 
 CALLED_WAIT_S = 1.0
-"""So long who was called waits for the lock server, where others look whether the key is free."""
+"""For how many seconds a promoted message waits for the lock server, while others probe the key."""
 
-# So often a key is given back that somebody left another hint for.
+# How often a reserved key is released again because of another hint.
 _LOOKS = 3
 
 
@@ -85,25 +87,25 @@ class Line:
         self._hints = locks is not None and locks.traits.hints
 
     def takes_hint(self, delivery: Delivery) -> bool:
-        """Whether who releases its key is told by the lock server that somebody waits.
+        """Whether the lock server says at the release of its key that a message waits.
 
-        Not where one who lost the key would take the hint from who has it: he asks the ledger. Nor
-        where it holds the keys of former guards, whose lines are in the ledger as well.
+        Not with `busy="supersede"`, because a former holder could take the new holder's hint. Nor
+        with the keys of former guards, whose lines are in the ledger, too.
         """
         alone = len(delivery.keys) == 1 and delivery.policy.newest != "supersede"
         return alone and self._leaves_hint(delivery)
 
     def _leaves_hint(self, delivery: Delivery) -> bool:
-        """Whether who waits tells the lock server so.
+        """Whether a parked message leaves a hint at the lock server.
 
-        Of a bounded key there is none: each of its slots is another key there.
+        Not for a key with a limit or a rate: each of its slots is another key there.
         """
         return self._hints and delivery.bounds is None
 
     def park(self, delivery: Delivery, request: ClaimRequest, refused: Busy) -> bool | Answer:
-        """Store it; False if that cannot be, or is not to be. Raises as a claim does.
+        """Store the message. False if it is not to be parked. Raises as a claim does.
 
-        An Answer: it is superseded by a newer one.
+        An Answer: a newer message superseded it.
         """
         assert delivery.parking is not None  # noqa: S101
         call = delivery.parking.call()
@@ -116,7 +118,7 @@ class Line:
         if not parked:
             return False
         self._events.about(delivery, Parked)
-        # Whoever holds the key looks for us when he has released it, which is after this.
+        # Otherwise its holder checks the line after its release, which comes after this.
         if self._is_free(delivery, request, refused):
             self.call_next(delivery)
         return True
@@ -131,9 +133,9 @@ class Line:
         return True
 
     def tell(self, delivery: Delivery, replaced: Iterable[Overdue]) -> None:
-        """Send messages again whose place this delivery took: their callers hear of it by that.
+        """Send messages again that this delivery superseded, so that their callers are notified.
 
-        A relay sends those that cannot be sent from here; nobody those that were taken back.
+        A relay sends those that cannot be sent from here, except withdrawn ones.
         """
         if delivery.parking is None:
             return
@@ -147,7 +149,7 @@ class Line:
                 logger.debug("%s is superseded; a relay will tell its caller: %s", work.work, error)
 
     def hear(self, delivery: Delivery) -> None:
-        """Its caller hears now that it never runs: it is sent no more for that. Never raises."""
+        """Note that the message's caller is notified: no relay sends it again. Never raises."""
         self._note_told(str(delivery.work))
 
     def _note_told(self, work: str) -> None:
@@ -157,11 +159,11 @@ class Line:
             logger.debug("%s: that it was told got no answer: %s", work, error)
 
     def _is_free(self, delivery: Delivery, request: ClaimRequest, refused: Busy) -> bool:
-        """Whether the lock server would give the key now; True if it gives no answer.
+        """Whether the lock server would grant the key now; True if it gives no answer.
 
-        Also where the ledger refused it: the lock is its holder's again then, who may have released
-        before he got it. But not where it asked for the keys of former guards, too: the ledger
-        calls by one key, so that it would be called, and refused, without end. A relay calls it.
+        If the ledger refused the key, the lock was handed over to its holder, which may have ended
+        before. With the keys of former guards, too, a relay has to promote the message: the ledger
+        promotes by one key, so the message would be promoted and refused without end.
         """
         by_ledger = refused.key is None
         if self._leaves_hint(delivery):
@@ -216,11 +218,11 @@ class Line:
         return known, hint or (None if tracked.forgotten else False)
 
     def released(self, delivery: Delivery, *, hint: bool | None, known: bool) -> None:
-        """Call the first in line after a body, unless it is known that nobody waits.
+        """Promote the first message after a body, unless it is known that no message waits.
 
-        `hint`: whether one was left, and its key is kept for whoever is called; None: not known.
-        `known`: the work had begun before, or waited, though this delivery does not know it: who
-        released the key then may have taken the hint, and called nobody, for this one had a place.
+        `hint`: whether there was one, so that the key is reserved. None: unknown. `known`: the work
+        had begun before, or waited, though this delivery does not know it. Then an earlier holder
+        may have taken the hint, and promoted no message, because this one was first in line.
         """
         if hint is False and delivery.is_first and not known:
             return
@@ -228,10 +230,11 @@ class Line:
             self._give_back(delivery)
 
     def _give_back(self, delivery: Delivery) -> None:
-        """Nobody was called for whom the key is kept: whoever was parked meanwhile relied on it.
+        """Release a key that is reserved for no message, then check the line again.
 
-        Who comes while another was called already leaves hints again and again: not for ever.
-        Where it is not known to be kept any more, a hint may have been forgotten with it.
+        Messages that were parked meanwhile relied on the reservation. While another one was
+        promoted already, each new message leaves a hint, so the number of rounds is limited. If the
+        lock server no longer knows the reservation, it may have forgotten a hint, too.
         """
         locks, key = cast("HintingLocks", self._locks), delivery.line
         for _ in range(_LOOKS):
@@ -244,11 +247,10 @@ class Line:
                 return
 
     def left(self, delivery: Delivery) -> None:
-        """Call the next in line after a message that never runs: revoked, or expired. Never raises.
+        """Promote the next message after one that never runs: revoked, or expired. Never raises.
 
-        Its call has used up the hint, and if it came by that the key is kept for it: whoever is
-        parked meanwhile relies on that. Where somebody holds the key by now, who took it without
-        looking at the line, that one is told again that others wait.
+        Its own promotion used up the hint, and reserved the key, which messages that were parked
+        meanwhile rely on. If another delivery holds the key by now, leave it a new hint.
         """
         known = hint = False
         if self._leaves_hint(delivery):
@@ -263,10 +265,11 @@ class Line:
             self._give_back(delivery)
 
     def call_next(self, delivery: Delivery) -> bool:
-        """Call the first in line if its key is free. False if nobody was; never raises.
+        """Promote the first message if its key is free. False if none was promoted; never raises.
 
-        Of a bounded key all for whom there is room. Of a guard that was changed also the first in
-        the line of each former key, where workers with the former guard have parked.
+        With a limit or a rate, promote all messages for which there is room. After a change of the
+        guard, promote in the line of each former key, too: workers with the former guard park
+        there.
         """
         assert delivery.parking is not None  # noqa: S101
         app, parking, bounds = delivery.app, delivery.parking, delivery.bounds
@@ -284,12 +287,19 @@ class Line:
         app: str,
         in_s: float,
     ) -> None:
-        """The message of FAILED work was sent once more, to come in `in_s`; it keeps its place.
+        """The queue sends the message of FAILED work again, to come in `in_s`. Never raises.
 
-        Unless that is for another key, or other work: then it stands in its new line. `retries`:
-        the number with which it comes, so that older copies of it are superseded. `call`: how to
-        send it once more. `again`: what comes then; None: that is not known. Never raises: without
-        an answer it is sent again.
+        The message keeps its position, unless its retry is for another key, or other work: then it
+        joins that line. Without an answer a relay sends it again.
+
+        Args:
+            claim: what `Parking.failed()` was given.
+            parking: how to send the next message of its line.
+            retries: the number with which it comes, so that its older copies are superseded.
+            call: how to send it again. None: unknown.
+            again: its next delivery. None: unknown.
+            app: the application's namespace.
+            in_s: how long after now it comes.
         """
         if again is not None and (again.work, again.line) != (claim.work, claim.request.line):
             self._move(claim, again, parking, in_s=in_s)
@@ -302,9 +312,9 @@ class Line:
             logger.warning("%s: its retry is not noted: %s", claim.work, error)
 
     def _move(self, claim: Claim, again: Delivery, parking: Parking, *, in_s: float) -> None:
-        """The FAILED work leaves its line, whose next one is called; `again` stands in its own.
+        """The FAILED work leaves its line, whose next message is promoted; `again` joins its own.
 
-        There its place is that of the moment at which its message was sent first.
+        Its position there is that of the moment at which its message was first sent.
         """
         was, message = claim.request, again.message
         request = replace(
@@ -329,10 +339,10 @@ class Line:
             self._call_next(key, again.app, parking, was.bounds)
 
     def gave_up(self, claim: Claim, parking: Parking, *, retries: int, app: str) -> None:
-        """The message of FAILED work does not come again: the next of its line is called.
+        """The message of FAILED work does not come again: promote the next one. Never raises.
 
-        `retries`: the number with which it would come if somebody sent it anew. Never raises:
-        without an answer it is sent again, and fails again.
+        Without an answer a relay sends the message again, and it fails again. `retries`: the number
+        with which it would come if a caller sent it again.
         """
         try:
             self._ledger.leave(claim, retries=retries)
@@ -366,22 +376,22 @@ def call_next(
     most: int = 1,
     rates: Mapping[str, Rate | None] = NO_RATES,
 ) -> int:
-    """Call the first in line, or `most` of them as there is room: how many were called.
+    """Promote the first message of a line, or up to `most`. Return how many were promoted.
 
-    Nobody if the first one's queue is none of those that there are senders for: its own relay calls
-    it. Whose call was withdrawn leaves the line, FAILED. Raises what the ledger does.
+    If no sender has the queue of the first message, promote none: the relay of that queue does. A
+    message that was withdrawn leaves the line, FAILED. Raises what the ledger does.
 
     Args:
-        ledger: it notes who is called.
-        key: whose line it is.
+        ledger: it records which messages are promoted.
+        key: the key of the line.
         senders: how to send, by the name of the queue that a stored call carries.
-        events: who hears of it.
+        events: tells listeners of each promotion.
         app: the application's namespace.
-        bounds: how many may hold the key, and how often it may be begun, if that is known.
-        ahead_s: so long before its rate allows the start one is called, to come then; None: the key
-            has no bounds.
-        most: how many are called at most.
-        rates: what tasks declare now, without `bounds`: it counts more than what is on record.
+        bounds: the limit and the rate of the key. None: unknown, or it has neither.
+        ahead_s: how many seconds before its rate allows a start a message is promoted, with that
+            delay. None: the key has no limit and no rate.
+        most: how many are promoted at most.
+        rates: the rates that tasks declare now; without `bounds` they win over those on record.
     """
     queues, called = list(senders), 0
     ask = functools.partial(ledger.call_next, key, expected_s=EXPECTED_S, app=app, queues=queues)

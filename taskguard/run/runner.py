@@ -150,10 +150,8 @@ class Runner:
             refuse_without_ledger(delivery)
         if self._late.pending:
             self._late.report()
-        admitted = self._admit(delivery)
-        if not isinstance(admitted, Admitted):
-            return admitted
-        return self._run(delivery, admitted, body)
+        found = self._admit(delivery)
+        return self._run(delivery, found, body) if isinstance(found, Admitted) else found
 
     def _admit(self, delivery: Delivery) -> Admitted | Outcome:
         """Acquire and claim the key, or settle what becomes of the delivery without it.

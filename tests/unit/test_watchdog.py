@@ -7,8 +7,8 @@ import itertools
 import os
 import sys
 import threading
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -21,8 +21,12 @@ from taskguard.locks.base import Hold, Renewal
 from taskguard.locks.memory import MemoryLocks
 from taskguard.model.claims import Claim, ClaimRequest
 from taskguard.model.lease import Lease, new_owner, trusted_until_s
+from taskguard.run.parking import Line
 from taskguard.run.tracked import TrackedLease
 from taskguard.run.watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from taskguard.ledger.ports import LineLedger
 
 TTL_S = 9.0
 
@@ -271,12 +275,38 @@ def test_a_dropped_lease_is_renewed_no_more() -> None:
     assert "lost" not in rig.names()
 
 
-def test_a_lease_that_was_let_go_is_never_taken_again() -> None:
+def _by_watchdog(rig: WatchdogRig, tracked: TrackedLease) -> None:
+    rig.watchdog.release_lock(tracked)
+
+
+def _with_its_hint(rig: WatchdogRig, tracked: TrackedLease) -> None:
+    line = Line(rig.locks, cast("LineLedger", None), Events())
+    assert line.release(tracked) == (True, False)
+
+
+@pytest.mark.parametrize("release", [_by_watchdog, _with_its_hint])
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_a_lease_that_was_let_go_is_never_taken_again(
+    monkeypatch: pytest.MonkeyPatch,
+    release: Callable[[WatchdogRig, TrackedLease], None],
+    in_flight: bool,
+) -> None:
     """A round that began before the release finds the lock server empty and leaves it so."""
     rig = WatchdogRig(with_ledger=True)
     tracked = rig.keep()
-    rig.watchdog.release_lock(tracked)
+    renew = rig.locks.renew
+
+    def renew_late(holds: Sequence[Hold]) -> list[str]:
+        if not tracked.ended:
+            release(rig, tracked)
+        return renew(holds)
+
+    if in_flight:
+        monkeypatch.setattr(rig.locks, "renew", renew_late)
+    else:
+        release(rig, tracked)
     rig.after(4.0)
+    assert tracked.ended
     found = rig.locks.acquire(("k",), new_owner("m2"), ttl_s=1, with_fence=False, wait_s=0)
     assert type(found).__name__ == "Granted"
 

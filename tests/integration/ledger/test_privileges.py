@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+import taskguard
 from support.claims import request
 from support.guarded_shop import GuardedShop, NotingQueue
 from taskguard.errors import LedgerSchemaError
@@ -18,7 +19,6 @@ from taskguard.ledger.sql import SqlLedger
 from taskguard.model.claims import MessageRef
 from taskguard.model.delivery import Deferred
 from taskguard.run.guard import Guard
-from taskguard.run.runner import Runner
 
 TABLES = ("taskguard_keys", "taskguard_work", "taskguard_messages")
 PRIVILEGES = ("select", "insert", "update")
@@ -72,7 +72,7 @@ def office(
 
 
 def deliver(ledger: SqlLedger, shop: GuardedShop, body: Any) -> tuple[Any, list[int]]:
-    shop.tg._runner = Runner(locks=shop.tg.runner.locks, ledger=ledger)
+    shop.tg = taskguard.connect(locks=shop.tg.runner.locks, ledger=ledger)
     queue = NotingQueue()
     return shop.deliver(body, queue), queue.deferrals
 
