@@ -8,10 +8,12 @@ from typing import Any
 import sqlalchemy as sa
 
 import taskguard
+from taskguard.errors import ConfigurationError
 from taskguard.events import Event, log_event
 from taskguard.ledger.sql import SqlLedger
 from taskguard.model.delivery import Delivery, MessageRef
 from taskguard.model.policy import Policy
+from taskguard.run.guard import Guard
 
 __all__ = ["GuardedShop", "NotingQueue", "write"]
 
@@ -55,6 +57,17 @@ class GuardedShop:
             ),
             body,
         )
+
+    def refuses(self, on: Any, match: str) -> None:
+        """Deliver a body whose `guard.transaction(on)` has to be refused before its block."""
+        import pytest  # a process that has little of a processor imports this module
+
+        def body(guard: Guard) -> None:
+            with guard.transaction(on):
+                raise AssertionError("unreachable")
+
+        with pytest.raises(ConfigurationError, match=match):
+            self.deliver(body)
 
     @property
     def effects(self) -> list[str]:

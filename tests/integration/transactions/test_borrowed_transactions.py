@@ -504,13 +504,7 @@ def test_another_database_is_refused_with_the_reason(
         ledger.claim(request())
     for make in (Session, sa.Engine.connect):
         on: Any = make(other)
-
-        def body(guard: Guard, on: Any = on) -> None:
-            with guard.transaction(on):
-                write(on)
-
-        with pytest.raises(ConfigurationError, match=r"not of the ledger's.*guard\.fenced"):
-            pg.shop.deliver(body)
+        pg.shop.refuses(on, r"not of the ledger's.*guard\.fenced")
         assert on.execute(sa.text("select count(*) from effects")).scalar() == 0
         on.close()
     other.dispose()
@@ -521,13 +515,7 @@ def test_another_kind_of_database_is_refused(pg: LentRig, sqlite_url: str) -> No
     """Before anything is asked of it."""
     other = sa.create_engine(sqlite_url)
     with Session(other) as session:
-
-        def body(guard: Guard) -> None:
-            with guard.transaction(session):
-                raise AssertionError("unreachable")
-
-        with pytest.raises(ConfigurationError, match=r"guard\.fenced"):
-            pg.shop.deliver(body)
+        pg.shop.refuses(session, r"guard\.fenced")
         assert not session.in_transaction()
     other.dispose()
 
@@ -538,13 +526,7 @@ def test_another_schema_is_refused(pg: LentRig) -> None:
         db.execute(sa.text("create schema mine"))
     engine = sa.create_engine(pg.engine.url, connect_args={"options": "-c search_path=mine"})
     with Session(engine) as session:
-
-        def body(guard: Guard) -> None:
-            with guard.transaction(session):
-                raise AssertionError("unreachable")
-
-        with pytest.raises(ConfigurationError, match="another schema"):
-            pg.shop.deliver(body)
+        pg.shop.refuses(session, "another schema")
     engine.dispose()
 
 
@@ -556,13 +538,7 @@ def test_one_that_commits_each_statement_is_refused(
     url = request.getfixturevalue(name)
     rig = build(url, engine=sa.create_engine(url, isolation_level="AUTOCOMMIT"))
     with _session(rig) as session:
-
-        def body(guard: Guard) -> None:
-            with guard.transaction(session):
-                write(session)
-
-        with pytest.raises(ConfigurationError, match="AUTOCOMMIT"):
-            rig.shop.deliver(body)
+        rig.shop.refuses(session, "AUTOCOMMIT")
     assert rig.shop.effects == []
 
 
@@ -575,13 +551,7 @@ def test_what_is_neither_session_nor_connection_is_refused(pg: LentRig, on: str)
         "factory": sessionmaker(pg.engine),
         "twophase": Session(pg.engine, twophase=True),
     }[on]
-
-    def body(guard: Guard) -> None:
-        with guard.transaction(given):
-            raise AssertionError("unreachable")
-
-    with pytest.raises(ConfigurationError, match="Session"):
-        pg.shop.deliver(body)
+    pg.shop.refuses(given, "Session")
 
 
 # -- the database says no, or nothing ---------------------------------------------------------

@@ -15,7 +15,7 @@ from psycopg.rows import dict_row
 from support.claims import overtake
 from support.guarded_shop import GuardedShop, NotingQueue
 from support.proxy import Mode, Proxy
-from taskguard.errors import ConfigurationError, StaleTokenError, TransactionUsageError
+from taskguard.errors import StaleTokenError, TransactionUsageError
 from taskguard.run.guard import Guard
 
 INSERT = "insert into effects values ('x')"
@@ -155,26 +155,14 @@ def test_one_of_another_database_is_refused(
         other = sqlite3.connect(tmp_path / "other.sqlite")
     else:
         other = connect(postgres.create_database("other_than_the_ledgers"))
-
-    def body(guard: Guard) -> None:
-        with guard.transaction(other):
-            pass
-
-    with pytest.raises(ConfigurationError, match="not of the ledger's database"):
-        shop.deliver(body)
+    shop.refuses(other, "not of the ledger's database")
     other.close()
 
 
 def test_one_of_another_kind_is_refused(pg_url: str) -> None:
     """sqlite3's, and a ledger on PostgreSQL."""
     shop, other = GuardedShop(pg_url), sqlite3.connect(":memory:")
-
-    def body(guard: Guard) -> None:
-        with guard.transaction(other):
-            pass
-
-    with pytest.raises(ConfigurationError, match="not of the ledger's database"):
-        shop.deliver(body)
+    shop.refuses(other, "not of the ledger's database")
     other.close()
     shop.close()
 
@@ -182,13 +170,7 @@ def test_one_of_another_kind_is_refused(pg_url: str) -> None:
 def test_one_that_commits_each_statement_is_refused(pg_url: str) -> None:
     """Nothing could commit together."""
     shop, on = GuardedShop(pg_url), connect(pg_url, autocommit=True)
-
-    def body(guard: Guard) -> None:
-        with guard.transaction(on):
-            pass
-
-    with pytest.raises(ConfigurationError, match="commits each statement"):
-        shop.deliver(body)
+    shop.refuses(on, "commits each statement")
     on.close()
     shop.close()
 
