@@ -50,6 +50,11 @@ class Policy:
     Attributes:
         parks: whether a delivery that finds its key taken waits in the ledger.
         newest: "latest" or "supersede" if only the newest message of a key runs; None: each runs.
+        strict: whether a message keeps its position in line until its work has ended.
+        ranked: whether the priority of a message decides its position in line.
+        stores_calls: whether a claim stores the call, so that it is sent again if its process dies.
+        resends: whether taskguard may send a message again that its queue does not have.
+        interrupts: whether a lost lease raises LeaseLostError in the body's thread.
     """
 
     busy: Busy = "retry"
@@ -70,6 +75,11 @@ class Policy:
     # Computed once, because each delivery reads them.
     parks: bool = field(init=False, repr=False, compare=False)
     newest: Newest | None = field(init=False, repr=False, compare=False)
+    strict: bool = field(init=False, repr=False, compare=False)
+    ranked: bool = field(init=False, repr=False, compare=False)
+    stores_calls: bool = field(init=False, repr=False, compare=False)
+    resends: bool = field(init=False, repr=False, compare=False)
+    interrupts: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _one_of("busy", self.busy, get_args(Busy))
@@ -96,38 +106,23 @@ class Policy:
         if self.namespace is not None:
             check_namespace(self.namespace)
         newest = None if self.busy not in ("latest", "supersede") else self.busy
-        object.__setattr__(self, "newest", newest)
-        object.__setattr__(self, "parks", newest is not None or self.busy == "park")
+        parks, strict = newest is not None or self.busy == "park", self.order == "strict"
+        facts = {
+            "newest": newest,
+            "parks": parks,
+            "strict": strict,
+            "ranked": self.order == "priority",
+            "stores_calls": self.recoverable or strict,
+            "resends": self.recoverable or parks,
+            "interrupts": self.on_lost == "interrupt",
+        }
+        for name, true in facts.items():
+            object.__setattr__(self, name, true)
 
     @property
     def starts(self) -> Rate | None:
         """`rate` and `burst`. None: there is no rate."""
         return None if self.rate is None else rate_of(self.rate, self.burst)
-
-    @property
-    def strict(self) -> bool:
-        """Whether a message keeps its position in line until its work has ended."""
-        return self.order == "strict"
-
-    @property
-    def ranked(self) -> bool:
-        """Whether the priority of a message decides its position in line."""
-        return self.order == "priority"
-
-    @property
-    def stores_calls(self) -> bool:
-        """Whether a claim stores the call, so that it is sent again if its process dies."""
-        return self.recoverable or self.strict
-
-    @property
-    def resends(self) -> bool:
-        """Whether taskguard may send a message of the task again that its queue does not have."""
-        return self.recoverable or self.parks
-
-    @property
-    def interrupts(self) -> bool:
-        """Whether a lost lease raises LeaseLostError in the body's thread."""
-        return self.on_lost == "interrupt"
 
     @property
     def bounded(self) -> bool:
