@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 import psutil
 import pytest
 
-from support import certificates
+from support import certificates, fork_server
 from support.certificates import Certificates
 from support.exploration import Exploration
 from support.needs import missing, need, need_redis_in_memory
@@ -143,16 +143,23 @@ def nothing_left_behind() -> Iterator[None]:
     """The run fails if it leaves a process behind; the next run does not meet it."""
     yield  # begun before all others, so that it ends after them
     me = psutil.Process()
+
+    def children() -> list[psutil.Process]:
+        known = fork_server.servers_pids()
+        return [each for each in me.children(recursive=True) if each.pid not in known]
+
     try:
         # Ended servers and workers need a moment until their keepers are gone.
-        wait_until(lambda: not me.children(recursive=True))
+        wait_until(lambda: not children())
     except AssertionError:
         left = []
-        for process in me.children(recursive=True):
+        for process in children():
             with contextlib.suppress(psutil.NoSuchProcess):
                 left.append(f"process {process.pid} ({process.status()}) {process.name()}")
                 process.kill()
         pytest.fail("left behind: " + ", ".join(left))
+    finally:
+        fork_server.stop_servers()
 
 
 def started(server: ServerT) -> Iterator[ServerT]:

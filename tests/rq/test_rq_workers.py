@@ -108,7 +108,7 @@ def test_work_horses_find_drivers_loaded(
 ) -> None:
     """A stock worker loads them too if it has loaded the guarded jobs. Each horse then connects,
     and redis-py does not look for its own version in the file system for each connection."""
-    office.worker(kind, *options)
+    office.worker(kind, *options, fresh=True)
     drivers = ("sqlalchemy", "psycopg")
     asked = office.queue.enqueue("support.horse.loaded", *drivers)
     looked = office.queue.enqueue("support.horse.looks_for_version")
@@ -133,7 +133,7 @@ def test_work_horses_load_nothing_anew_where_the_jobs_module_configures(
     """With the class alone the first horse loads the drivers, and its worker then has them too."""
     locks, ledger = office.environment.values()
     unset = dict.fromkeys(office.environment, "")
-    office.worker(kind, *options, **unset, OFFICE_LOCKS=locks, OFFICE_LEDGER=ledger)
+    office.worker(kind, *options, fresh=True, **unset, OFFICE_LOCKS=locks, OFFICE_LEDGER=ledger)
     jobs = [office.queue.enqueue("support.self_configured.send", number) for number in range(3)]
     office.wait_for(lambda: jobs[-1].get_status(refresh=True) == "finished", "sent")
     for job in jobs[1:]:

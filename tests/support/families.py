@@ -15,28 +15,36 @@ from pathlib import Path
 
 import psutil
 
+from support.fork_server import MARK, forked
 from support.waiting import patience_s, wait_until
 
 __all__ = ["Family"]
 
-_MARK = "TASKGUARD_TEST_FAMILY"
-
 
 class Family:
     """A process that is started at once, and its descendants.
+
+    Args:
+        fresh: start Python anew, for a test that depends on what is imported, and when. Otherwise a
+            worker may be forked from a process that has imported what workers import.
 
     Attributes:
         process: the first of them.
     """
 
     def __init__(
-        self, command: list[str], *, environment: Mapping[str, str], log: Path, cwd: Path
+        self,
+        command: list[str],
+        *,
+        environment: Mapping[str, str],
+        log: Path,
+        cwd: Path,
+        fresh: bool = False,
     ) -> None:
         self._mark = uuid.uuid4().hex
-        with log.open("ab") as out:
-            self.process = subprocess.Popen(
-                command, stdout=out, stderr=out, cwd=cwd, env={**environment, _MARK: self._mark}
-            )
+        environment = {**environment, MARK: self._mark}
+        child = None if fresh else forked(command, environment=environment, log=log, cwd=cwd)
+        self.process = child or _started(command, environment, log, cwd)
 
     def abort(self) -> None:
         """SIGABRT to all that live: those with PYTHONFAULTHANDLER write where each thread is."""
@@ -70,9 +78,16 @@ class Family:
 
     def _is_marked(self, pid: int) -> bool:
         try:  # a fifth of what psutil takes, for hundreds of processes at each end of a worker
-            return f"{_MARK}={self._mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes()
+            return f"{MARK}={self._mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes()
         except FileNotFoundError:  # it has ended, or this is no Linux
-            return psutil.Process(pid).environ().get(_MARK) == self._mark
+            return psutil.Process(pid).environ().get(MARK) == self._mark
+
+
+def _started(
+    command: list[str], environment: Mapping[str, str], log: Path, cwd: Path
+) -> subprocess.Popen[bytes]:
+    with log.open("ab") as out:
+        return subprocess.Popen(command, stdout=out, stderr=out, cwd=cwd, env=environment)
 
 
 def _signal(processes: set[psutil.Process], number: int) -> None:

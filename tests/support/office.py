@@ -53,11 +53,15 @@ class Office:
             db.execute(sa.text("create table steps (item text, name text, pid int)"))
 
     def worker(
-        self, kind: str = "taskguard_rq.GuardedWorker", *options: str, **environment: str
+        self,
+        kind: str = "taskguard_rq.GuardedWorker",
+        *options: str,
+        fresh: bool = False,
+        **environment: str,
     ) -> Family:
         """Start a worker; at the end of the test it is killed, with all that it has started.
 
-        Environment variables are given by name.
+        Environment variables are given by name. `fresh` is that of `Family`.
         """
         log = self.folder / f"worker-rq-{len(self._workers)}.log"
         command = [sys.executable, "-m", "rq.cli", "worker", "invoices", "-u", self.broker]
@@ -70,7 +74,7 @@ class Office:
             # What a killed worker leaves behind goes with the test's folder.
             "TMPDIR": str(self.folder),
         }
-        worker = Family(command, environment=environment, log=log, cwd=HERE.parent)
+        worker = Family(command, environment=environment, log=log, cwd=HERE.parent, fresh=fresh)
         self._workers.append(worker)
         wait_until(
             lambda: "Listening on invoices" in log.read_text(errors="replace"),
