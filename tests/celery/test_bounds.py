@@ -95,7 +95,7 @@ def test_a_killed_holder(make_shop: Any) -> None:
 def test_an_emptied_lock_server(shop: Any) -> None:
     """The ledger knows who holds which slot."""
     with shop.worker(concurrency=4):
-        results = [shop.tasks.queue_up_by_two.delay("a", number, 0.1) for number in range(12)]
+        results = [shop.tasks.queue_up_by_two.delay("a", number, 0.4) for number in range(12)]
         for count in (3, 6, 9):
             shop.wait_for_steps("began", count=count)
             with redis.Redis.from_url(shop.environment["SHOP_LOCKS"]) as client:

@@ -321,11 +321,13 @@ def test_by_priority(office: Any, kind: str, strategy: str) -> None:
     office.worker(f"taskguard_rq.{kind}", "later", "--dequeue-strategy", strategy)
     with office.holding("queue:a"):
         jobs = []
-        for number in range(6):
+        # A child of SpawnWorker imports all that it needs, and each job is started twice.
+        for number in range(4 if "Spawn" in kind else 6):
             queue = office.queue if number % 3 == 2 else later
             jobs.append(queue.enqueue(by_priority, "a", number))
             office.wait_for(lambda: len(records(office)) == len(jobs), "a line")
     wait_for_all(office, jobs)
-    order = [2, 5, 0, 1, 3, 4] if strategy == "default" else [0, 1, 2, 3, 4, 5]
+    by_queue = strategy == "default"
+    order = sorted(range(len(jobs)), key=lambda number: (by_queue and number % 3 != 2, number))
     assert numbers_of(office, "a") == order
     assert set(office.effects().values()) == {1}
