@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 from taskguard.model.claims import Answer, Busy, Claim, Claimed, ClaimRequest
 from taskguard.model.lease import Owner
+from taskguard.model.line_states import LineState
 from taskguard.model.records import WorkView
 from taskguard.model.states import (
     OUTDATED,
@@ -82,7 +83,7 @@ class ClaimedRow(BegunRow, Protocol):
     @property
     def progress(self) -> str | None: ...
     @property
-    def parked(self) -> int | None: ...
+    def line(self) -> str | None: ...
 
 
 class WorkRecord(ClaimedRow, Protocol):
@@ -101,7 +102,11 @@ class WorkRecord(ClaimedRow, Protocol):
     @property
     def call(self) -> str | None: ...
     @property
+    def sends(self) -> int | None: ...
+    @property
     def due(self) -> int | None: ...
+    @property
+    def parked(self) -> int | None: ...
     @property
     def created(self) -> int: ...
     @property
@@ -207,7 +212,7 @@ def claimed(
     return Claimed(
         claim,
         attempt=row.attempts + (decision is not Decision.SAME),
-        waited=row.parked is not None,
+        waited=row.line is not None,
         takeover=takeover,
         vanished=Owner.parse(row.owner) if takeover else None,
         crashes=0 if again else row.crashes + takeover,
@@ -282,6 +287,8 @@ def view_of(row: WorkRecord) -> WorkView:
         result_json=row.result,
         error=row.error,
         call=row.call,
+        sends=row.sends or 0,
+        line=None if row.line is None else LineState(row.line),
         created_s=_seconds(row.created),
         started_s=_seconds(row.started),
         finished_s=_seconds(row.finished),

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
 __all__ = [
-    "COUNTED_CHARS",
     "UNHARMED",
     "Called",
     "expiry_of",
@@ -27,9 +26,6 @@ __all__ = [
     "overdue_of",
     "waiting_values",
 ]
-
-COUNTED_CHARS = 60
-"""Enough of a stored call for the number at its beginning."""
 
 UNHARMED = {"final": 0, "crashes": 0, "crashed_owner": ""}
 """Of work that may run, whatever became of it before."""
@@ -44,6 +40,7 @@ def waiting_values(request: ClaimRequest, *, due: int | None) -> dict[str, Any]:
         "lease_until": 0,
         "owner": FREE,
         "call": request.call,
+        "sends": None,
         "due": due,
         "expires": request.expires_us,
         "error": None,
@@ -53,8 +50,8 @@ def waiting_values(request: ClaimRequest, *, due: int | None) -> dict[str, Any]:
 
 def expiry_of(row: Any, request: ClaimRequest) -> int | None:
     """When a message that is parked expires: in its place it keeps the first that was said."""
-    in_place = row.state == State.NEW.value and row.parked is not None
-    if not in_place or row.message != request.message.name or row.expires is None:
+    in_line = row.state == State.NEW.value and row.line is not None
+    if not in_line or row.message != request.message.name or row.expires is None:
         return request.expires_us
     return int(row.expires if request.expires_us is None else min(row.expires, request.expires_us))
 
@@ -97,6 +94,7 @@ class Called(NamedTuple):
     call: str
     due: int
     attempts: int
+    sends: int | None
     known_retries: int | None
     known_deferrals: int | None
     wait_us: int = 0
@@ -118,4 +116,13 @@ def overdue_from(
     retries, deferrals = max(claimed, recorded.get((message, row.id), (0, 0)))
     ref = MessageRef(message, retries, deferrals)
     in_place = bool(getattr(row, "in_place", False))
-    return Overdue(row.id, row.task, ref, row.call, row.due, row.attempts, in_place=in_place)
+    return Overdue(
+        row.id,
+        row.task,
+        ref,
+        row.call,
+        row.due,
+        row.attempts,
+        sends=row.sends or 0,
+        in_place=in_place,
+    )

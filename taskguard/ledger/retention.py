@@ -82,7 +82,7 @@ def _is_over(before_us: int) -> sa.ColumnElement[bool]:
     message took it. Work whose message is to be sent is due.
     """
     is_sent_no_more = sa.or_(WORK.c.call.is_(None), sa.func.coalesce(WORK.c.due, 0) < before_us)
-    return sa.and_(WORK.c.parked.is_(None), is_sent_no_more)
+    return sa.and_(WORK.c.line.is_(None), is_sent_no_more)
 
 
 def _in_batches(

@@ -35,7 +35,7 @@ SCHEMA_VERSION = 5
 # The owner of a key that nobody holds.
 FREE = ""
 # The columns that say that work stands in no line.
-NO_PLACE: dict[str, None] = {"parked": None, "expires": None}
+NO_PLACE: dict[str, None] = {"line": None, "parked": None, "expires": None}
 
 METADATA = sa.MetaData()
 
@@ -134,11 +134,16 @@ WORK = sa.Table(
     sa.Column("progress", _JSON),
     sa.Column("result", _JSON),
     sa.Column("error", _JSON),
-    # How its message is sent again, and from when on the work is overdue; see `parts/outbox.py`.
+    # How its message is sent again, how often it was sent again since the last claim (NULL: never),
+    # and from when on the work is overdue; see `parts/outbox.py`.
     sa.Column("call", _JSON),
+    sa.Column("sends", sa.Integer),
     sa.Column("due", _LONG),
-    # Its place in the line of its key, of the lowest rank first, and whether it keeps that until it
-    # ends; NULL: it stands in none. See `ledger/lines/states.py`.
+    # One of `line_states.LineState`; NULL: it is in no line. No index has it, so that its changes
+    # stay cheap.
+    sa.Column("line", _TEXT),
+    # Its position in the line of its key, of the lowest rank first, and whether it keeps that until
+    # it ends; NULL: it has none. See `ledger/lines/states.py`.
     sa.Column("rank", sa.Integer),
     sa.Column("parked", _LONG),
     sa.Column("strict", sa.SmallInteger),

@@ -99,6 +99,7 @@ def _replace(
             retries=request.message.retries,
             fingerprint=request.fingerprint,
             call=request.call,
+            sends=None,
             due=due,
             **NO_PLACE,  # it stands at the end of its key's line, when its message has come
         )

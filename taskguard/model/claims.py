@@ -7,7 +7,6 @@ Read next: `states.py` for how a claim is decided, `ledger/ports.py` for what a 
 
 from __future__ import annotations
 
-import re
 from typing import Protocol
 
 from taskguard.keys import SHORT_CHARS, shorten
@@ -19,7 +18,6 @@ from taskguard.values import value
 
 __all__ = [
     "LEADER_TASK",
-    "SENDS",
     "Answer",
     "Busy",
     "Claim",
@@ -31,10 +29,8 @@ __all__ = [
     "Overdue",
     "ParkedNewest",
     "RowRef",
-    "sends_of",
 ]
 
-SENDS = re.compile(r'\{"sent": \[(\d+), (\d+)\], ')
 """The beginning of a stored call: how often its message was sent, and after how many claims.
 
 A claim begins the count anew."""
@@ -246,12 +242,6 @@ class Claim:
         return () if self.work is None else (self.work, *self.formerly)
 
 
-def sends_of(call: str, *, attempts: int) -> int:
-    """Return how often a stored call was sent since the last claim, by its beginning."""
-    count = SENDS.match(call)
-    return int(count[1]) if count and int(count[2]) == attempts else 0
-
-
 @value
 class Overdue:
     """Overdue work: NEW and unclaimed for too long, or with a holder whose lease has expired.
@@ -264,7 +254,7 @@ class Overdue:
         call: how to send the message again, as JSON text.
         due_us: since when it is overdue, by the database's clock.
         attempts: how often it was claimed.
-        sends: how often its message was sent since the last claim, if that is recorded.
+        sends: how often its message was sent again since the last claim.
         wait_s: the delay with which to send its message.
         in_place: it is NEW, and keeps its position in a strict line.
     """
@@ -275,12 +265,9 @@ class Overdue:
     call: str
     due_us: int
     attempts: int = 0
+    sends: int = 0
     wait_s: float = 0.0
     in_place: bool = False
-
-    @property
-    def sends(self) -> int:
-        return sends_of(self.call, attempts=self.attempts)
 
 
 @value

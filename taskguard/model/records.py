@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from taskguard.model.claims import ClaimRequest
+from taskguard.model.line_states import LineState
 from taskguard.model.states import State
 from taskguard.values import value
 
@@ -34,6 +35,8 @@ class WorkView:
     result_json: str | None
     error: str | None
     call: str | None
+    sends: int
+    line: LineState | None
     created_s: float | None
     started_s: float | None
     finished_s: float | None

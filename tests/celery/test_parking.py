@@ -340,8 +340,8 @@ def test_one_that_was_sent_in_vain(shop: Any) -> None:
         # As if it had been called, and sent ten times since.
         with shop.engine.begin() as db:
             [row] = waiting(shop)
-            call = f'{{"sent": [10, 0], {row.call[1:]}'
-            db.execute(sa.update(WORK).where(WORK.c.id == row.id).values(call=call, due=1))
+            sent = {"line": "resent", "sends": 10, "due": 1}
+            db.execute(sa.update(WORK).where(WORK.c.id == row.id).values(**sent))
         failed = shop.tasks.app.AsyncResult("in-vain")
         with pytest.raises(StoredCallError, match="sent 10 times"):
             failed.get(timeout=patience_s())

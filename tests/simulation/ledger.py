@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from simulation.newest import KeyRow, NewestMessages
 from simulation.stored_calls import SUPERSEDED, StoredCalls
+from support.line_states import check_line
 from taskguard.clock import SYSTEM_CLOCK, Clock
 from taskguard.errors import LedgerUnavailableError, StaleTokenError
 from taskguard.ledger.decisions import (
@@ -45,6 +46,7 @@ from taskguard.model.claims import (
     Overdue,
 )
 from taskguard.model.lease import Owner
+from taskguard.model.line_states import LineState
 from taskguard.model.records import WorkView
 from taskguard.model.states import EXPIRED, Decision, State
 
@@ -79,12 +81,31 @@ class Work:
     result: str | None = None
     error: str | None = None
     call: str | None = None
+    sends: int | None = None
     due: int | None = None
+    line: str | None = None
     rank: int | None = None
     parked: int | None = None
     expires: int | None = None
     strict: int | None = None
     finished: int | None = None
+
+
+class WorkItems(dict[str, Work]):
+    """The table of work. A change of a line's state is an error unless `TRANSITIONS` has it."""
+
+    def __setitem__(self, name: str, row: Work) -> None:
+        before = self.get(name)
+        check_line(None if before is None else before.line, row)
+        super().__setitem__(name, row)
+
+    def values(self) -> list[Work]:  # type: ignore[override]
+        """As of now: other threads go on."""
+        return list(super().values())
+
+    def update(self, rows: Mapping[str, Work]) -> None:  # type: ignore[override]
+        for name, row in rows.items():
+            self[name] = row
 
 
 @dataclass
@@ -115,7 +136,7 @@ class MemoryTransaction:
         with ledger.locking(self, ledger.rows_of(claim)):
             ledger.expect(ledger.stands(claim), claim)
             done = {"state": State.DONE, "result": result_json, "finished": now_us}
-            done |= {"call": None, "due": None, "parked": None}
+            done |= {"call": None, "due": None, "line": None, "parked": None}
             for work in claim.work_ids:
                 self.work_items[work] = replace(ledger.work_items[work], lease_until=0, **done)
             for key in ledger.keys.keys() & claim.keys:
@@ -146,7 +167,7 @@ class MemoryLedger(NewestMessages, StoredCalls):
     ) -> None:
         self.clock = clock
         self.keys: dict[str, KeyRow] = {}
-        self.work_items: dict[str, Work] = {}
+        self.work_items: dict[str, Work] = WorkItems()
         # The highest number of a message in a work.
         self.numbers: dict[tuple[str, str | None], tuple[int, int]] = {}
         self.effects: list[Any] = []
@@ -411,6 +432,7 @@ class MemoryLedger(NewestMessages, StoredCalls):
                     crashes=each.crashes + 1,
                     owner=FREE,
                     due=None,
+                    line=None,
                     parked=None,
                     error=why_dead(row),
                     finished=records.now_us,
@@ -478,7 +500,7 @@ class MemoryLedger(NewestMessages, StoredCalls):
             if known is not None:
                 fresh = replace(fresh, task=known.task, key=known.key, created=known.created)
             if request.strict and work == request.work:
-                place = place_of(request, records.now_us)
+                place = place_of(request, records.now_us, LineState.KEPT)
                 placed = [each.parked for each in records.rows if each and each.parked is not None]
                 if known is not None and known.parked is not None:
                     placed = [known.parked]
@@ -642,6 +664,7 @@ class MemoryLedger(NewestMessages, StoredCalls):
                 lease_until=0,
                 error="revoked",
                 due=None,
+                line=None,
                 parked=None,
                 finished=self.now_us(),
             )
@@ -657,7 +680,8 @@ class MemoryLedger(NewestMessages, StoredCalls):
             if due and not is_over(row, self.now_us()):
                 return False
             again = message.retries + 1 if retries is None else retries
-            row = replace(row, call=None, due=None, parked=None, expires=None, retries=again)
+            left = {"call": None, "sends": None, "due": None, "line": None}
+            row = replace(row, **left, parked=None, expires=None, retries=again)
             if row.state is not State.FAILED or not row.final:
                 now_us = self.now_us()
                 values = {"error": EXPIRED, "lease_until": 0, "finished": now_us, "owner": FREE}
@@ -719,7 +743,9 @@ class MemoryLedger(NewestMessages, StoredCalls):
                 crashed_owner="",
                 rounds=0,
                 fingerprint=None,
+                sends=None,
                 due=None if row.call is None else self.now_us(),
+                line=None,
                 parked=None,
                 error=f"requeued: {reason}",
                 finished=None,

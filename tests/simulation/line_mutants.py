@@ -19,6 +19,7 @@ from taskguard.locks.base import Granted
 from taskguard.model.claims import Busy, ClaimRequest, MessageRef
 from taskguard.model.delivery import Delivery
 from taskguard.model.lease import Owner
+from taskguard.model.line_states import LineState
 from taskguard.model.states import State
 from taskguard.run.parking import Line
 from taskguard.run.runner import Runner
@@ -175,7 +176,14 @@ def _after_park(world: LineWorld, change: Callable[[Any, Any], Any]) -> None:
 
 def _stays_called(world: LineWorld) -> None:
     """Who was called and finds the key taken counts as called still."""
-    _after_park(world, lambda before, after: replace(after, due=before.due))
+
+    def change(before: Any, after: Any) -> Any:
+        if before.due is None or before.line is None:
+            return after
+        line = LineState.KEPT if after.strict else LineState.PROMOTED
+        return replace(after, line=line, due=before.due)
+
+    _after_park(world, change)
 
 
 def _place_lost(world: LineWorld) -> None:
@@ -211,7 +219,9 @@ def _claim_keeps_the_place(world: LineWorld) -> None:
         write(request, *values)
         if before is not None:
             after = world.ledger.work_items[before.id]
-            world.ledger.work_items[before.id] = replace(after, parked=before.parked)
+            if before.line is not None:  # as a strict one does
+                kept = replace(after, line=LineState.KEPT, parked=before.parked)
+                world.ledger.work_items[before.id] = kept
 
     world.ledger._write = written  # type: ignore[method-assign]
 

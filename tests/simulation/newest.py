@@ -17,6 +17,7 @@ from taskguard.ledger.lines.newest import mark_of
 from taskguard.ledger.lines.park import place_of
 from taskguard.ledger.records import expiry_of, overdue_of
 from taskguard.model.claims import Answer, Busy, ClaimRequest, Overdue, ParkedNewest
+from taskguard.model.line_states import LineState
 from taskguard.model.states import OUTDATED, Decision, State, is_outdated, sent_at_us
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ __all__ = ["KeyRow", "NewestMessages"]
 
 _FREE = ""
 _TOLD_US = 5_000_000
+_SUPERSEDED = LineState.SUPERSEDED.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +136,8 @@ class NewestMessages:
                 if answer is not None:
                     return answer
                 before = self.new_work(request) if row is None else row
-                place = {**place_of(request, before.created), "expires": expiry_of(before, request)}
+                own = place_of(request, before.created, LineState.WAITING)
+                place = {**own, "expires": expiry_of(before, request)}
                 waits = waits_again(before, request, due=None)
                 self.work_items[before.id] = replace(waits, **place)
                 return ParkedNewest(_replace_waiting(self, request))
@@ -152,7 +155,7 @@ class NewestMessages:
             self.unlock(by)
 
 
-_TOLD: dict[str, Any] = {"due": None, "call": None, "parked": None}
+_TOLD: dict[str, Any] = {"due": None, "call": None, "sends": None, "line": None, "parked": None}
 
 
 def _sent_us(request: ClaimRequest, row: Any, now_us: int) -> int:
@@ -185,8 +188,8 @@ def _replace_waiting(ledger: _Rows, request: ClaimRequest) -> tuple[Overdue, ...
     told = []
     for row in list(_others(ledger.work_items, request)):
         due = row.due or ledger.now_us() + _TOLD_US
-        ended = replace(ledger.outdated(row, str(request.work)), due=due)
+        ended = replace(ledger.outdated(row, str(request.work)), line=_SUPERSEDED, due=due)
         ledger.work_items[row.id] = ended
-        if row.due is None:
+        if row.line == LineState.WAITING:
             told.append(overdue_of(called(ledger, ended)))
     return tuple(told)

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from taskguard.errors import LineFullError
 from taskguard.ledger.lines.park import place_of
 from taskguard.ledger.records import Called, expiry_of, message_of, overdue_of, waiting_values
+from taskguard.ledger.tables import NO_PLACE
 from taskguard.model.bounds import NO_RATES, Bounds, Rate, is_slot
-from taskguard.model.claims import Claim, ClaimRequest, Overdue, sends_of
+from taskguard.model.claims import Claim, ClaimRequest, Overdue
+from taskguard.model.line_states import LineState
 from taskguard.model.records import Once, Seen, Standing, Waiting
 from taskguard.model.states import State
 
@@ -44,7 +46,7 @@ _OPEN = (State.NEW, State.PROCESSING)
 # FAILED work is due only where it keeps its place, or its caller is to hear that it lost it.
 _SENDABLE = (*_OPEN, State.FAILED)
 _LAST = 2**63 - 1
-_SENT = '{"sent":'
+_BEFORE_CLAIM = (LineState.WAITING, LineState.PROMOTED, LineState.RESENT, LineState.EXPIRED)
 
 
 class _Rows(Protocol):
@@ -102,7 +104,7 @@ class StoredCalls:
         def is_due(row: Work) -> bool:
             if row.due is None or row.call is None or row.state not in _SENDABLE:
                 return False
-            if parked is not None and parked != (stands(row) or keeps(row) or is_untold(row)):
+            if parked is not None and parked != (row.line is not None):
                 return False
             if after is not None and (row.due, row.id) <= (after.due_us, after.work):
                 return False
@@ -112,7 +114,7 @@ class StoredCalls:
 
         found = sorted(filter(is_due, self.work_items.values()), key=lambda row: (row.due, row.id))
         return [
-            replace(overdue_of(called(self, row)), in_place=stands(row) and bool(row.strict))
+            replace(overdue_of(called(self, row)), in_place=stands(row) and keeps(row))
             for row in found[:limit]
         ]
 
@@ -127,12 +129,16 @@ class StoredCalls:
                 continue
             if self.is_locked(("work", row.id)) or (stands(row) and not counted):
                 continue
-            if again_us is None and not stands(row):
+            if again_us is None and not (stands(row) and keeps(row)):
                 continue
-            call = row.call
-            if counted and call is not None:
-                call = json.dumps({"sent": [item.sends + 1, item.attempts], **_uncounted(call)})
-            self.work_items[row.id] = replace(row, due=again_us, call=call)
+            line, sends = row.line, row.sends
+            if again_us is None:
+                line = LineState.WAITING
+            elif counted and line in (LineState.PROMOTED, LineState.EXPIRED):
+                line = LineState.RESENT
+            if counted:
+                sends = (row.sends or 0) + 1
+            self.work_items[row.id] = replace(row, due=again_us, line=line, sends=sends)
             noted += 1
         return noted
 
@@ -144,7 +150,7 @@ class StoredCalls:
                 if row is None or (row.due, row.attempts) != (work.due_us, work.attempts):
                     return False
                 if is_untold(row):
-                    self.work_items[row.id] = replace(row, due=None, parked=None)
+                    self.work_items[row.id] = replace(row, due=None, line=None, parked=None)
                     return True
                 if row.state is State.PROCESSING and not _left(row, now_us):
                     return False
@@ -155,8 +161,9 @@ class StoredCalls:
                     owner="",
                     lease_until=0,
                     error=error,
-                    call=json.dumps(_uncounted(work.call)),
+                    sends=None,
                     due=None,
+                    line=None,
                     parked=None,
                     finished=now_us,
                 )
@@ -176,7 +183,8 @@ class StoredCalls:
                 if only_new and (row is not None or numbered):
                     return False
                 if _is_full(self, (row, *former), request):
-                    if row is not None and row.message == request.message.name:
+                    fresh = row is not None and row.line is None and not row.attempts
+                    if fresh and row.message == request.message.name:
                         refused = {"state": State.FAILED, "due": None, "finished": now_us}
                         self.work_items[row.id] = replace(row, **refused)
                     raise LineFullError(f"{request.max_waiting} messages wait", key=request.keys[0])
@@ -184,10 +192,10 @@ class StoredCalls:
                     return False
                 kept = [each.parked for each in former if each.parked is not None]
                 for each in former:
-                    left = replace(each, call=None, due=None, parked=None, expires=None)
-                    self.work_items[each.id] = left
+                    left = replace(each, call=None, sends=None, due=None)
+                    self.work_items[each.id] = replace(left, **NO_PLACE)
                 before = self.new_work(request) if row is None else row
-                place = place_of(request, now_us)
+                place = place_of(request, now_us, LineState.WAITING)
                 if before.parked is not None:
                     place["parked"] = before.parked
                 elif kept:
@@ -202,12 +210,12 @@ class StoredCalls:
             self.unlock(by)
 
     def keep(self: _Rows, claim: Claim, *, retries: int, call: str | None, due_in_s: float) -> bool:
-        again: dict[str, Any] = {} if call is None else {"call": call}
+        again: dict[str, Any] = {} if call is None else {"call": call, "sends": None}
         due = self.now_us() + int(due_in_s * 1e6)
         return _change_kept(self, claim, retries=retries, due=due, **again)
 
     def leave(self: _Rows, claim: Claim, *, retries: int) -> bool:
-        return _change_kept(self, claim, retries=retries, due=None, parked=None)
+        return _change_kept(self, claim, retries=retries, due=None, line=None, parked=None)
 
     def call_next(
         self: _Rows,
@@ -233,7 +241,9 @@ class StoredCalls:
                     return None
                 if not _is_for(first, app, queues):
                     return None
-                expected = replace(first, due=now_us + wait_us + int(expected_s * 1e6))
+                line = LineState.KEPT if first.strict else LineState.PROMOTED
+                due = now_us + wait_us + int(expected_s * 1e6)
+                expected = replace(first, line=line, due=due)
                 self.work_items[first.id] = expected
                 return overdue_of(called(self, expected)._replace(wait_us=wait_us))
         finally:
@@ -268,7 +278,7 @@ class StoredCalls:
         return Seen(
             tuple(mine),
             page[-1].key if len(page) == most else None,
-            expired=any(stands(row) and row.due is None for row in past),
+            expired=any(row.line == LineState.WAITING for row in past),
             overdue=bool(self.overdue(limit=1, parked=True)),
         )
 
@@ -279,12 +289,15 @@ class StoredCalls:
         past = [
             row
             for row in self.work_items.values()
-            if stands(row) and row.due is None and row.expires is not None
+            if row.line == LineState.WAITING and row.expires is not None
             if row.expires <= now_us and _is_for(row, app, queues)
             if not self.is_locked(("work", row.id))
         ]
         past.sort(key=lambda row: (row.expires, row.id))
-        found = [replace(row, due=row.expires) for row in past[:limit]]
+        found = [
+            replace(row, line=LineState.KEPT if row.strict else LineState.EXPIRED, due=row.expires)
+            for row in past[:limit]
+        ]
         self.work_items.update({row.id: row for row in found})
         return [overdue_of(called(self, row)) for row in found]
 
@@ -304,7 +317,7 @@ class StoredCalls:
                 (row.parked or 0) / 1e6,
                 None if row.due is None else row.due / 1e6,
                 failed=row.state is State.FAILED,
-                sent_again=sends_of(row.call or "", attempts=row.attempts),
+                sent_again=row.sends or 0,
             )
             for row in rows[:limit]
         ]
@@ -320,13 +333,13 @@ class StoredCalls:
         if any(mine.state is State.PROCESSING for mine in records):
             return False
         for mine in records:
-            if mine.parked is not None and mine.message == request.message.name:
+            if mine.line is not None and mine.message == request.message.name:
                 places.append(_place(mine))
             elif stands(mine) and not _was_sent_again(mine):
                 return True  # nothing else would answer that message
         place = min(places, default=(request.rank, _LAST))
         before = [
-            None if keeps(row) else row.due
+            row.line
             for row in self.work_items.values()
             if row.key in request.lines
             and row.id not in ids
@@ -334,7 +347,7 @@ class StoredCalls:
             and (keeps(row) or _is_awaited(row, now_us))
             and not (request.newest is not None and row.task == request.task)
         ]
-        return None in before or len(before) >= room
+        return LineState.WAITING in before or len(before) >= room
 
 
 def is_open(ledger: _Rows, first: Work, now_us: int) -> bool:
@@ -375,17 +388,16 @@ def room(ledger: _Rows, first: Work, now_us: int, bounds: Bounds | None) -> int 
 
 def _is_awaited(row: Work, now_us: int) -> bool:
     """Whether it waits, or is expected."""
-    return stands(row) and (row.due is None or is_expected(row, now_us))
+    return row.line == LineState.WAITING or is_expected(row, now_us)
 
 
 def _was_sent_again(row: Work) -> bool:
-    return row.due is not None and (row.call or "").startswith(_SENT)
+    return row.line == LineState.RESENT or (keeps(row) and bool(row.sends))
 
 
 def keeps(row: Work) -> bool:
     """Whether it is strict, and does not wait: it was sent, or has begun, and has not ended."""
-    placed = row.parked is not None and bool(row.strict)
-    return placed and row.due is not None and row.state in _SENDABLE
+    return row.line == LineState.KEPT
 
 
 def _place(row: Work) -> tuple[int, int]:
@@ -410,7 +422,7 @@ def _change_kept(ledger: _Rows, claim: Claim, **values: Any) -> bool:
         with ledger.locking(by, [("work", claim.work)]):
             row = ledger.work_items.get(str(claim.work))
             mine = State.FAILED, claim.fence, str(claim.owner)
-            if row is None or row.parked is None or (row.state, row.fence, row.owner) != mine:
+            if row is None or not keeps(row) or (row.state, row.fence, row.owner) != mine:
                 return False
             ledger.work_items[row.id] = replace(row, **values)
             return True
@@ -419,24 +431,22 @@ def _change_kept(ledger: _Rows, claim: Claim, **values: Any) -> bool:
 
 
 def is_expected(row: Work, now_us: int) -> bool:
-    """Whether it was called a short while ago, for the first time, and is not strict."""
-    if row.strict or not stands(row) or row.due is None or row.due <= now_us:
-        return False
-    return not (row.call or "").startswith(_SENT)
+    """Whether it was promoted a short while ago."""
+    return row.line == LineState.PROMOTED and (row.due or 0) > now_us
 
 
 def stands(row: Work) -> bool:
-    """Whether it stands in the line of its key, called or not."""
-    return row.parked is not None and row.state is State.NEW
+    """Whether it is NEW, and in the line of its key, promoted or not."""
+    return row.line in _BEFORE_CLAIM or (keeps(row) and row.state is State.NEW)
 
 
 def is_untold(row: Work) -> bool:
     """Whether a newer message took its place while it waited, and its caller has not heard."""
-    return row.parked is not None and row.state is State.FAILED and row.final
+    return row.line == LineState.SUPERSEDED
 
 
 def _first(rows: Iterable[Work], key: str) -> Work | None:
-    waiting = (row for row in rows if row.key == key and stands(row) and row.due is None)
+    waiting = (row for row in rows if row.key == key and row.line == LineState.WAITING)
     return min(waiting, key=lambda row: (_place(row), row.id), default=None)
 
 
@@ -452,7 +462,7 @@ def may_park(row: Work, request: ClaimRequest) -> bool:
         return False
     if row.state is State.NEW:
         return row.call is None or same
-    return row.state is State.FAILED and not row.final and (row.parked is None or same)
+    return row.state is State.FAILED and not row.final and (row.line is None or same)
 
 
 def waits_again(row: Work, request: ClaimRequest, *, due: int | None, **values: Any) -> Work:
@@ -470,12 +480,16 @@ def called(ledger: _Rows, row: Work) -> Called:
     known = ledger.numbers.get((message_of(row), row.id), (None, None))
     call, due = row.call or "", row.due or 0
     return Called(
-        row.id, row.task, row.message, row.retries, call, due, row.attempts, known[0], known[1]
+        row.id,
+        row.task,
+        row.message,
+        row.retries,
+        call,
+        due,
+        row.attempts,
+        row.sends,
+        *known,
     )
-
-
-def _uncounted(call: str) -> dict[str, Any]:
-    return {name: value for name, value in json.loads(call).items() if name != "sent"}
 
 
 class _Enqueue:
@@ -505,12 +519,17 @@ class _Enqueue:
             row = self._row()
             if row is None:
                 new = self.ledger.new_work(self.request)
-                place = place_of(self.request, self.ledger.now_us()) if self.request.strict else {}
-                row = waits_again(new, self.request, due=self.due_us, **place)
+                row = waits_again(new, self.request, due=self.due_us, **self._place())
                 self._put(row)
             else:
                 row = self._again(row)
             self._tell(row)
+
+    def _place(self) -> dict[str, Any]:
+        """The columns of its position, if the request is strict."""
+        if not self.request.strict:
+            return {}
+        return place_of(self.request, self.ledger.now_us(), LineState.KEPT)
 
     def _row(self) -> Work | None:
         return self.tx.work_items.get(self.work) or self.ledger.work_items.get(self.work)
@@ -529,16 +548,17 @@ class _Enqueue:
             replaces = self.once is not None and self.once.replaces
             if not replaces and not fits:
                 return row
-            values = {"fingerprint": request.fingerprint, "parked": None}
+            values: dict[str, Any] = {"fingerprint": request.fingerprint, **NO_PLACE}
             if not replaces:
                 values = {"fingerprint": known or request.fingerprint}
             elif row.message != request.message.name:
                 self._supersede(row.message)
+            values |= self._place()
             self._put(waits_again(row, request, due=self.due_us, **values))
         elif row.state is State.NEW or _left(row, self.ledger.now_us()):
-            unsent = row.call is None or (row.due is None and row.parked is None)
+            unsent = row.call is None or (row.due is None and row.line is None)
             if fits and unsent:
-                self._put(replace(row, call=request.call, due=self.due_us))
+                self._put(replace(row, call=request.call, sends=None, due=self.due_us))
         return self._row() or row
 
     def _supersede(self, message: str) -> None:
@@ -554,8 +574,9 @@ class _Enqueue:
         instead = self.once.found(standing)
         if instead is None:
             return
-        values = {"fingerprint": instead.fingerprint, "parked": None}
+        values: dict[str, Any] = {"fingerprint": instead.fingerprint, **NO_PLACE}
         kept = {"lease_until": row.lease_until, "owner": row.owner, "error": row.error}
-        self._put(waits_again(row, instead, due=self.due_us, **values, **kept))
+        again = waits_again(row, instead, due=self.due_us, **kept)
+        self._put(replace(again, **values))
         if message != instead.message.name:
             self._supersede(message)

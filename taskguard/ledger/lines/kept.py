@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from taskguard.ledger.connections.database import WRITE_LOCK_S, Database
 from taskguard.ledger.tables import NO_PLACE, WORK
 from taskguard.model.claims import Claim
+from taskguard.model.line_states import LineState
 from taskguard.model.states import State
 
 __all__ = ["keep", "leave"]
@@ -24,7 +25,7 @@ def keep(
 
     Copies of it with a lower one are superseded, as by its claim.
     """
-    again: dict[str, Any] = {} if call is None else {"call": call}
+    again: dict[str, Any] = {} if call is None else {"call": call, "sends": None}
     due = database.now() + int(due_in_s * 1e6)
     return _change_kept(database, claim, retries=retries, due=due, **again)
 
@@ -44,7 +45,7 @@ def _change_kept(database: Database, claim: Claim, **values: Any) -> bool:
         WORK.c.state == State.FAILED.value,
         WORK.c.fence == claim.fence,
         WORK.c.owner == str(claim.owner),
-        WORK.c.parked.is_not(None),
+        WORK.c.line == LineState.KEPT.value,
     )
     with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
         changed = db.execute(sa.update(WORK).where(left).values(**values))

@@ -28,11 +28,12 @@ from taskguard.ledger.lines.promotion import called
 from taskguard.ledger.records import expiry_of, new_record, overdue_of, waiting_values
 from taskguard.ledger.tables import FREE, KEYS, NO_PLACE, WORK
 from taskguard.model.claims import Answer, ClaimRequest, Overdue, ParkedNewest
+from taskguard.model.line_states import LineState
 from taskguard.model.states import OUTDATED, Decision, State, is_outdated, sent_at_us
 
 __all__ = ["TOLD", "Line", "Mark", "end", "mark_of", "outdated_values", "park", "told"]
 
-TOLD = {"due": None, "call": None, **NO_PLACE}
+TOLD = {"due": None, "call": None, "sends": None, **NO_PLACE}
 """The columns of superseded work whose caller is told."""
 
 # So long after it was sent the message of work that was superseded while it waited is expected.
@@ -46,9 +47,9 @@ def mark_of(request: ClaimRequest) -> str:
 
 def told(database: Database, work: str) -> None:
     """The caller of work that was superseded is being told: its message is sent no more."""
-    untold = WORK.c.state == State.FAILED.value, WORK.c.final == 1, WORK.c.parked.is_not(None)
+    untold = WORK.c.line == LineState.SUPERSEDED.value
     with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
-        db.execute(sa.update(WORK).where(WORK.c.id == work, *untold).values(**TOLD))
+        db.execute(sa.update(WORK).where(WORK.c.id == work, untold).values(**TOLD))
 
 
 class Mark:
@@ -99,16 +100,21 @@ class Line:
 
         The message of who was called is on its way already.
         """
-        rows = sa.select(WORK.c.id, WORK.c.due).where(self._others).order_by(WORK.c.id)
+        rows = sa.select(WORK.c.id, WORK.c.line, WORK.c.due).where(self._others).order_by(WORK.c.id)
         found = self._db.execute(rows.with_for_update()).all()
         expected_us = self._now_us + int(_TOLD_S * 1e6)
         for row in found:
             self._db.execute(
                 sa.update(WORK)
-                .where(WORK.c.id == row.id, WORK.c.state == State.NEW.value)
-                .values(**outdated_values(by, self._now_us), due=row.due or expected_us)
+                .where(WORK.c.id == row.id, WORK.c.line == row.line)
+                .values(
+                    **outdated_values(by, self._now_us),
+                    line=LineState.SUPERSEDED.value,
+                    due=row.due or expected_us,
+                )
             )
-        return tuple(overdue_of(called(self._db, row.id)) for row in found if row.due is None)
+        waited = [row.id for row in found if row.line == LineState.WAITING]
+        return tuple(overdue_of(called(self._db, work)) for work in waited)
 
 
 def outdated_values(by: str, now_us: int) -> dict[str, object]:
@@ -160,7 +166,8 @@ def park(
         if is_outdated(sent_us, others_us=others):
             by = mark.work if waits is None else waits.id
             return end(db, request, row, by=by, now_us=now_us, created_us=created_us)
-        values = {**waiting_values(request, due=None), **place_of(request, created_us)}
+        place = place_of(request, created_us, LineState.WAITING)
+        values = {**waiting_values(request, due=None), **place}
         if row is None:
             db.execute(sa.insert(WORK).values(new_record(request, created_us=now_us, **values)))
         else:

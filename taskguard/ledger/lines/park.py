@@ -21,6 +21,7 @@ from taskguard.ledger.lines import states
 from taskguard.ledger.records import new_record, waiting_values
 from taskguard.ledger.tables import MESSAGES, NO_PLACE, WORK
 from taskguard.model.claims import ClaimRequest
+from taskguard.model.line_states import LineState
 from taskguard.model.states import State
 
 __all__ = ["is_on_record", "may_wait", "park", "place_of"]
@@ -53,7 +54,7 @@ def park(database: Database, request: ClaimRequest, *, only_new: bool = False) -
 
 def _is_full(db: sa.Connection, request: ClaimRequest) -> bool:
     """Whether this is one too many. Who has a place, or has begun, is in no case."""
-    known = sa.or_(WORK.c.parked.is_not(None), WORK.c.attempts > 0)
+    known = sa.or_(WORK.c.line.is_not(None), WORK.c.attempts > 0)
     ids = (str(request.work), *request.formerly)
     is_known = sa.select(WORK.c.id).where(WORK.c.id.in_(ids), known)
     if db.execute(is_known).first() is not None:
@@ -73,7 +74,7 @@ def _refuse(database: Database, db: sa.Connection, request: ClaimRequest) -> Non
             WORK.c.id == request.work,
             WORK.c.state == State.NEW.value,
             WORK.c.attempts == 0,
-            WORK.c.parked.is_(None),
+            WORK.c.line.is_(None),
             WORK.c.message == request.message.name,
         )
         .values(
@@ -88,7 +89,7 @@ def _refuse(database: Database, db: sa.Connection, request: ClaimRequest) -> Non
 
 def _park(database: Database, db: sa.Connection, request: ClaimRequest) -> bool:
     now_us = database.now_us(db)
-    place, kept = place_of(request, now_us), None
+    place, kept = place_of(request, now_us, LineState.WAITING), None
     if request.formerly:
         former = _former_records(db, request)
         if not all(may_wait(row, request) for row in former):
@@ -103,7 +104,7 @@ def _park(database: Database, db: sa.Connection, request: ClaimRequest) -> bool:
     own = sa.and_(waits, sa.or_(WORK.c.call.is_(None), WORK.c.message == request.message.name))
     failed = sa.and_(WORK.c.state == State.FAILED.value, WORK.c.final == 0)
     # A place that was kept is its message's.
-    failed = sa.and_(failed, sa.or_(WORK.c.parked.is_(None), WORK.c.message == values["message"]))
+    failed = sa.and_(failed, sa.or_(WORK.c.line.is_(None), WORK.c.message == values["message"]))
     later = sa.and_(
         WORK.c.message == request.message.name, WORK.c.retries > request.message.retries
     )
@@ -112,7 +113,7 @@ def _park(database: Database, db: sa.Connection, request: ClaimRequest) -> bool:
     anew = sa.case((keeps_place, place["parked"]), else_=now_us)
     parked = sa.func.coalesce(WORK.c.parked, anew)
     # In its place a message keeps the first that was said; see `expiry_of()`.
-    first = sa.and_(waits, WORK.c.parked.is_not(None), WORK.c.message == request.message.name)
+    first = sa.and_(waits, WORK.c.line.is_not(None), WORK.c.message == request.message.name)
     if request.expires_us is not None:
         first = sa.and_(first, WORK.c.expires < request.expires_us)
     expires = sa.case((first, WORK.c.expires), else_=request.expires_us)
@@ -142,7 +143,7 @@ def may_wait(row: Any, request: ClaimRequest) -> bool:
     if mine and row.retries > request.message.retries:
         return False
     if row.state == State.FAILED.value:
-        return not row.final and (row.parked is None or mine)
+        return not row.final and (row.line is None or mine)
     return row.state == State.NEW.value and (row.call is None or mine)
 
 
@@ -151,17 +152,17 @@ def _leave_former(db: sa.Connection, former: list[Any]) -> None:
     for row in former:
         same = WORK.c.state == row.state, WORK.c.fence == row.fence, WORK.c.owner == row.owner
         left = sa.update(WORK).where(WORK.c.id == row.id, *same)
-        db.execute(left.values(call=None, due=None, **NO_PLACE))
+        db.execute(left.values(call=None, sends=None, due=None, **NO_PLACE))
 
 
-def place_of(request: ClaimRequest, now_us: int) -> dict[str, Any]:
-    """The columns of a place in the line of its key, as of the moment at which it was sent.
+def place_of(request: ClaimRequest, now_us: int, line: LineState) -> dict[str, Any]:
+    """The columns of a state and a position in the line of its key, by when it was sent.
 
     By a clock that is ahead it was sent now.
     """
     sent_us = now_us if request.sent_us is None else min(request.sent_us, now_us)
     place = {"rank": request.rank, "parked": sent_us, "strict": int(request.strict) or None}
-    return {"key": request.line, **place}
+    return {"key": request.line, "line": line.value, **place}
 
 
 def is_on_record(db: sa.Connection, request: ClaimRequest) -> bool:

@@ -22,7 +22,6 @@ from taskguard.ledger.lines.room import Room
 from taskguard.ledger.lines.turn import is_held_up
 from taskguard.ledger.records import Called, message_of
 from taskguard.ledger.tables import MESSAGES, WORK
-from taskguard.model.states import State
 
 __all__ = ["call_next", "called"]
 
@@ -46,7 +45,7 @@ def call_next(
         now_us = database.now_us(db)
         head = (
             sa.select(WORK.c.id, WORK.c.rank, WORK.c.parked, WORK.c.call, WORK.c.task)
-            .where(WORK.c.key == key, states.waits())
+            .where(WORK.c.key == key, states.waits_first())
             .order_by(*states.in_order())
             .limit(1)
         )
@@ -60,18 +59,17 @@ def call_next(
             sa.update(WORK)
             .where(
                 WORK.c.id == first.id,
-                WORK.c.state == State.NEW.value,
+                states.waits(WORK),
                 WORK.c.parked.is_not_distinct_from(first.parked),  # as in `states.called_of()`
-                WORK.c.due.is_(None),
             )
-            .values(due=now_us + wait_us + int(expected_s * 1e6))
+            .values(line=states.promoted(), due=now_us + wait_us + int(expected_s * 1e6))
         )
         return called(db, first.id, wait_us) if changed.rowcount == 1 else None
 
 
 def called(db: sa.Connection, work: str, wait_us: int = 0) -> Called:
     """What is sent of work that was called, for a message that is to come in `wait_us`."""
-    names = ("id", "task", "message", "retries", "call", "due", "attempts")
+    names = ("id", "task", "message", "retries", "call", "due", "attempts", "sends")
     row = db.execute(sa.select(*(WORK.c[name] for name in names)).where(WORK.c.id == work)).one()
     numbers = sa.select(MESSAGES.c.retries, MESSAGES.c.deferrals).where(
         MESSAGES.c.message == message_of(row), MESSAGES.c.work == work

@@ -6,23 +6,21 @@ import sqlalchemy as sa
 
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.lines import states
-from taskguard.ledger.records import COUNTED_CHARS
 from taskguard.ledger.tables import WORK
-from taskguard.model.claims import sends_of
 from taskguard.model.records import Waiting
 from taskguard.model.states import State
 
 __all__ = ["standing", "waiting"]
 
-_END_OF_CALL = 300  # enough for the namespace
+# Enough of a stored call for its queue, and for its namespace.
+_BEGIN_OF_CALL, _END_OF_CALL = 60, 300
 
 
 def waiting(database: Database, key: str | None, *, limit: int) -> list[Waiting]:
     """Who waits in the line of a key, or of each, the first of them first."""
-    columns = ("key", "id", "message", "parked", "due", "state", "attempts")
+    columns = ("key", "id", "message", "parked", "due", "state", "sends")
     failed = sa.and_(states.keeps(WORK), WORK.c.state == State.FAILED.value)
-    begin = sa.func.substr(WORK.c.call, 1, COUNTED_CHARS).label("begin")
-    select = sa.select(*(WORK.c[name] for name in columns), begin)
+    select = sa.select(*(WORK.c[name] for name in columns))
     select = select.where(sa.or_(states.stands(WORK), failed))
     select = select.order_by(WORK.c.key, *states.in_order(), WORK.c.id).limit(limit)
     if key is not None:
@@ -36,7 +34,7 @@ def waiting(database: Database, key: str | None, *, limit: int) -> list[Waiting]
                 row.parked / 1e6,
                 row.due and row.due / 1e6,
                 failed=row.state == State.FAILED.value,
-                sent_again=sends_of(row.begin or "", attempts=row.attempts),
+                sent_again=row.sends or 0,
             )
             for row in db.execute(select)
         ]
@@ -45,7 +43,7 @@ def waiting(database: Database, key: str | None, *, limit: int) -> list[Waiting]
 def standing(database: Database, *, most: int) -> list[tuple[str, str]]:
     """The beginning and the end of the calls of messages in lines; at most `most`."""
     ends = sa.func.substr(WORK.c.call, sa.func.length(WORK.c.call) - _END_OF_CALL)
-    select = sa.select(sa.func.substr(WORK.c.call, 1, COUNTED_CHARS), ends)
+    select = sa.select(sa.func.substr(WORK.c.call, 1, _BEGIN_OF_CALL), ends)
     waits = WORK.c.parked.is_not(None), WORK.c.call.is_not(None)
     with database.transaction(bounded=False) as db:
         return [(begin, end) for begin, end in db.execute(select.where(*waits).limit(most))]

@@ -15,17 +15,18 @@ from taskguard.ledger.connections.database import WRITE_LOCK_S, Database
 from taskguard.ledger.lines import states
 from taskguard.ledger.lines.promotion import called
 from taskguard.ledger.lines.room import holders
-from taskguard.ledger.records import COUNTED_CHARS, Called
+from taskguard.ledger.records import Called
 from taskguard.ledger.tables import KEYS, WORK
 from taskguard.model.bounds import Rate
-from taskguard.model.states import State
+from taskguard.model.line_states import LineState
 
 __all__ = ["expired", "has_expired", "has_lines", "of_relay", "open_keys"]
 
-_READ = ("key", "id", "task", "state", "due", "strict", "rank", "parked")
+_READ = ("key", "id", "task", "line", "rank", "parked")
 # How much later than now a message is expected that was called with its rate's delay. What is due
 # later was enqueued. There may be a lot of that, and it is not read.
 _LONGEST_EXPECTED_US = 65_000_000
+_KEPT = LineState.KEPT.value
 
 
 def open_keys(
@@ -73,12 +74,13 @@ def open_keys(
     if (
         goes_on is not None and goes_on in slots and goes_on not in firsts
     ):  # it has more messages than were read
-        first = sa.select(WORK.c.id).where(WORK.c.key == goes_on, states.waits()).limit(1)
+        first = sa.select(WORK.c.id).where(WORK.c.key == goes_on, states.waits_first()).limit(1)
         firsts[goes_on] = db.execute(first.order_by(*states.in_order())).scalar()
     ids = [first for first in firsts.values() if first is not None]
     if not ids:
         return [], goes_on, early
-    ours = sa.select(WORK.c.key).where(WORK.c.id.in_(ids), states.left(), of_relay(app, queues))
+    mine = states.waits(WORK), of_relay(app, queues)
+    ours = sa.select(WORK.c.key).where(WORK.c.id.in_(ids), *mine)
     found = sorted(db.execute(ours).scalars())
     taken = _taken(db, now_us, [key for key in found if slots[key] > 1]) if found else {}
     return [key for key in found if taken.get(key, 0) < slots[key]], goes_on, early
@@ -99,12 +101,11 @@ def _outdated(
 
 def _firsts(rows: Iterable[Any]) -> dict[str, str | None]:
     """The first waiting message of each key; None if strict work before it has still to end."""
-    kept = State.NEW.value, State.PROCESSING.value, State.FAILED.value
     firsts: dict[str, str | None] = {}
     for row in rows:
-        if row.due is None and row.state == State.NEW.value:
+        if row.line == LineState.WAITING:
             firsts.setdefault(row.key, row.id)
-        elif row.due is not None and row.strict == 1 and row.state in kept:
+        elif row.line == LineState.KEPT:
             firsts.setdefault(row.key, None)
     return firsts
 
@@ -112,8 +113,7 @@ def _firsts(rows: Iterable[Any]) -> dict[str, str | None]:
 def _taken(db: sa.Connection, now_us: int, several: Sequence[str]) -> dict[str, int]:
     """How many messages of each key are expected; of `several`, also how many hold a slot."""
     window = WORK.c.due > now_us, WORK.c.due < now_us + _LONGEST_EXPECTED_US
-    has_place = sa.func.coalesce(WORK.c.parked, 0) > 0  # as in `states.called_of()`
-    called = sa.and_(WORK.c.state == State.NEW.value, has_place, states.expected(WORK, now_us))
+    called = states.expected(WORK, now_us)
     taken: dict[str, int] = {}
     for key in db.execute(sa.select(WORK.c.key).where(*window, called)).scalars():
         taken[key] = taken.get(key, 0) + 1
@@ -140,7 +140,7 @@ def has_expired(db: sa.Connection, now_us: int, *, app: str, queues: Sequence[st
 def _expired(
     now_us: Any, app: str, queues: Sequence[str] | None
 ) -> tuple[sa.ColumnElement[bool], ...]:
-    return WORK.c.expires <= now_us, states.left(), of_relay(app, queues)
+    return WORK.c.expires <= now_us, states.waits(WORK), of_relay(app, queues)
 
 
 def expired(
@@ -159,7 +159,8 @@ def expired(
         found = list(db.execute(free).scalars())
         if found:
             due = sa.update(WORK).where(WORK.c.id.in_(found), *past)
-            db.execute(due.values(due=WORK.c.expires))
+            line = sa.case((WORK.c.strict == 1, _KEPT), else_=LineState.EXPIRED.value)
+            db.execute(due.values(line=line, due=WORK.c.expires))
         return [called(db, work) for work in found]
 
 
@@ -176,16 +177,8 @@ def _of_app(app: str) -> sa.ColumnElement[bool]:
 
 
 def _of_queues(queues: Sequence[str] | None) -> sa.ColumnElement[bool]:
-    """By the beginning of the call, which no integration writes otherwise.
-
-    Before that may stand how often the call was sent; see `records.COUNT`.
-    """
+    """By the beginning of the call, which no integration writes otherwise."""
     if queues is None:
         return sa.true()
-    names = [f'"queue": {json.dumps(queue)},' for queue in queues]
-    begin = sa.func.substr(WORK.c.call, 1, COUNTED_CHARS + max(map(len, names), default=0))
-    counted = begin.startswith('{"sent": [')
-    return sa.or_(
-        *(WORK.c.call.startswith("{" + name, autoescape=True) for name in names),
-        *(sa.and_(counted, begin.contains(f"], {name}", autoescape=True)) for name in names),
-    )
+    names = [f'{{"queue": {json.dumps(queue)},' for queue in queues]
+    return sa.or_(sa.false(), *(WORK.c.call.startswith(name, autoescape=True) for name in names))

@@ -1,14 +1,11 @@
-"""What the columns of a work's record say of its line: conditions that all statements share.
+"""Conditions on the state of work in its line (`model/line_states.py`), which statements share.
 
 `rank` and `parked` are its position in the line of its key: those of a lower rank go first, then
-those that were sent before (a retry: that came before).
-`due` says whether it was called: NULL while it waits, else until when its message, which was sent
-again then, is expected. After that it is overdue, as any other work is (`outbox.py`). So is work
-that has expired while it waited, since then.
+those that were sent before (a retry: that came before). Work in a line has a position, and no
+other work has one.
 
-Work of `strict` requests has such a position from its enqueueing, or its first claim, until it has
-ended: also while it is PROCESSING, and FAILED with a retry to come. `due` then says when its
-message, which another process has sent, is overdue.
+`due` says until when a message that was sent is expected. After that it is overdue, as any other
+work is (`outbox.py`). So is work that has expired while it waited, since then. NULL while it waits.
 
 Nothing is read or written here.
 """
@@ -20,20 +17,28 @@ from typing import Any
 import sqlalchemy as sa
 
 from taskguard.ledger.tables import WORK
+from taskguard.model.line_states import LineState
 from taskguard.model.states import State
 
 __all__ = [
     "before",
     "called_of",
-    "called_once",
     "expected",
-    "in_line",
     "in_order",
     "keeps",
-    "left",
+    "promoted",
+    "sent_again",
     "stands",
     "waits",
+    "waits_first",
 ]
+
+_WAITING, _PROMOTED, _KEPT = (
+    LineState.WAITING.value,
+    LineState.PROMOTED.value,
+    LineState.KEPT.value,
+)
+_BEFORE_CLAIM = [_WAITING, _PROMOTED, LineState.RESENT.value, LineState.EXPIRED.value]
 
 
 def in_order() -> tuple[sa.ColumnElement[Any], ...]:
@@ -42,49 +47,52 @@ def in_order() -> tuple[sa.ColumnElement[Any], ...]:
 
 
 def stands(work: Any) -> sa.ColumnElement[bool]:
-    """Whether it stands in the line of its key, called or not."""
-    return sa.and_(work.c.parked.is_not(None), work.c.state == State.NEW.value)
+    """Whether it is NEW, and in the line of its key, promoted or not."""
+    is_new = work.c.state == State.NEW.value
+    return sa.or_(work.c.line.in_(_BEFORE_CLAIM), sa.and_(keeps(work), is_new))
 
 
-def in_line(work: Any) -> sa.ColumnElement[bool]:
-    """Whether it has a place: it waits, was called, or keeps it."""
-    return sa.or_(stands(work), keeps(work))
+def waits(work: Any) -> sa.ColumnElement[bool]:
+    """Whether its message is parked, and was not promoted."""
+    return work.c.line == _WAITING  # type: ignore[no-any-return]
 
 
-def waits(*further: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
-    """Whether it stands in line, and was not called: of all these the first one is looked for.
+def waits_first() -> sa.ColumnElement[bool]:
+    """`waits()`, in a query for the first one of these.
 
     That is found by the index, in order, if the planner thinks that there are many. Without
     statistics PostgreSQL takes work of a state for rare, and sorts all who wait; of a CASE that is
     not NULL it thinks nothing of the kind. MariaDB and MySQL sort them as soon as an id is in the
     order.
     """
-    is_left = sa.and_(WORK.c.state == State.NEW.value, WORK.c.due.is_(None), *further)
-    return sa.and_(WORK.c.parked.is_not(None), sa.case((is_left, 1)).is_not(None))
+    is_waiting = sa.case((waits(WORK), 1)).is_not(None)
+    return sa.and_(WORK.c.parked.is_not(None), is_waiting)
+
+
+def promoted() -> sa.ColumnElement[str]:
+    """The state of work that waited, once its message is to be sent: strict work is kept."""
+    return sa.case((WORK.c.strict == 1, _KEPT), else_=_PROMOTED)
+
+
+def sent_again(work: Any) -> sa.ColumnElement[bool]:
+    """Whether its message was sent once more than it was to be: another one may go first."""
+    kept = sa.and_(keeps(work), sa.func.coalesce(work.c.sends, 0) > 0)
+    return sa.or_(work.c.line == LineState.RESENT.value, kept)
 
 
 def expected(work: Any, now_us: int) -> sa.ColumnElement[bool]:
-    """Whether it was called a short while ago. One that was called again holds up nobody.
-
-    Nor does one that is strict, other than those behind it, by the place that it keeps: it may not
-    have been called, but enqueued.
-    """
-    return sa.and_(work.c.due > now_us, work.c.strict.is_(None), called_once(work))
+    """Whether it was promoted a short while ago."""
+    return sa.and_(work.c.line == _PROMOTED, work.c.due > now_us)
 
 
 def called_of(work: Any, key: Any, now_us: int) -> sa.ColumnElement[bool]:
-    """Of a key's line, who was called a short while ago: few, however long the line is.
+    """Of a key's line, what is expected: few, however long the line is.
 
-    Found by when they are due. That they have a place is said so that PostgreSQL does not see that
-    the index of lines has them all, which it takes for empty by statistics from before the line.
+    Found by when they are due. Nothing here implies that they have a position: PostgreSQL would see
+    that the index of lines has them all, which it takes for empty by statistics from before the
+    line.
     """
-    has_place = sa.func.coalesce(work.c.parked, 0) > 0
-    is_new = work.c.state == State.NEW.value
-    return sa.and_(work.c.key == key, is_new, has_place, expected(work, now_us))
-
-
-def called_once(work: Any) -> sa.ColumnElement[bool]:
-    return sa.func.substr(work.c.call, 1, 8) != '{"sent":'
+    return sa.and_(work.c.key == key, expected(work, now_us))
 
 
 def keeps(work: Any) -> sa.ColumnElement[bool]:
@@ -92,19 +100,13 @@ def keeps(work: Any) -> sa.ColumnElement[bool]:
 
     It holds up all who are behind it, however late it is.
     """
-    states = work.c.state.in_([State.NEW.value, State.PROCESSING.value, State.FAILED.value])
-    placed = sa.and_(work.c.parked.is_not(None), work.c.strict == 1)
-    return sa.and_(placed, work.c.due.is_not(None), states)
+    return work.c.line == _KEPT  # type: ignore[no-any-return]
 
 
 def before(rank: int, place: int) -> sa.ColumnElement[bool]:
     """Whether it goes before that place. Said twice: databases use an index for one of the two."""
     as_tuple = sa.tuple_(WORK.c.rank, WORK.c.parked) < sa.tuple_(rank, place)
     same_rank = sa.and_(WORK.c.rank == rank, WORK.c.parked < place)
-    return sa.and_(as_tuple, sa.or_(WORK.c.rank < rank, same_rank))
-
-
-def left() -> sa.ColumnElement[bool]:
-    """Whether it waits and was not called, as a condition that no index of lines is used for."""
-    has_place = sa.func.coalesce(WORK.c.parked, 0) > 0  # as in `called_of()`
-    return sa.and_(WORK.c.state == State.NEW.value, WORK.c.due.is_(None), has_place)
+    # That it has a position is implied, which a planner has to be told for the index of lines.
+    has_position = WORK.c.parked.is_not(None)
+    return sa.and_(has_position, as_tuple, sa.or_(WORK.c.rank < rank, same_rank))

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from taskguard.ledger.lines import states
 from taskguard.ledger.tables import WORK
 from taskguard.model.claims import ClaimRequest
+from taskguard.model.line_states import LineState
 from taskguard.model.states import State
 
 __all__ = ["is_behind", "is_held_up"]
@@ -35,34 +36,32 @@ def is_behind(
     again. `room`: for how many the key is free; fewer may have been called. `but`: of this task
     nobody counts.
     """
-    columns = WORK.c.state, WORK.c.message, WORK.c.rank, WORK.c.parked
-    sent_again = sa.and_(WORK.c.due.is_not(None), ~states.called_once(WORK)).label("sent_again")
+    columns = WORK.c.state, WORK.c.message, WORK.c.rank, WORK.c.parked, WORK.c.line
+    sent_again = states.sent_again(WORK).label("sent_again")
     ids = (str(request.work), *request.formerly)
     records = db.execute(sa.select(*columns, sent_again).where(WORK.c.id.in_(ids))).all()
     if any(mine.state == State.PROCESSING.value for mine in records):
         return False
     places = []
     for mine in records:
-        if mine.parked is None:
+        if mine.line is None:
             continue
         if mine.message == request.message.name:
             places.append((mine.rank, mine.parked))
         elif mine.state == State.NEW.value and not mine.sent_again:
             return True  # nothing else would answer that message
     rank, place = min(places, default=(request.rank, _LAST))
-    waits = sa.and_(
-        states.stands(WORK), sa.or_(WORK.c.due.is_(None), states.expected(WORK, now_us))
-    )
     line = WORK.c.key.in_(request.lines) if request.formerly else WORK.c.key == request.line
-    before = [line, states.before(rank, place), sa.or_(waits, states.keeps(WORK))]
+    blocks = sa.or_(states.waits(WORK), states.keeps(WORK), states.expected(WORK, now_us))
+    before = [line, states.before(rank, place), blocks]
     if request.formerly:
         before.append(WORK.c.id.not_in(ids))
     if but is not None:
         before.append(WORK.c.task != but)
     # In order, for the first is mostly one who waits.
-    first = sa.select(WORK.c.due).where(*before).order_by(WORK.c.rank, WORK.c.parked).limit(room)
+    first = sa.select(WORK.c.line).where(*before).order_by(WORK.c.rank, WORK.c.parked).limit(room)
     found = db.execute(first).scalars().all()
-    return None in found or len(found) >= room
+    return LineState.WAITING in found or len(found) >= room
 
 
 def is_held_up(db: sa.Connection, key: str, first: Any) -> bool:

@@ -84,7 +84,7 @@ class SqlMessages(Part):
                 return False
             if due and not is_over(row, now_us):
                 return False
-            values: dict[str, object] = {"call": None, "due": None, **NO_PLACE}
+            values: dict[str, object] = {"call": None, "sends": None, "due": None, **NO_PLACE}
             values["retries"] = message.retries + 1 if retries is None else retries
             if row.state != State.FAILED.value or not row.final:  # else it stays superseded
                 values |= {"state": State.FAILED.value, "final": 0, "owner": FREE, "lease_until": 0}
@@ -109,7 +109,7 @@ class SqlMessages(Part):
 
 def is_over(row: Any, now_us: int) -> bool:
     """Whether it stands in a line, and has waited for as long as it was to."""
-    in_line = row.parked is not None and row.state == State.NEW.value
+    in_line = row.line is not None and row.state == State.NEW.value
     return bool(in_line and row.expires is not None and row.expires <= now_us)
 
 
@@ -121,5 +121,5 @@ def waits_for(row: Any, message: MessageRef, now_us: int) -> bool:
         return False
     if row.state == State.PROCESSING.value:
         return bool(row.lease_until <= now_us)
-    has_place = row.parked is not None
-    return row.state == State.NEW.value or (row.state == State.FAILED.value and has_place)
+    in_line = row.line is not None
+    return row.state == State.NEW.value or (row.state == State.FAILED.value and in_line)

@@ -2,10 +2,9 @@
 
 Guarantees: what `enqueue` wrote is committed or rolled back with the user's transaction. Work is
 overdue once its holder's lease, or the time that its message was given, has passed. It stays so
-until a delivery claims it, an ending ends it, or a sweep notes that its message was sent again. The
-number of sendings since the last claim stands at the beginning of the call. Reading what is
-overdue, and noting that it was sent again, locks one batch for a moment, and waits for no row that
-is locked.
+until a delivery claims it, an ending ends it, or a sweep notes that its message was sent again.
+`sends` counts how often that was since the last claim. Reading what is overdue, and noting that it
+was sent again, locks one batch for a moment, and waits for no row that is locked.
 
 Does not send anything: `taskguard/outbox/enqueue.py` and `taskguard/outbox/sweep.py` do.
 """
@@ -23,7 +22,7 @@ from taskguard.ledger.connections.database import WRITE_LOCK_S, Database
 from taskguard.ledger.connections.retrying import retried
 from taskguard.ledger.lines import relay
 from taskguard.ledger.lines.park import place_of
-from taskguard.ledger.lines.states import in_line, stands
+from taskguard.ledger.lines.states import keeps, stands
 from taskguard.ledger.own_rows import changes as rows
 from taskguard.ledger.parts.base import Part
 from taskguard.ledger.records import (
@@ -36,7 +35,8 @@ from taskguard.ledger.records import (
 from taskguard.ledger.tables import FREE, MESSAGES, NO_PLACE, WORK
 from taskguard.ledger.transactions.external import on_external
 from taskguard.model.bounds import NO_RATES, Rate
-from taskguard.model.claims import SENDS, ClaimRequest, Overdue
+from taskguard.model.claims import ClaimRequest, Overdue
+from taskguard.model.line_states import LineState
 from taskguard.model.records import Once, Seen
 from taskguard.model.states import Place, State
 
@@ -48,13 +48,13 @@ __all__ = ["SqlOutbox"]
 # FAILED work has a time to be due only where it keeps its place in the line of its key, or where
 # its caller is to hear that a newer message took that.
 _OPEN = (State.NEW.value, State.PROCESSING.value, State.FAILED.value)
-_COLUMNS = ("id", "task", "message", "retries", "call", "due", "attempts")
+_COLUMNS = ("id", "task", "message", "retries", "call", "due", "attempts", "sends")
 # A newer message took its place while it waited; its caller has not heard of that.
-_UNTOLD = sa.and_(WORK.c.state == State.FAILED.value, WORK.c.final == 1, WORK.c.parked.is_not(None))
+_UNTOLD = WORK.c.line == LineState.SUPERSEDED.value
 # The channel of `taskguard/lock_table/`, by which waiters of a process listen already.
 ANNOUNCEMENTS = "taskguard_locks"
-# How the call of a message begins that was sent again, whatever its queue.
-_SENT_AGAIN = '{"sent": ['
+_PROMOTED = (LineState.PROMOTED.value, LineState.EXPIRED.value)
+_RESENT = LineState.RESENT.value
 # On SQLite a body's transaction stops all writers.
 _SENT_LOCK_S = 5.0
 
@@ -141,7 +141,8 @@ class SqlOutbox(Part):
         that work alone, even if it is not yet due. `parked`: see `ports.py`.
         """
         with self._database.transaction(bounded=False) as db:
-            in_place = sa.case((sa.and_(stands(WORK), WORK.c.strict == 1), 1), else_=0)
+            is_new = WORK.c.state == State.NEW.value
+            in_place = sa.case((sa.and_(keeps(WORK), is_new), 1), else_=0)
             columns = *(WORK.c[name] for name in _COLUMNS), in_place.label("in_place")
             select = sa.select(*columns).where(
                 WORK.c.due.is_not(None), WORK.c.call.is_not(None), WORK.c.state.in_(_OPEN)
@@ -152,7 +153,7 @@ class SqlOutbox(Part):
             else:
                 select = select.where(WORK.c.id == work)
             if parked is not None:
-                called = sa.case((sa.or_(in_line(WORK), _UNTOLD), 1), else_=0)
+                called = sa.case((WORK.c.line.is_not(None), 1), else_=0)
                 select = select.where(called == int(parked))
             if after is not None:
                 place = sa.tuple_(WORK.c.due, WORK.c.id)
@@ -185,13 +186,13 @@ class SqlOutbox(Part):
                 db.execute(sa.select(sa.func.pg_notify(ANNOUNCEMENTS, announce)))
             now_us = self._database.now_us(db)
             expired = relay.has_expired(db, now_us, app=app, queues=queues)
-            called = sa.case((sa.or_(in_line(WORK), _UNTOLD), 1), else_=0)
+            called = sa.case((WORK.c.line.is_not(None), 1), else_=0)
             late = sa.select(sa.literal(1)).where(
                 WORK.c.due <= now_us,
                 WORK.c.call.is_not(None),
                 WORK.c.state.in_(_OPEN),
                 called == 1,
-                sa.or_(relay.of_relay(app, queues), WORK.c.call.startswith(_SENT_AGAIN)),
+                sa.or_(relay.of_relay(app, queues), WORK.c.sends > 0),  # whatever its queue
             )
             overdue = db.execute(late.limit(1)).first() is not None
             keys, goes_on, early = relay.open_keys(
@@ -218,14 +219,15 @@ class SqlOutbox(Part):
 
         Work that was claimed or ended meanwhile is left out: its claim says when it is due. So is
         work whose row is locked. If the sending was only tried (`counted`), a message that was
-        called from a line is left out: it would be expected once more, and delay those behind it.
+        promoted is left out: it would be expected once more, and delay those behind it.
         """
+        unsent = sa.and_(keeps(WORK), WORK.c.state == State.NEW.value)
         these = sa.and_(
             WORK.c.id.in_([work.work for work in items]),
             WORK.c.due.in_({work.due_us for work in items}),
             WORK.c.state.in_(_OPEN),
-            *(() if counted else (~stands(WORK),)),
-            *(() if again_after_s is not None else (stands(WORK),)),
+            *(() if counted else (~sa.func.coalesce(stands(WORK), sa.false()),)),
+            *(() if again_after_s is not None else (unsent,)),
         )
         with self._database.transaction(lock_timeout_s=_SENT_LOCK_S, bounded=False) as db:
             again = (
@@ -235,15 +237,17 @@ class SqlOutbox(Part):
             )
             free = sa.select(WORK.c.id).where(these).order_by(WORK.c.id)
             free = free.with_for_update(key_share=True, skip_locked=True)
-            ids = set(db.execute(free).scalars().all())
-            for (begin, length), those in _by_count(items, counted=counted).items():
-                mine = [work.work for work in those if work.work in ids]
-                if mine:
-                    values: dict[str, object] = {"due": again}
-                    if begin:
-                        rest = sa.func.substr(WORK.c.call, length + 1, type_=sa.Text())
-                        values["call"] = sa.literal(begin, sa.Text()).concat(rest)
-                    db.execute(sa.update(WORK).where(WORK.c.id.in_(mine)).values(**values))
+            ids = list(db.execute(free).scalars())
+            if ids:
+                values: dict[str, object] = {"due": again}
+                if again is None:
+                    values["line"] = LineState.WAITING.value
+                elif counted:
+                    line = sa.case((WORK.c.line.in_(_PROMOTED), _RESENT), else_=WORK.c.line)
+                    values["line"] = line
+                if counted:
+                    values["sends"] = sa.func.coalesce(WORK.c.sends, 0) + 1
+                db.execute(sa.update(WORK).where(WORK.c.id.in_(ids), these).values(**values))
             return len(ids)
 
     @retried
@@ -256,7 +260,6 @@ class SqlOutbox(Part):
         now, text = self._database.now(), self._storable(error)
         left = sa.and_(WORK.c.state == State.PROCESSING.value, WORK.c.lease_until <= now)
         told = WORK.c.id == work.work, WORK.c.due == work.due_us, _UNTOLD
-        call = "{" + work.call[_length_of_count(work.call) :] if work.call[:1] == "{" else work.call
         with self._database.transaction(lock_timeout_s=_SENT_LOCK_S) as db:
             if db.execute(sa.update(WORK).where(*told).values(due=None, **NO_PLACE)).rowcount:
                 return True  # it was superseded, which its caller does not hear
@@ -274,7 +277,7 @@ class SqlOutbox(Part):
                     owner=FREE,
                     lease_until=0,
                     error=text,
-                    call=call,
+                    sends=None,
                     due=None,
                     **NO_PLACE,
                     finished=now,
@@ -303,7 +306,7 @@ def write(
     due = now + int(due_in_s * 1e6)
     fresh = waiting_values(request, due=due)
     if request.strict:
-        fresh |= place_of(request, database.now_us(db))
+        fresh |= place_of(request, database.now_us(db), LineState.KEPT)
     new = new_record(request, created_us=now, **fresh)
     db.execute(database.dialect.insert_missing(WORK, new))
     if _was_set_back(db, request):
@@ -325,8 +328,8 @@ def write(
     left = sa.and_(WORK.c.state == State.PROCESSING.value, WORK.c.lease_until <= now)
     left = sa.or_(WORK.c.state == State.NEW.value, left)
     # What waits for its key is not due either: its call is sent in its turn.
-    unsent = sa.or_(WORK.c.call.is_(None), sa.and_(WORK.c.due.is_(None), WORK.c.parked.is_(None)))
-    _update(db, request, left, fits, unsent, call=request.call, due=due)
+    unsent = sa.or_(WORK.c.call.is_(None), sa.and_(WORK.c.due.is_(None), WORK.c.line.is_(None)))
+    _update(db, request, left, fits, unsent, call=request.call, sends=None, due=due)
     if once is not None:
         unique.decide(database, db, request, once, due=due)
 
@@ -342,20 +345,3 @@ def _update(
     db: sa.Connection, request: ClaimRequest, *where: sa.ColumnElement[bool], **values: object
 ) -> None:
     db.execute(sa.update(WORK).where(WORK.c.id == request.work, *where).values(**values))
-
-
-def _by_count(items: Sequence[Overdue], *, counted: bool) -> dict[tuple[str, int], list[Overdue]]:
-    """Work by how its call is to begin, and how long the beginning is that this replaces."""
-    found: dict[tuple[str, int], list[Overdue]] = {}
-    for work in items:
-        begin, length = "", 0
-        if counted and work.call.startswith("{"):
-            begin = f'{{"sent": [{work.sends + 1}, {work.attempts}], '
-            length = _length_of_count(work.call)
-        found.setdefault((begin, length), []).append(work)
-    return found
-
-
-def _length_of_count(call: str) -> int:
-    count = SENDS.match(call)
-    return len(count[0]) if count else 1

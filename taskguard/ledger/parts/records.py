@@ -68,6 +68,7 @@ class SqlRecords(Part):
             "crashed_owner": "",
             "rounds": None,
             "fingerprint": None,
+            "sends": None,
             "due": self._due_now(),
             **NO_PLACE,
             "error": text,

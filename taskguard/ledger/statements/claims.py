@@ -28,6 +28,7 @@ from taskguard.ledger.statements.gates import View, gates_of
 from taskguard.ledger.statements.slots import choose
 from taskguard.ledger.tables import FREE, KEYS, MESSAGES, NO_PLACE, WORK
 from taskguard.model.claims import Answer, Busy, ClaimAnswer, Claimed, ClaimRequest
+from taskguard.model.line_states import LineState
 from taskguard.model.states import Decision, State
 
 __all__ = ["LockedClaim", "Seen", "claim", "decision_of", "peek"]
@@ -37,7 +38,7 @@ __all__ = ["LockedClaim", "Seen", "claim", "decision_of", "peek"]
 _COLUMNS = (
     "id", "state", "final", "owner", "fence", "lease_until", "message", "retries", "crashes",
     "fingerprint", "attempts", "progress", "result", "error", "call", "due", "finished", "created",
-    "parked", "crashed_owner", "rounds",
+    "line", "parked", "crashed_owner", "rounds",
 )  # fmt: skip
 _KEY_COLUMNS = tuple(
     KEYS.c[name] for name in ("key", "fence", "owner", "lease_until", "slots", "next_start")
@@ -89,7 +90,7 @@ def _catch_up(db: sa.Connection, found: Seen) -> None:
         WORK.c.fence == mine.fence,
         WORK.c.owner == mine.owner,
     )
-    values: dict[str, object] = {"due": None}
+    values: dict[str, object] = {"due": None, **NO_PLACE}
     if found.decision is Decision.DONE and row.state == State.DONE.value:
         same = ("state", "message", "fence", "owner", "result", "error", "finished")
         values |= {name: getattr(row, name) for name in same} | {"lease_until": 0, "call": None}
@@ -325,6 +326,7 @@ class LockedClaim:
             "owner": self.owner,
             "lease_until": until_us,
             "started": self.now_us,
+            "sends": None,
             **NO_PLACE,
             "error": None,
         }
@@ -347,7 +349,7 @@ class LockedClaim:
 
     def _kept_place(self, known: WorkRecord | None) -> dict[str, object]:
         """The place that it has, or gets, and keeps until it has ended."""
-        place: dict[str, Any] = place_of(self.request, self.now_us)
+        place: dict[str, Any] = place_of(self.request, self.now_us, LineState.KEPT)
         kept = [row.parked for row in self.records.rows if row and row.parked is not None]
         place["parked"] = min(kept, default=place["parked"])
         if known is not None:
@@ -362,6 +364,7 @@ class LockedClaim:
             values |= {"attempts": 1, "crashes": 0, "crashed_owner": ""}
         else:
             values = {**self._carried(row), **values, **self._counted(decision, row)}
+        values = {name: value for name, value in values.items() if value is not None}
         try:
             self.database.once(_inserting, tuple(values)).run(self.db, values)
         except sa.exc.IntegrityError as error:

@@ -13,9 +13,11 @@ import sqlalchemy as sa
 from simulation.ledger import KeyRow, MemoryLedger, Work
 
 from support.claims import request
+from support.line_states import LineWatch
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import FREE, KEYS, MESSAGES, WORK
 from taskguard.model.claims import Claimed, ClaimRequest, MessageRef
+from taskguard.model.line_states import Event
 from taskguard.model.states import State
 
 KINDS = [
@@ -56,6 +58,16 @@ class Book:
     engine: sa.Engine
     made: list[SqlLedger] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.watch = LineWatch(self.records)
+        self.watch.install(self.ledger)
+
+    def records(self) -> dict[str, Any]:
+        """Of all work, what its line is about."""
+        columns = ("id", "line", "parked", "state", "final", "due")
+        with self.engine.connect() as db:
+            return {row.id: row for row in db.execute(sa.select(*(WORK.c[n] for n in columns)))}
+
     @property
     def locks_rows(self) -> bool:
         """Whether others may write while a transaction is open."""
@@ -65,6 +77,7 @@ class Book:
         """Another ledger on the same database, as another process would have it."""
         options.setdefault("one_statement", not self.kind.endswith("in steps"))
         self.made.append(SqlLedger(url or self.url, **options))
+        self.watch.install(self.made[-1])
         return self.made[-1]
 
     def request(
@@ -88,7 +101,8 @@ class Book:
     @contextmanager
     def transaction(self, *, commits: bool = True) -> Iterator[Any]:
         """One of the user's."""
-        with self.engine.connect() as db:
+        events = Event.ENQUEUE, Event.REPLACE, Event.END
+        with self.watch.window(*events), self.engine.connect() as db:
             yield db
             if commits:
                 db.commit()
@@ -221,6 +235,9 @@ class MemoryBook(Book):
     """The same for the simulation's ledger, which has no database to look into."""
 
     ledger: Any  # type: ignore[assignment]
+
+    def records(self) -> dict[str, Any]:
+        return {row.id: row for row in self.ledger.work_items.values()}
 
     def again(self, url: str | None = None, *, lock_timeout_s: float = 0.25, **options: Any) -> Any:
         del url, options

@@ -35,6 +35,7 @@ from taskguard.ledger.lines import kept, newest, park, room, states, turn
 from taskguard.ledger.lines import postgresql as lines
 from taskguard.ledger.messages import raise_deferrals
 from taskguard.ledger.parts import endings as ending_statements
+from taskguard.ledger.parts import outbox
 from taskguard.ledger.parts.endings import SqlEndings
 from taskguard.ledger.parts.outbox import SqlOutbox
 from taskguard.ledger.sql import SqlLedger
@@ -331,11 +332,11 @@ def without_those_called(made: Mutation) -> None:
 
 def with_those_called_for_ever(made: Mutation) -> None:
     """Who was called and does not come holds up all who stand behind him."""
-    made.replace(states, "expected", lambda work, now_us: work.c.due.is_not(None))
+    made.replace(states, "expected", lambda work, now_us: work.c.line.in_(["promoted", "resent"]))
     made.edit(
         lines,
         "CALL_NEXT",
-        ("""o.strict is null and left(o.call, 8) <> '{"sent":'""", "o.strict is null"),
+        ("o.line = 'promoted'", "o.line in ('promoted', 'resent')"),
         ("and o.due > (select now_us from asked)", "and o.due is not null"),
     )
 
@@ -354,7 +355,7 @@ def with_any_messages_place(made: Mutation) -> None:
         made.edit(
             postgresql,
             name,
-            ("when mine.message = %(message)s::text and mine.parked", "when mine.parked"),
+            ("when mine.message = %(message)s::text and mine.line", "when mine.line"),
             (
                 "when mine.message = %(message)s::text then mine.parked",
                 "when true then mine.parked",
@@ -406,14 +407,15 @@ def with_a_new_place(made: Mutation) -> None:
 
 def without_waiting_again(made: Mutation) -> None:
     """Who was called, and finds the key taken, counts as called still."""
-    made.edit(lines, "PARK", ("    due = null,\n", ""))
+    made.edit(lines, "PARK", ("    due = null,\n    line = excluded.line,\n", ""))
 
 
 def without_leaving_the_line(made: Mutation) -> None:
     """Who is at work stands in line."""
     for name in ("_CLAIM_IN_LINE", "_CLAIM_FIRST_IN_LINE"):
-        if "parked = null," in getattr(postgresql, name):
-            made.edit(postgresql, name, ("parked = null,", ""))
+        left = "line = null, parked = null,"
+        if left in getattr(postgresql, name):
+            made.edit(postgresql, name, (left, ""))
 
 
 def with_the_last_first(made: Mutation) -> None:
@@ -442,7 +444,9 @@ def without_ranks_of_newcomers(made: Mutation) -> None:
 def without_keeping(made: Mutation) -> None:
     """Who has begun, and failed, or was called and is late, holds up nobody."""
     made.replace(states, "keeps", lambda *_: sa.false())
-    made.edit(lines, "CALL_NEXT", ("and o.strict = 1", "and false"))
+    made.edit(
+        lines, "CALL_NEXT", ("case when o.line = 'kept' then 1 end", "case when false then 1 end")
+    )
 
 
 def without_keeping_in_claims(made: Mutation) -> None:
@@ -450,10 +454,7 @@ def without_keeping_in_claims(made: Mutation) -> None:
     made.edit(
         postgresql,
         "_CLAIM_IN_LINE",
-        (
-            "when o.strict = 1 then o.state in ('NEW', 'PROCESSING', 'FAILED')",
-            "when false then true",
-        ),
+        ("when 'kept' then true", "when 'kept' then false"),
     )
 
 
@@ -697,6 +698,7 @@ MUTANTS: list[tuple[Callable[[Mutation], None], Callable[[Any], None]]] = [
 
 def catch(book: Any, made: Mutation, test: Callable[[Any], None]) -> None:
     """The test finds it out, and what was changed took part."""
+    book.watch.stopped = True  # else it would be found before the test finds it
     with pytest.raises(ASSERTIONS):
         test(book)
     assert made.ran & made.must_run(), f"what was changed took no part: {made.ran}"
@@ -785,6 +787,33 @@ def test_a_ledger_without_a_check_does_not_pass(
     made = Mutation(monkeypatch, book.kind)
     mutate(made)
     catch(book, made, test)
+
+
+def promoted_as_resent(made: Mutation) -> None:
+    """A message that is promoted counts as one that did not come."""
+    made.replace(states, "promoted", lambda: sa.literal("resent"))
+    made.edit(lines, "CALL_NEXT", ("else 'promoted' end", "else 'resent' end"))
+
+
+@pytest.mark.parametrize("mutant", ["promoted as resent", "abandoned in its line"])
+def test_a_transition_of_a_line_that_is_not_declared_is_found(
+    book: Any, monkeypatch: pytest.MonkeyPatch, mutant: str
+) -> None:
+    """Whatever the test is about."""
+    if book.kind == "memory":
+        pytest.skip("its table of work refuses such a record")
+    if mutant == "promoted as resent":
+        promoted_as_resent(Mutation(monkeypatch, book.kind))
+    else:
+        monkeypatch.setattr(outbox, "NO_PLACE", {})
+    in_line.park(book, 1)
+    with pytest.raises(AssertionError, match=r"waiting -> resent|promoted, and FAILED"):
+        _abandon_what_was_promoted(book)
+
+
+def _abandon_what_was_promoted(book: Any) -> None:
+    called = book.ledger.call_next(in_line.KEY, expected_s=60.0)
+    assert book.ledger.abandon(called, error="sent in vain")
 
 
 @pytest.mark.parametrize(

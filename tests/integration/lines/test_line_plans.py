@@ -20,6 +20,7 @@ from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.statements import postgresql
 from taskguard.ledger.tables import WORK
 from taskguard.model.claims import MessageRef
+from taskguard.model.line_states import LineState
 from taskguard.model.states import State
 
 KEY, WAITING = "account:1", 5_000
@@ -45,7 +46,7 @@ def made_ledger(request: pytest.FixtureRequest) -> Iterator[SqlLedger]:
             off = "alter table taskguard_work set (autovacuum_enabled = off)"
             db.exec_driver_sql(off)
         if known == "nobody waited":
-            ended = {"state": State.DONE.value, "parked": None, "call": None}
+            ended = {"state": State.DONE.value, "line": None, "parked": None, "call": None}
             rows = [_waiting(WAITING + number) for number in range(200)]
             db.execute(sa.insert(WORK), [{**row, "key": row["id"], **ended} for row in rows])
             db.exec_driver_sql("analyze taskguard_work")
@@ -58,7 +59,8 @@ def _waiting(number: int) -> dict[str, Any]:
     zero = dict.fromkeys(("retries", "final", "fence", "lease_until", "attempts", "crashes"), 0)
     texts = {"task": "ship", "key": KEY, "owner": "", "crashed_owner": "", "call": CALL}
     own = {"id": f"ship {number}", "message": f"m{number}", "state": State.NEW.value}
-    return {**zero, **texts, **own, "rank": 0, "parked": number + 1, "created": 0}
+    place = {"line": LineState.WAITING.value, "rank": 0, "parked": number + 1}
+    return {**zero, **texts, **own, **place, "created": 0}
 
 
 def _asked(ledger: SqlLedger, ask: Callable[[], object]) -> list[tuple[str, Any]]:

@@ -14,15 +14,16 @@ head as materialized (
     select w.id, w.rank, w.parked
     from taskguard_work w
     where w.key = %(key)s::text and w.parked is not null
-        and case when w.state = 'NEW' and w.due is null then 1 end is not null
+        and case when w.line = 'waiting' then 1 end is not null
     order by w.rank, w.parked
     limit 1
 ),
 called as (
-    update taskguard_work w set due = asked.now_us + %(expected_us)s::bigint
+    update taskguard_work w set
+        line = case when w.strict = 1 then 'kept' else 'promoted' end,
+        due = asked.now_us + %(expected_us)s::bigint
     from head, asked
-    where w.id = head.id and w.state = 'NEW' and w.parked is not distinct from head.parked
-        and w.due is null
+    where w.id = head.id and w.line = 'waiting' and w.parked is not distinct from head.parked
         and coalesce(w.call::json ->> 'app', '') = %(app)s::text
         and (%(queues)s::jsonb is null or %(queues)s::jsonb ? (w.call::json ->> 'queue'))
         and not exists (
@@ -31,8 +32,7 @@ called as (
         )
         and not exists (
             select from taskguard_work o
-            where o.key = %(key)s::text and coalesce(o.parked, 0) > 0 and o.state = 'NEW'
-                and o.strict is null and left(o.call, 8) <> '{"sent":'
+            where o.key = %(key)s::text and o.line = 'promoted'
                 and o.due > (select now_us from asked)
                 -- Who is due much later was enqueued: there may be many, whom nobody has to read.
                 and o.due < (select now_us from asked) + %(expected_us)s::bigint + 60000000
@@ -42,14 +42,11 @@ called as (
             select o.parked from taskguard_work o
             where o.key = %(key)s::text and o.parked is not null
                 and (o.rank, o.parked) < (head.rank, head.parked)
-                and case
-                    when o.due is not null and o.strict = 1
-                        and o.state in ('NEW', 'PROCESSING', 'FAILED') then 1
-                end is not null
+                and case when o.line = 'kept' then 1 end is not null
             order by o.rank, o.parked
             limit 1
         ) is null
-    returning w.id, w.task, w.message, w.retries, w.call, w.due, w.attempts
+    returning w.id, w.task, w.message, w.retries, w.call, w.due, w.attempts, w.sends
 )
 select called.*, m.retries, m.deferrals
 from called

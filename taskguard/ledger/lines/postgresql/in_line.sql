@@ -5,13 +5,13 @@
 and (
     select o.parked from taskguard_work o
     where o.key = %(key)s::text and o.parked is not null
-        and nullif(case
-            when o.strict = 1 then o.state in ('NEW', 'PROCESSING', 'FAILED')
-            when o.state <> 'NEW' then false
+        and nullif(case o.line
+            when 'waiting' then true
+            when 'kept' then true
             -- Of this very work the message that waits is expected until it was sent again:
             -- nothing else answers it.
-            else o.due is null
-                or ((o.due > now_us or o.id = %(work)s::text) and left(o.call, 8) <> '{"sent":')
+            when 'promoted' then o.due > now_us or o.id = %(work)s::text
+            when 'expired' then o.id = %(work)s::text
         end, false) is not null
         -- Work that has begun is taken over before anybody's turn. A place in the line is that of
         -- one message: another one of its work stands behind it, whatever its rank, as long as
@@ -21,10 +21,10 @@ and (
                 (
                     select case
                         when mine.state = 'PROCESSING' then -2147483648
-                        when mine.message = %(message)s::text and mine.parked is not null
+                        when mine.message = %(message)s::text and mine.line is not null
                             then mine.rank
-                        when mine.state = 'NEW' and mine.parked is not null
-                            and (mine.due is null or left(mine.call, 8) <> '{"sent":')
+                        when mine.line in ('waiting', 'promoted', 'expired')
+                            or (mine.line = 'kept' and mine.state = 'NEW' and mine.sends is null)
                             then 2147483647
                     end
                     from taskguard_work mine

@@ -8,12 +8,12 @@ with asked as materialized (
 )
 insert into taskguard_work as w (
     id, task, key, message, retries, state, final, fence, owner, lease_until,
-    attempts, crashes, crashed_owner, fingerprint, call, rank, parked, strict, expires, created
+    attempts, crashes, crashed_owner, fingerprint, call, line, rank, parked, strict, expires, created
 )
 select
     %(work)s::text, %(task)s::text, %(key)s::text, %(message)s::text, %(retries)s::integer,
     'NEW', 0, 0, '', 0,
-    0, 0, '', %(fingerprint)s::text, %(call)s::text, %(rank)s::integer,
+    0, 0, '', %(fingerprint)s::text, %(call)s::text, 'waiting', %(rank)s::integer,
     least(%(sent_us)s::bigint, now_us), case when %(strict)s::boolean then 1 end,
     %(expires_us)s::bigint, now_us
 from asked
@@ -30,12 +30,14 @@ on conflict (id) do update set
     owner = excluded.owner,
     lease_until = excluded.lease_until,
     call = excluded.call,
+    sends = null,
     due = null,
+    line = excluded.line,
     rank = excluded.rank,
     strict = excluded.strict,
     -- In its place a message keeps the first that was said; least() leaves out what is NULL.
     expires = case
-        when w.state = 'NEW' and w.parked is not null and w.message = excluded.message
+        when w.state = 'NEW' and w.line is not null and w.message = excluded.message
             then least(w.expires, excluded.expires)
         else excluded.expires
     end,
@@ -50,7 +52,7 @@ on conflict (id) do update set
 where (
         (w.state = 'NEW' and (w.call is null or w.message = excluded.message))
         -- A place that was kept is its message's.
-        or (w.state = 'FAILED' and w.final = 0 and (w.parked is null or w.message = excluded.message))
+        or (w.state = 'FAILED' and w.final = 0 and (w.line is null or w.message = excluded.message))
     )
     and not (w.message = excluded.message and w.retries > excluded.retries)
 returning 1

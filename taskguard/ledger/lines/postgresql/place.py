@@ -7,19 +7,20 @@ from __future__ import annotations
 
 __all__ = ["COLUMNS", "KEPT", "NONE", "VALUES"]
 
-NONE = "        parked = null, expires = null,"
+NONE = "        line = null, parked = null, expires = null,"
 """In SET: it stands in no line, or not any more."""
 
-COLUMNS = ", rank, parked, strict"
+COLUMNS = ", line, rank, parked, strict"
 """Of an INSERT, with `VALUES`: its place is that of when it was sent."""
 
 VALUES = (
-    ", %(rank)s::integer, least(%(sent_us)s::bigint, "
+    ", 'kept', %(rank)s::integer, least(%(sent_us)s::bigint, "
     "(extract(epoch from clock_timestamp()) * 1000000)::bigint), 1"
 )
 
 KEPT = """
         key = excluded.key,
+        line = excluded.line,
         rank = excluded.rank,
         parked = coalesce(w.parked, excluded.parked),
         strict = excluded.strict,

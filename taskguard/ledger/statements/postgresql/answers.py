@@ -38,7 +38,7 @@ class Found(NamedTuple):
     error: str | None
     finished: int | None
     fingerprint: str | None
-    parked: int | None
+    line: str | None
     eligible: bool
     granted_fence: int | None
     claimed_attempts: int | None
@@ -124,7 +124,7 @@ def answer_of(
         return Claimed(
             Claim(request, fence),
             attempt=attempt,
-            waited=found.parked is not None,
+            waited=found.line is not None,
             takeover=takeover,
             vanished=Owner.parse(found.owner) if takeover else None,
             crashes=found.claimed_crashes,

@@ -17,7 +17,7 @@ found as materialized (
         coalesce(m.deferrals, 0) as recorded_deferrals,
         w.id, w.message, w.retries, w.state, w.final, w.fence, w.owner, w.lease_until,
         w.attempts, w.crashes, w.progress, w.result, w.error, w.finished, w.fingerprint,
-        w.parked,
+        w.line,
         case
             when w.state = 'PROCESSING' and w.owner = %(owner)s::text then true
             when w.message <> %(message)s::text
@@ -84,6 +84,7 @@ claimed as (
         end,
         fingerprint = coalesce(excluded.fingerprint, w.fingerprint),
         call = coalesce(excluded.call, w.call),
+        sends = null,
         due = case when coalesce(excluded.call, w.call) is not null then excluded.lease_until end,
         --| place
         started = excluded.started,
