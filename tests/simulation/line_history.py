@@ -39,6 +39,8 @@ class LineHistory(History):
         self._answered: set[tuple[str, str]] = set()
         # Work whose message the broker has lost, and that did not wait in the ledger then.
         self._lost: set[str] = set()
+        # Messages that the broker has lost, while the ledger could send them again.
+        self._kept: set[tuple[str, str]] = set()
         self._replaced: set[tuple[str, str]] = set()
         self._gave_up: set[tuple[str, str]] = set()
         # Messages whose callers were told so, and those of them of which the ledger has heard.
@@ -197,6 +199,8 @@ class LineHistory(History):
             kept = row is not None and (stands(row) or keeps(row))
             if row is None or not kept or message_of(row) != message.id:
                 self._lost.add(message.task.work(message.id))
+            else:
+                self._kept.add((message.id, message.task.name))
 
     def awaited(self) -> bool:
         """Whether somebody waits in line, or is to be sent again, for nobody has his message.
@@ -325,8 +329,15 @@ class LineHistory(History):
 
     def _is_excused(self, message: str, task: Task) -> bool:
         """Whether it may be lost; or a claim that came late took what had failed for good; or its
-        caller was told that it has expired."""
+        caller was told that it has expired.
+
+        A record keeps the message that claimed last. If the broker has lost an earlier message of
+        the same work, nothing can send that one again.
+        """
         name = (message, task.name)
+        row = self._row(task, message)
+        if name in self._kept and row is not None and message_of(row) != message:
+            return True
         if name in self._told_expired:
             return True
         if name in self._gave_up and self._world.counts["messages lost on the way"]:
