@@ -329,8 +329,8 @@ def test_by_priority(office: Any, kind: str, strategy: str) -> None:
     wait_for_all(office, jobs)
     by_queue = strategy == "default"
     order = sorted(range(len(jobs)), key=lambda number: (by_queue and number % 3 != 2, number))
-    # A child of SpawnWorker may need longer to start than a promoted job is waited for. The next job
-    # is promoted then, to the front of its queue, and only the first one is sure.
+    # A child of SpawnWorker may start later than a promoted job is waited for. The next job is then
+    # promoted, to the front of its queue, and only the first one is sure.
     sure = 1 if "Spawn" in kind else len(order)
     assert numbers_of(office, "a")[:sure] == order[:sure]
     assert office.effects() == {f"a {number}": 1 for number in order}

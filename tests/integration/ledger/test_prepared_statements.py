@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from support.guarded_shop import GuardedShop, write
 from taskguard.ledger.connections import deadlines
 from taskguard.ledger.connections.database import Database
+from taskguard.ledger.connections.faults import Faults
 from taskguard.ledger.connections.libpq import Libpq, numbered
 from taskguard.ledger.statements import postgresql
 from taskguard.ledger.transactions import own
@@ -230,7 +231,7 @@ def test_a_second_interrupt_leaves_no_answer_to_others(
 
     with monkeypatch.context() as patched:
         patched.setattr(Libpq, "_rows", interrupt)
-        patched.setattr(Database, "explain", interrupt)
+        patched.setattr(Faults, "explain", interrupt)
         with pytest.raises(KeyboardInterrupt):
             database.ask("select pg_sleep(0.1)", {})
     for _ in range(3):
@@ -260,7 +261,7 @@ def test_an_interrupt_while_begin_is_on_its_way_leaves_no_answer_to_others(
     with monkeypatch.context() as patched:
         patched.setattr(own, "BodySession", interrupt)
         if second:
-            patched.setattr(Database, "explain", interrupt)
+            patched.setattr(Faults, "explain", interrupt)
         with pytest.raises(KeyboardInterrupt):
             ship(1)
     for order in range(2, 5):
