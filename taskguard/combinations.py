@@ -1,9 +1,9 @@
-"""Which options go together, and what happens where a delivery finds its key taken: as data.
+"""Which options go together, and what a delivery does if its key is taken: as data.
 
-Guarantees: each combination of `DIMENSIONS` is refused by a rule of `REFUSALS`, for its reason, or
-has one of `DELIVERIES`, and one of `ENQUEUES`, which say what happens; of several the first rule
-that fits. A refusal that goes by what is known of the task is made where it is decorated, one that
-names `duplicate` where it is enqueued. Tests walk all combinations, and compare the page
+Guarantees: each combination of `DIMENSIONS` has a rule. Either a rule of `REFUSALS` refuses it, for
+its reason. Or a rule of `DELIVERIES` and one of `ENQUEUES` say what happens. The first rule that
+fits holds. A rule that names `duplicate` refuses a call of `enqueue()`. Each other rule of
+`REFUSALS` refuses the decoration of the function. Tests walk all combinations, and compare the page
 `docs/reference/combinations.md` with these tables.
 
 A new rule is one entry, and a new option one entry of `DIMENSIONS`.
@@ -30,23 +30,23 @@ DIMENSIONS: dict[str, tuple[str, ...]] = {
     "formerly": ("none", "same key", "other key"),
     "duplicate": ("answer", "attach", "skip", "replace", "raise"),
 }
-"""The values that each option may have, as far as they differ here."""
+"""The values of each option, as far as the rules tell them apart."""
 
 
 @value
 class Rule:
-    """What holds for the combinations that it fits.
+    """A rule for the combinations that it fits.
 
     Attributes:
-        says: why it cannot be, and what to write instead; or what happens.
-        fits: values by option; an option that is not named may have any.
+        says: why they are refused, and what to write instead; or what happens.
+        fits: values by option. An option that is not named may have any value.
     """
 
     says: str
     fits: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def is_for(self, chosen: Mapping[str, str]) -> bool:
-        """Whether it fits; not where an option that it names is not chosen yet."""
+        """Whether the rule fits. It does not if it names an option that is not chosen yet."""
         return all(chosen.get(name) in values for name, values in self.fits.items())
 
 
@@ -56,9 +56,9 @@ _BY_WORK = ("key", "template")
 _BY_MESSAGE = ("message", "tick")
 _BOUNDS = {"limit": ("several",), "rate": ("given",)}
 _OF_MANY: dict[str, dict[str, tuple[str, ...]]] = {
-    "there is no order= of several": {"order": ("strict", "priority")},
-    "there are no more that max_waiting= could count": {"max_waiting": ("given",)},
-    "limit= would have to say which of several holders a newer one replaces": {
+    "there are not several for order= to arrange": {"order": ("strict", "priority")},
+    "there are not several for max_waiting= to count": {"max_waiting": ("given",)},
+    "limit= would have to name the one of several holders that a newer message replaces": {
         "limit": ("several",)
     },
 }
@@ -70,24 +70,24 @@ REFUSALS: tuple[Rule, ...] = (
     *(
         Rule(
             f'busy="{busy}" is for one key: a message that waited for several would hold some '
-            'while it waits for the rest. Say busy="retry", or name one key.',
+            'while it waits for the rest. Use busy="retry", or one key.',
             {"keys": ("several",), "busy": (busy,)},
         )
         for busy in ("park", *_NEWEST)
     ),
     *(
         Rule(
-            f'busy="{busy}" is for once_per="message": a newer message can take the place of an '
-            "older one only where each is work of its own; else several are the same work, of "
-            'which the first is done. Say once_per="message".',
+            f'busy="{busy}" needs once_per="message": a newer message can supersede an older one '
+            "only if each message is work of its own. Otherwise both are the same work, and the "
+            'first message does it. Set once_per="message".',
             {"busy": (busy,), "once_per": ("key", "template", "tick")},
         )
         for busy in _NEWEST
     ),
     *(
         Rule(
-            f'busy="{busy}" lets one message of a key wait, the newest, so {name}. Leave one of '
-            "them away.",
+            f'busy="{busy}" lets only the newest message of a key wait, so {name}. Remove one of '
+            "the two options.",
             {"busy": (busy,), **fits},
         )
         for busy in _NEWEST
@@ -110,19 +110,19 @@ REFUSALS: tuple[Rule, ...] = (
         for busy in _NEWEST
     ),
     Rule(
-        'order= is that of a line, and only busy="park" has one: what is put off comes again in '
-        "any order. Say it, too, or leave order= away.",
+        'order= is the order of a line, and only busy="park" has a line: deferred messages come '
+        'back in any order. Add busy="park", or remove order=.',
         {"order": ("strict", "priority"), "busy": _NOT_PARKED},
     ),
     Rule(
-        'max_waiting= counts who waits in line, and only busy="park" has one. Say it, too, or '
-        "leave max_waiting= away.",
+        'max_waiting= counts the messages of a line, and only busy="park" has a line. Add '
+        'busy="park", or remove max_waiting=.',
         {"max_waiting": ("given",), "busy": _NOT_PARKED},
     ),
     *(
         Rule(
-            f"{name}= is of one key: a delivery that had a part of several would keep others out "
-            "while it waits for the rest. Name one key.",
+            f"{name}= is for one key: a delivery that had a share of several keys would block "
+            "others while it waits for the rest. Use one key.",
             {"keys": ("several",), name: bound},
         )
         for name, bound in _BOUNDS.items()
@@ -130,7 +130,7 @@ REFUSALS: tuple[Rule, ...] = (
     *(
         Rule(
             f"the work of a key is done once, so there is never a second one for {name}= to bound. "
-            'Say once_per="message", or name the work by a template.',
+            'Set once_per="message" or a template.',
             {"once_per": ("key",), name: bound},
         )
         for name, bound in _BOUNDS.items()
@@ -157,8 +157,8 @@ REFUSALS: tuple[Rule, ...] = (
         {"formerly": ("other key",), "rate": ("given",)},
     ),
     Rule(
-        "each message, or tick, is work of its own (once_per=), so no two are the same. Name the "
-        "work by its key, or by a template.",
+        "each message, or tick, is work of its own (once_per=), so no two are the same. Set "
+        'once_per="key" or a template.',
         {"once_per": _BY_MESSAGE, "duplicate": ("attach", "skip", "replace", "raise")},
     ),
 )
@@ -166,23 +166,24 @@ REFUSALS: tuple[Rule, ...] = (
 DELIVERIES: tuple[Rule, ...] = (
     Rule(
         "Waits in the ledger. The message that was sent first begins when the message before it is "
-        "DONE, DEAD, revoked, or has no retries left, and the rate allows a start. If as many wait "
-        "as `max_waiting` allows, a message that has not begun fails with `LineFullError`.",
+        "DONE, DEAD, revoked, or has no retries left, and the rate allows a start. If "
+        "`max_waiting` messages wait, a message that has not begun fails with `LineFullError`.",
         {"busy": ("park",), "order": ("strict",), "rate": ("given",)},
     ),
     Rule(
-        "Waits in the ledger. Who was sent first goes first; nobody goes before a message that was "
-        "called or has begun, until it is DONE, DEAD, revoked, or has no retries left.",
+        "Waits in the ledger. The message that was sent first goes first. After a message was "
+        "promoted or has begun, the next one waits until it is DONE, DEAD, revoked, or has no "
+        "retries left.",
         {"busy": ("park",), "order": ("strict",), "max_waiting": ("none",)},
     ),
     Rule(
-        "The same; where as many wait as are allowed, a message that has not begun fails with "
-        "`LineFullError`.",
+        "Waits in the ledger as without `max_waiting`. If `max_waiting` messages wait, a message "
+        "that has not begun fails with `LineFullError`.",
         {"busy": ("park",), "order": ("strict",), "max_waiting": ("given",)},
     ),
     Rule(
         "Waits in the ledger until one of the key's slots is free, and its rate allows a start. "
-        "They begin in the order of their line, and end in any.",
+        "Messages begin in the order of their line, and end in any order.",
         {"busy": ("park",), "limit": ("several",)},
     ),
     Rule(
@@ -190,22 +191,22 @@ DELIVERIES: tuple[Rule, ...] = (
         {"busy": ("park",), "rate": ("given",)},
     ),
     Rule(
-        "Waits in the ledger. The message that its broker would deliver first goes first, of equal "
-        "ones who was sent first; a retry stands behind those of its priority.",
+        "Waits in the ledger. The message with the highest priority goes first; of equal ones, "
+        "the message that was sent first. A retry goes behind the messages of its priority.",
         {"busy": ("park",), "order": ("priority",), "max_waiting": ("none",)},
     ),
     Rule(
-        "The same; where as many wait as are allowed, a message that has not begun fails with "
-        "`LineFullError`.",
+        "Waits in the ledger as without `max_waiting`. If `max_waiting` messages wait, a message "
+        "that has not begun fails with `LineFullError`.",
         {"busy": ("park",), "order": ("priority",), "max_waiting": ("given",)},
     ),
     Rule(
-        "Waits in the ledger. About in the order of sending; a retry goes to the end.",
+        "Waits in the ledger. Messages go about in the order of sending. A retry goes to the end.",
         {"busy": ("park",), "order": ("best_effort",), "max_waiting": ("none",)},
     ),
     Rule(
-        "The same; where as many wait as are allowed, a message that has not begun fails with "
-        "`LineFullError`.",
+        "Waits in the ledger as without `max_waiting`. If `max_waiting` messages wait, a message "
+        "that has not begun fails with `LineFullError`.",
         {"busy": ("park",), "order": ("best_effort",), "max_waiting": ("given",)},
     ),
     Rule(
@@ -221,66 +222,65 @@ DELIVERIES: tuple[Rule, ...] = (
         {"busy": ("supersede",), "rate": ("given",)},
     ),
     Rule(
-        "Waits in the ledger, and takes the place of an older message of its task that waits, "
-        "which never runs. One that is older than what waits, or has begun, never runs itself.",
+        "Waits in the ledger. It takes the position of an older message of its task that waits, "
+        "which never runs. A message that is older than one that waits, or has begun, never runs.",
         {"busy": ("latest",)},
     ),
     Rule(
         "Takes the key from an older message of its task, whose commit is refused, and which never "
-        "runs again; behind other holders it waits as with latest. One that is older than what has "
-        "begun, or waits, never runs itself.",
+        "runs again. If another task or a plain lock holds the key, it waits as with "
+        'busy="latest". A message that is older than one that waits, or has begun, never runs.',
         {"busy": ("supersede",)},
     ),
-    Rule("Is put off, and comes again later, in any order.", {"busy": ("retry",)}),
-    Rule(
-        "Waits in its worker for up to `wait_s`; then it is put off.",
-        {"busy": ("wait",)},
-    ),
-    Rule("Is dropped; one whose work has begun is put off.", {"busy": ("skip",)}),
-    Rule("Fails with `KeyBusyError`; one whose work has begun is put off.", {"busy": ("raise",)}),
+    Rule("Is deferred, and comes back in any order.", {"busy": ("retry",)}),
+    Rule("Waits in its worker for up to `wait_s`; then it is deferred.", {"busy": ("wait",)}),
+    Rule("Is dropped. If its work has begun, it is deferred.", {"busy": ("skip",)}),
+    Rule("Fails with `KeyBusyError`. If its work has begun, it is deferred.", {"busy": ("raise",)}),
 )
-"""What a delivery does that finds its key taken by other work."""
+"""What a delivery does if other work has its key."""
 
 ENQUEUES: tuple[Rule, ...] = (
     Rule(
-        "Each message is sent; an older one does not run, unless it has begun.",
+        "Each message is sent. An older one does not run, unless it has begun.",
         {"busy": ("latest",)},
     ),
     Rule(
-        "Each message is sent; the newest runs, and an older one commits only before it begins.",
+        "Each message is sent. The newest runs. An older one commits only before the newest one "
+        "begins.",
         {"busy": ("supersede",)},
     ),
     Rule("Each message is sent, and runs.", {"once_per": _BY_MESSAGE}),
     Rule(
-        "Each message is sent; one of work that waits or runs already is put off, and gets that "
-        "work's result.",
+        "Each message is sent. If its work waits or is in progress, it is deferred, and then gets "
+        "that work's result.",
         {"once_per": _BY_WORK, "duplicate": ("answer",)},
     ),
     Rule(
-        "Nothing is sent; the caller gets the first message's result.",
+        "Nothing is sent. The caller gets the first message's result.",
         {"once_per": _BY_WORK, "duplicate": ("attach",)},
     ),
     Rule("Nothing is sent.", {"once_per": _BY_WORK, "duplicate": ("skip",)}),
     Rule("Fails with `AlreadyEnqueuedError`.", {"once_per": _BY_WORK, "duplicate": ("raise",)}),
     Rule(
-        "Takes the call's place, unless it has begun: `AlreadyEnqueuedError`. If that waited in "
-        "line, it leaves it: the newer message stands where it was sent.",
+        "Replaces the stored message. If that has begun, fails with `AlreadyEnqueuedError`. If "
+        "it waited in line, it leaves the line. The newer message gets the position of its own "
+        "time of sending.",
         {"busy": ("park",), "once_per": _BY_WORK, "duplicate": ("replace",)},
     ),
     Rule(
-        "Takes the call's place, unless it has begun: `AlreadyEnqueuedError`.",
+        "Replaces the stored message. If that has begun, fails with `AlreadyEnqueuedError`.",
         {"once_per": _BY_WORK, "duplicate": ("replace",)},
     ),
 )
-"""What `enqueue()` does where the same work is waiting or in progress."""
+"""What `enqueue()` does if the same work is waiting or in progress."""
 
 
 def rule_for(rules: tuple[Rule, ...], chosen: Mapping[str, str]) -> Rule | None:
-    """The first that fits; None: none does."""
+    """Return the first rule that fits, or None."""
     return next((rule for rule in rules if rule.is_for(chosen)), None)
 
 
 def refusal(**chosen: str) -> str | None:
-    """Why these cannot be together; None: they can, as far as they are chosen."""
+    """Return why these values are refused, or None if they go together."""
     found = rule_for(REFUSALS, chosen)
     return None if found is None else found.says

@@ -1,11 +1,11 @@
 """The states of work in the line of its key, as data: which event moves which state to which.
 
-`line` is a column of the work's record; NULL is work in no line. Guarantees nothing by itself: the
-contract suite compares each statement of each ledger with `TRANSITIONS`, and the simulation each
-change of its ledger.
+`line` is a column of the work's record. It is NULL for work in no line. Guarantees nothing by
+itself: the contract suite compares each statement of each ledger with `TRANSITIONS`, and the
+simulation each change of its ledger.
 
-Position and time are other columns: `rank` and `parked` say where in the line, `due` until when a
-message that was sent is expected, `expires` when it expires, `strict` that it keeps its position.
+Position and time are other columns. `rank` and `parked` are the position in the line. Until `due` a
+message that was sent is expected. At `expires` it expires. `strict` is 1 if it keeps its position.
 """
 
 from __future__ import annotations
@@ -34,19 +34,21 @@ IN_WORDS: Mapping[LineState, str] = MappingProxyType(
     {
         LineState.WAITING: "the message is parked",
         LineState.PROMOTED: (
-            "the message was sent; until `due` it is expected, and blocks those behind it"
+            "the message was sent; until `due` it is expected, and blocks the messages behind it"
         ),
-        LineState.RESENT: "the message did not arrive in time, and was sent again; it blocks none",
+        LineState.RESENT: (
+            "the message did not arrive in time, and was sent again; it blocks no other message"
+        ),
         LineState.EXPIRED: (
-            "the message expired while it waited; it is sent, so that its caller is told, and "
-            "blocks none"
+            "the message expired while it waited; it is sent to notify its caller, and blocks no "
+            "other message"
         ),
         LineState.KEPT: (
-            "strict: the message was sent, or the body has begun; it blocks those behind it until "
-            "the work has ended"
+            "strict: the message was sent, or the body has begun; it blocks the messages behind it "
+            "until the work has ended"
         ),
         LineState.SUPERSEDED: (
-            "a newer message took its position; the message is sent, so that its caller is told"
+            "a newer message took its position; the message is sent to notify its caller"
         ),
     }
 )
@@ -61,11 +63,11 @@ IN_STATE: Mapping[LineState, frozenset[State]] = MappingProxyType(
         LineState.SUPERSEDED: frozenset({State.FAILED}),  # final
     }
 )
-"""The states of work that go with each state of its line."""
+"""The states that work may have in each state of its line."""
 
 
 class Event(StrEnum):
-    """What moves work in, into or out of a line."""
+    """An event that moves work in, into or out of a line."""
 
     ENQUEUE = "enqueue"
     PARK = "park"
@@ -155,15 +157,15 @@ _MOVES: tuple[tuple[Event, tuple[LineState | None, ...], LineState | None, str],
         None,
         "its own delivery finds a newer message, or a newer message takes its key",
     ),
-    (Event.TELL, _TOLD, None, "a delivery of the message tells its caller"),
+    (Event.TELL, _TOLD, None, "a delivery of the message notifies its caller"),
     (Event.LEAVE, _KEEPS, None, "FAILED; the message does not come again"),
     (
         Event.END,
         _ALL,
         None,
         (
-            "the work is completed, revoked, buried or told that it has expired; or the user's own "
-            "row, or the work's record under another id, counts instead"
+            "the work is completed, revoked, DEAD, or expired, of which its caller is notified; or "
+            "the user's own row, or the work's record under another id, counts instead"
         ),
     ),
     (
@@ -184,7 +186,7 @@ TRANSITIONS: Mapping[tuple[LineState | None, Event, LineState | None], str] = Ma
         if old is not None or new is not None
     }
 )
-"""Each transition that a statement may make: old state, event, new state; and when."""
+"""Each transition that a statement may make, and when: old state, event, new state."""
 
 
 def is_transition(old: LineState | None, new: LineState | None, *events: Event) -> bool:

@@ -90,7 +90,7 @@ def test_an_interval_is_never_too_short() -> None:
         ({"rate": "10001/s"}, "10,000 in a second"),
         ({"rate": "1/m", "burst": 0}, "burst=0"),
         ({"burst": 5}, "requires rate="),
-        ({"limit": 2, "key": ["a:<account>", "b:<account>"]}, "limit= is of one key"),
+        ({"limit": 2, "key": ["a:<account>", "b:<account>"]}, "limit= is for one key"),
         ({"limit": 2, "once_per": "key"}, 'never a second one for limit= .* once_per="message"'),
         ({"rate": "1/m", "once_per": "key"}, "the work of a key is done once, .* for rate="),
     ],
