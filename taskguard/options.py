@@ -1,10 +1,10 @@
 """The options of a guard as types, so that editors complete them and type checkers check them.
 
-Guarantees: every decorator takes these options and no other, with these types. The texts are the
-only documentation of each option: the table in `docs/reference/options.md` is made of them. Tests
-compare names, types and texts with `Policy`, the decorators and the page.
+Guarantees: every decorator takes these options and no other, with these types. The text of an
+option is its only documentation: the table in `docs/reference/options.md` is made of these texts.
+Tests compare names, types and texts with `Policy`, the decorators and the page.
 
-Nothing imports this module at run time except a program that names one of its types.
+At run time this module is imported only by a program that names one of its types.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class GuardOptions(TypedDict, total=False):
     """Options of every decorator, in addition to `key`."""
 
     once_per: OncePer | KeySpec
-    """What names the work. Work has its effects once for as long as it is on record."""
+    """Decides what names the work. Work takes effect once for as long as it is on record."""
 
     work: str | None
     """First part of the work's id. None: the task's name. Set it before you rename a task."""
@@ -89,14 +89,15 @@ class CallOptions(GuardOptions, total=False):
     """Options of `tg.guarded()`. No queue can send a plain call again later."""
 
     busy: Literal["wait", "raise"]
-    """What a call does if its key is taken: wait for `wait_s`, or raise `KeyBusyError` at once."""
+    """Decides what a call does if its key is taken: wait for `wait_s`, or raise `KeyBusyError` at
+    once."""
 
 
 class TaskOptions(GuardOptions, total=False):
     """Options of `guarded_task()` and `guarded_job()`."""
 
     busy: Busy
-    """What a delivery that never started does if other work holds its key."""
+    """Decides what a delivery that never started does if other work holds its key."""
 
     order: Order
     """Order of the messages that are parked for a key ([in order](../how-to/in-order.md))."""
