@@ -21,9 +21,9 @@ __all__ = ["keep", "leave"]
 def keep(
     database: Database, claim: Claim, *, retries: int, call: str | None, due_in_s: float
 ) -> bool:
-    """FAILED stays FAILED, in its place: its message was sent once more, with this number.
+    """Keep the position of FAILED work: its queue sent its message again, with this number.
 
-    Copies of it with a lower one are superseded, as by its claim.
+    As after a claim, copies of the message with a lower number are superseded.
     """
     again: dict[str, Any] = {} if call is None else {"call": call, "sends": None}
     due = database.now() + int(due_in_s * 1e6)
@@ -31,10 +31,9 @@ def keep(
 
 
 def leave(database: Database, claim: Claim, *, retries: int) -> bool:
-    """FAILED stays FAILED, and holds up nobody any more: its message does not come again.
+    """Give up the position of FAILED work: its message does not come again.
 
-    A copy of it with a lower number that comes all the same is superseded: it has failed, and its
-    place is another's. One with this number has been sent anew.
+    A copy of the message with a lower number is superseded. A copy with this number was sent anew.
     """
     return _change_kept(database, claim, retries=retries, due=None, **NO_PLACE)
 

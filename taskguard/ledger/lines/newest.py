@@ -1,17 +1,17 @@
-"""The mark and the line of messages of which the newest takes the others' position.
+"""The line of messages that supersede each other, and the row that names the newest of them.
 
-Beside the row of the key is the task's mark, a row of the same table that nobody holds: when
-the newest message that has begun was sent (`stamp`), which work that was (`owner`), and with which
-fence. So a key whose fence is the mark's is held by that very work. A transaction that changes the
-line, or claims, has the mark locked, after the key and before any work.
+In addition to the row of the key, each task has a row in the same table: the mark (`Mark`). No
+delivery holds it. It names the newest message that has begun: when it was sent (`stamp`), its work
+(`owner`), and its fence. If the fence of the key is that of the mark, that work holds the key. A
+transaction that claims, or changes the line, locks the key, then the mark, then work.
 
-Guarantees: the mark outlives the run, so that what was sent before is superseded however late it
-comes; no stamp of it goes back; at most one work of the task waits. Work whose position was taken
-while it waited ends: FAILED, final, with the reason. Its message, which was acknowledged, is to be
-sent again, so that its caller hears of it; until that has come its call is overdue (`outbox.py`).
-All of that is by the portable statements, on every database.
+Guarantees: the mark outlives the run, so an older message is superseded however late it arrives.
+Its stamp never decreases. At most one work of the task waits. Work that is superseded while it
+waits becomes FAILED, final, with the reason. Its message was acknowledged, so it is sent again to
+notify its caller. Until it has arrived, its call is overdue (`outbox.py`). Every database uses the
+portable statements for this.
 
-A mark is purged as keys are, by its fence: messages older than that are refused (`retention_s`).
+A mark is purged by its fence, as keys are. Older messages are refused by then (`retention_s`).
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from taskguard.model.states import OUTDATED, Decision, State, is_outdated, sent_
 __all__ = ["TOLD", "Line", "Mark", "end", "mark_of", "outdated_values", "park", "told"]
 
 TOLD = {"due": None, "call": None, "sends": None, **NO_PLACE}
-"""The columns of superseded work whose caller is told."""
+"""The columns of superseded work whose caller was notified."""
 
-# So long after it was sent the message of work that was superseded while it waited is expected.
+# How long the message that notifies the caller of superseded work is expected.
 _TOLD_S = 5.0
 
 
 def mark_of(request: ClaimRequest) -> str:
-    """The key of the row that stands beside the request's key. No key has a blank in it."""
+    """Return the key of the mark. It differs from every key, because no key contains a blank."""
     return shorten(f"{request.keys[0]}#newest {request.task}", limit_bytes=500)
 
 
 def told(database: Database, work: str) -> None:
-    """The caller of work that was superseded is being told: its message is sent no more."""
+    """Note that the caller of superseded work is notified: its message is not sent again."""
     untold = WORK.c.line == LineState.SUPERSEDED.value
     with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
         db.execute(sa.update(WORK).where(WORK.c.id == work, untold).values(**TOLD))
@@ -69,7 +69,7 @@ class Mark:
         self.stamp_us: int | None = row.stamp
 
     def move(self, *, fence: int, work: str, stamp_us: int) -> None:
-        """The newest that has begun is this one."""
+        """Record this work as the newest that has begun."""
         self._db.execute(
             sa.update(KEYS)
             .where(KEYS.c.key == self._key, KEYS.c.fence == self.fence, KEYS.c.owner == self.work)
@@ -78,7 +78,7 @@ class Mark:
 
 
 class Line:
-    """Who waits for the key, of one task, while its mark is locked."""
+    """The other work of one task that waits for the key. Its mark is locked."""
 
     def __init__(self, db: sa.Connection, request: ClaimRequest, now_us: int) -> None:
         self._db = db
@@ -91,14 +91,14 @@ class Line:
         )
 
     def newest(self) -> Any:
-        """The others' newest: its id and when it was sent; None: nobody else waits."""
+        """Return the newest other work: its id, and when it was sent. None: no other work waits."""
         newest = sa.select(WORK.c.id, WORK.c.parked).where(self._others)
         return self._db.execute(newest.order_by(WORK.c.parked.desc()).limit(1)).first()
 
     def replace(self, by: str) -> tuple[Overdue, ...]:
-        """NEW -> FAILED, final, for the others. What is to be sent, for their callers to be told.
+        """Move the others NEW -> FAILED, final. Return the messages that notify their callers.
 
-        The message of who was called is on its way already.
+        If a message was promoted, it is on its way already, and is not returned.
         """
         rows = sa.select(WORK.c.id, WORK.c.line, WORK.c.due).where(self._others).order_by(WORK.c.id)
         found = self._db.execute(rows.with_for_update()).all()
@@ -118,7 +118,7 @@ class Line:
 
 
 def outdated_values(by: str, now_us: int) -> dict[str, object]:
-    """The columns that say that a newer message took the work's place; `by` is its work."""
+    """Return the columns of work that a newer message superseded; `by` is the newer work."""
     return {
         "state": State.FAILED.value,
         "final": 1,
@@ -132,7 +132,10 @@ def outdated_values(by: str, now_us: int) -> dict[str, object]:
 def end(
     db: sa.Connection, request: ClaimRequest, row: Any, *, by: str, now_us: int, created_us: int
 ) -> Answer:
-    """The request's own work, which nobody is at, is superseded; `row` is locked, or None."""
+    """End the request's own work, which no delivery holds, as superseded.
+
+    `row` is its record, locked, or None.
+    """
     ended = {**outdated_values(by, now_us), **TOLD}
     if row is None:
         new = new_record(request, created_us=created_us, message=request.message.name)
@@ -148,7 +151,8 @@ def park(
 ) -> ParkedNewest | Answer | None:
     """Store the work with its call as the only one of its task that waits for its key.
 
-    None if it is not to wait; with `only_new` also if it, or its message, is on record.
+    Return None if the work may not wait. With `only_new`, return None also if the work or its
+    message is on record.
     """
     with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
         if only_new and is_on_record(db, request):

@@ -1,9 +1,9 @@
 """Park work in the line of its key: NEW, with its message stored, in the order of sending.
 
-A parked message has been acknowledged: the record of its work is what is left of it.
+A parked message has been acknowledged, so the record of its work is its only copy.
 
 Guarantees: parking is one transaction, flushed before it returns; work that is parked again keeps
-its position. A claim ends the waiting, whichever process makes it.
+its position. A claim ends the waiting, whichever process claims.
 
 Nothing is sent here: `taskguard/run/parking.py` does. PostgreSQL's statements give the same
 answers; the contract suite compares the two.
@@ -28,11 +28,13 @@ __all__ = ["is_on_record", "may_wait", "park", "place_of"]
 
 
 def park(database: Database, request: ClaimRequest, *, only_new: bool = False) -> bool:
-    """Store the work with its call, at the end of its key's line or in the place that it has.
+    """Store the work with its call, at the end of its key's line or in the position that it has.
 
-    False if that is not to be: it runs, has ended for good, or another message stands for it, which
-    has its own sender waiting for a result. `only_new`: nor if it, or its message, is on record.
-    Raises LineFullError; two who come at once may both get the last place.
+    Return False if the work may not wait: it is in progress, has ended for good, or another message
+    is stored for it, whose own caller waits for the result. With `only_new`, return False also if
+    the work or its message is on record.
+
+    Raises LineFullError. If two messages arrive at once, both may get the last position.
     """
     with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
         if only_new and is_on_record(db, request):
@@ -53,7 +55,7 @@ def park(database: Database, request: ClaimRequest, *, only_new: bool = False) -
 
 
 def _is_full(db: sa.Connection, request: ClaimRequest) -> bool:
-    """Whether this is one too many. Who has a place, or has begun, is in no case."""
+    """Return True if `max_waiting` is reached. Work that is in line or has begun never counts."""
     known = sa.or_(WORK.c.line.is_not(None), WORK.c.attempts > 0)
     ids = (str(request.work), *request.formerly)
     is_known = sa.select(WORK.c.id).where(WORK.c.id.in_(ids), known)
@@ -67,7 +69,7 @@ def _is_full(db: sa.Connection, request: ClaimRequest) -> bool:
 
 
 def _refuse(database: Database, db: sa.Connection, request: ClaimRequest) -> None:
-    """NEW -> FAILED, of work that was enqueued with this message: nobody is to send it again."""
+    """Move work that was enqueued with this message NEW -> FAILED, so that it is not sent again."""
     db.execute(
         sa.update(WORK)
         .where(
@@ -103,21 +105,21 @@ def _park(database: Database, db: sa.Connection, request: ClaimRequest) -> bool:
     waits = WORK.c.state == State.NEW.value
     own = sa.and_(waits, sa.or_(WORK.c.call.is_(None), WORK.c.message == request.message.name))
     failed = sa.and_(WORK.c.state == State.FAILED.value, WORK.c.final == 0)
-    # A place that was kept is its message's.
+    # A position that was kept belongs to its message.
     failed = sa.and_(failed, sa.or_(WORK.c.line.is_(None), WORK.c.message == values["message"]))
     later = sa.and_(
         WORK.c.message == request.message.name, WORK.c.retries > request.message.retries
     )
-    # A retry stands at the end, unless its work has kept its place.
+    # A retry goes to the end, unless its work has kept its position.
     keeps_place = sa.or_(waits, sa.literal(request.strict or kept is not None))
     anew = sa.case((keeps_place, place["parked"]), else_=now_us)
     parked = sa.func.coalesce(WORK.c.parked, anew)
-    # In its place a message keeps the first that was said; see `expiry_of()`.
+    # A message in line keeps its earliest expiry; see `expiry_of()`.
     first = sa.and_(waits, WORK.c.line.is_not(None), WORK.c.message == request.message.name)
     if request.expires_us is not None:
         first = sa.and_(first, WORK.c.expires < request.expires_us)
     expires = sa.case((first, WORK.c.expires), else_=request.expires_us)
-    # These first: MariaDB and MySQL evaluate what follows with what was set before.
+    # These come first: MariaDB and MySQL evaluate an assignment with the values set before it.
     ordered = {"expires": expires, "parked": parked}
     changed = db.execute(
         sa.update(WORK)
@@ -128,7 +130,7 @@ def _park(database: Database, db: sa.Connection, request: ClaimRequest) -> bool:
 
 
 def _former_records(db: sa.Connection, request: ClaimRequest) -> list[Any]:
-    """The work's records under its former ids; they are locked in order, with the work's own."""
+    """Return the records under former ids. They and the work's own are locked in order."""
     ids = (str(request.work), *request.formerly)
     rows = db.execute(
         sa.select(WORK).where(WORK.c.id.in_(ids)).order_by(WORK.c.id).with_for_update()
@@ -137,8 +139,10 @@ def _former_records(db: sa.Connection, request: ClaimRequest) -> list[Any]:
 
 
 def may_wait(row: Any, request: ClaimRequest) -> bool:
-    """Whether the work waits, or has failed and may be tried again, and no later retry of its
-    message, nor another message, stands for it."""
+    """Return True if the work is NEW, or FAILED and not final, and this message may wait for it.
+
+    It may not if a later retry of it, or another message, is on record for the work.
+    """
     mine = row.message == request.message.name
     if mine and row.retries > request.message.retries:
         return False
@@ -148,7 +152,7 @@ def may_wait(row: Any, request: ClaimRequest) -> bool:
 
 
 def _leave_former(db: sa.Connection, former: list[Any]) -> None:
-    """The message waits under its new id: it leaves its former line, and is not sent from there."""
+    """Take the message out of its former lines, because it waits under its new id."""
     for row in former:
         same = WORK.c.state == row.state, WORK.c.fence == row.fence, WORK.c.owner == row.owner
         left = sa.update(WORK).where(WORK.c.id == row.id, *same)
@@ -156,9 +160,9 @@ def _leave_former(db: sa.Connection, former: list[Any]) -> None:
 
 
 def place_of(request: ClaimRequest, now_us: int, line: LineState) -> dict[str, Any]:
-    """The columns of a state and a position in the line of its key, by when it was sent.
+    """Return the columns of a state, and of a position by the time of sending.
 
-    By a clock that is ahead it was sent now.
+    If the sender's clock is ahead, that time is now.
     """
     sent_us = now_us if request.sent_us is None else min(request.sent_us, now_us)
     place = {"rank": request.rank, "parked": sent_us, "strict": int(request.strict) or None}
@@ -166,7 +170,7 @@ def place_of(request: ClaimRequest, now_us: int, line: LineState) -> dict[str, A
 
 
 def is_on_record(db: sa.Connection, request: ClaimRequest) -> bool:
-    """Whether there is a record of the work, or of its message in it."""
+    """Return True if the work, or its message for this work, is on record."""
     one, message = sa.literal(1), MESSAGES.c.message == request.message.name
     work = sa.select(one).where(WORK.c.id == request.work)
     numbers = sa.select(one).where(message, MESSAGES.c.work == request.work)

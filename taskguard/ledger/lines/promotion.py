@@ -1,4 +1,4 @@
-"""Note that the first message of a line is to be sent, because its key is free.
+"""Promotes the first message of a line whose key has room.
 
 Guarantees: no message is promoted while the key is held, while another one that was promoted is
 expected, or behind strict work that has not ended.
@@ -35,11 +35,11 @@ def call_next(
     expected_s: float,
     room: Room,
 ) -> Called | None:
-    """Note that the first who waits for the key is called, if it is free; None: nobody is.
+    """Promote the first message that waits for the key, if the key has room. Return None if not.
 
-    Nor one of another namespace than `app`, or whose call is for none of `queues`: who waits behind
-    it keeps waiting. Its message is to be sent now: without a claim of its work within `expected_s`
-    of the time at which it may begin it is overdue.
+    A message of another namespace than `app`, or of another queue than `queues`, is not promoted,
+    and the messages behind it keep waiting. The caller sends the message now. It is overdue if its
+    work is not claimed within `expected_s` of the time at which it may begin.
     """
     with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
         now_us = database.now_us(db)
@@ -68,7 +68,7 @@ def call_next(
 
 
 def called(db: sa.Connection, work: str, wait_us: int = 0) -> Called:
-    """What is sent of work that was called, for a message that is to come in `wait_us`."""
+    """Return what is sent of promoted work, whose message is to arrive in `wait_us`."""
     names = ("id", "task", "message", "retries", "call", "due", "attempts", "sends")
     row = db.execute(sa.select(*(WORK.c[name] for name in names)).where(WORK.c.id == work)).one()
     numbers = sa.select(MESSAGES.c.retries, MESSAGES.c.deferrals).where(

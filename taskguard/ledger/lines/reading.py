@@ -1,4 +1,4 @@
-"""What people read of lines: which messages wait, and how many of each queue."""
+"""Reads of lines for people: which messages wait, and how many of each queue."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from taskguard.model.states import State
 
 __all__ = ["standing", "waiting"]
 
-# Enough of a stored call for its queue, and for its namespace.
+# How many characters of a stored call contain its queue, and its namespace.
 _BEGIN_OF_CALL, _END_OF_CALL = 60, 300
 
 
 def waiting(database: Database, key: str | None, *, limit: int) -> list[Waiting]:
-    """Who waits in the line of a key, or of each, the first of them first."""
+    """Return the messages in the line of a key, or of all keys, in order."""
     columns = ("key", "id", "message", "parked", "due", "state", "sends")
     failed = sa.and_(states.keeps(WORK), WORK.c.state == State.FAILED.value)
     select = sa.select(*(WORK.c[name] for name in columns))
@@ -41,7 +41,7 @@ def waiting(database: Database, key: str | None, *, limit: int) -> list[Waiting]
 
 
 def standing(database: Database, *, most: int) -> list[tuple[str, str]]:
-    """The beginning and the end of the calls of messages in lines; at most `most`."""
+    """Return the beginning and the end of the calls of at most `most` messages in lines."""
     ends = sa.func.substr(WORK.c.call, sa.func.length(WORK.c.call) - _END_OF_CALL)
     select = sa.select(sa.func.substr(WORK.c.call, 1, _BEGIN_OF_CALL), ends)
     waits = WORK.c.parked.is_not(None), WORK.c.call.is_not(None)

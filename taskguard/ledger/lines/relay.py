@@ -1,4 +1,4 @@
-"""What a relay looks for in lines: keys that are open, and messages that have expired.
+"""Reads of lines for a relay: keys that are open, and messages that have expired.
 
 Only messages of the relay's own namespace and queues are read.
 """
@@ -23,8 +23,8 @@ from taskguard.model.line_states import LineState
 __all__ = ["expired", "has_expired", "has_lines", "of_relay", "open_keys"]
 
 _READ = ("key", "id", "task", "line", "rank", "parked")
-# How much later than now a message is expected that was called with its rate's delay. What is due
-# later was enqueued. There may be a lot of that, and it is not read.
+# A message that was promoted with its rate's delay is due within this time. Work that is due later
+# was enqueued. There may be many of these, and they are not read.
 _LONGEST_EXPECTED_US = 65_000_000
 _KEPT = LineState.KEPT.value
 
@@ -40,16 +40,16 @@ def open_keys(
     most: int,
     rates: Mapping[str, Rate | None],
 ) -> tuple[list[str], str | None, list[str]]:
-    """Return keys whose first waiting message may be called now, and the last key that was read.
+    """Return keys whose first waiting message may be promoted now, and the last key that was read.
 
-    The third value has the tasks of messages that wait for a rate on record, but those of `rates`:
-    what these declare now counts.
+    The third value has the tasks of messages that wait for a rate on record. Tasks in `rates` are
+    left out, because the rate that they declare now counts.
 
-    At most `most` messages in lines are read, by key, those whose key comes after `after`. The
-    second value is None if there are no more. A key is open if nobody holds it, its rate allows a
-    start in at most `ahead_us`, fewer messages hold and are expected than it has slots, and no
-    strict work before the first message has still to end. The first message must be one of this
-    namespace and of these queues: other relays know where the others go.
+    At most `most` messages are read, in the order of their keys, from the first key after `after`.
+    The second value is None if there are no more. A key is open if it is free, and its rate allows
+    a start in at most `ahead_us`. Fewer deliveries must hold its slots, and be expected, than it
+    has slots. No strict work before the first message may be unfinished. The first
+    message must be of this namespace and of these queues. Other relays promote other messages.
     """
     begins = [WORK.c.parked.is_not(None)] + ([] if after is None else [WORK.c.key > after])
     columns = (WORK.c[name] for name in _READ)
@@ -89,7 +89,7 @@ def open_keys(
 def _outdated(
     read: Any, now_us: int, rates: Mapping[str, Rate | None]
 ) -> list[sa.ColumnElement[bool]]:
-    """Conditions that a start on record is by another rate than the task has now."""
+    """Return the conditions that a start on record follows from an outdated rate of its task."""
     tasks: dict[int, list[str]] = {}
     for task, rate in rates.items():
         tasks.setdefault(rate.interval_us if rate is not None else 0, []).append(task)
@@ -100,7 +100,7 @@ def _outdated(
 
 
 def _firsts(rows: Iterable[Any]) -> dict[str, str | None]:
-    """The first waiting message of each key; None if strict work before it has still to end."""
+    """Return the first waiting message of each key. None: strict work before it must end first."""
     firsts: dict[str, str | None] = {}
     for row in rows:
         if row.line == LineState.WAITING:
@@ -111,7 +111,7 @@ def _firsts(rows: Iterable[Any]) -> dict[str, str | None]:
 
 
 def _taken(db: sa.Connection, now_us: int, several: Sequence[str]) -> dict[str, int]:
-    """How many messages of each key are expected; of `several`, also how many hold a slot."""
+    """Return how many messages of each key are expected. For keys of `several`, add held slots."""
     window = WORK.c.due > now_us, WORK.c.due < now_us + _LONGEST_EXPECTED_US
     called = states.expected(WORK, now_us)
     taken: dict[str, int] = {}
@@ -125,7 +125,7 @@ def _taken(db: sa.Connection, now_us: int, several: Sequence[str]) -> dict[str, 
 
 
 def has_lines(database: Database, *, app: str, queues: Sequence[str] | None) -> bool:
-    """Return True if a message of this namespace and these queues has a place in a line."""
+    """Return True if a message of this namespace and these queues is in a line."""
     mine = sa.select(sa.literal(1)).where(WORK.c.parked.is_not(None), of_relay(app, queues))
     with database.transaction(bounded=False) as db:
         return db.execute(mine.limit(1)).first() is not None
@@ -146,10 +146,11 @@ def _expired(
 def expired(
     database: Database, *, app: str, queues: Sequence[str] | None, limit: int
 ) -> list[Called]:
-    """Who waits, and has expired, the longest ago first: overdue since then, as if called in vain.
+    """Return messages that expired while they waited, the longest expired first.
 
-    So nobody waits for them, they are sent again until their end is known, and two that look at the
-    same moment find each of them once. Work whose row is locked is left out.
+    They are overdue from their expiry on. So they block no message, and are sent again until their
+    end is on record. Two relays that look at the same moment find each of them once. Work whose row
+    is locked is left out.
     """
     with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
         past = _expired(database.now_us(db), app, queues)
@@ -170,14 +171,14 @@ def of_relay(app: str, queues: Sequence[str] | None) -> sa.ColumnElement[bool]:
 
 
 def _of_app(app: str) -> sa.ColumnElement[bool]:
-    """By the end of the call as `stored_call()` writes it: no text in it looks like that."""
+    """Compare the end of the call as `stored_call()` writes it. No text in a call looks like it."""
     if app:
         return WORK.c.call.endswith(f', "app": {json.dumps(app)}}}', autoescape=True)
     return WORK.c.call.not_like('%, "app": "%"}')
 
 
 def _of_queues(queues: Sequence[str] | None) -> sa.ColumnElement[bool]:
-    """By the beginning of the call, which no integration writes otherwise."""
+    """Compare the beginning of the call, which every integration writes like this."""
     if queues is None:
         return sa.true()
     names = [f'{{"queue": {json.dumps(queue)},' for queue in queues]

@@ -21,13 +21,13 @@ __all__ = ["Room", "holders", "of_bounds", "of_key"]
 
 
 class Room(Protocol):
-    """Whether somebody may be called: in how many µs his work may begin; None: nobody may be."""
+    """Returns in how many µs the next message may begin. None: no message may be promoted."""
 
     def __call__(self, db: sa.Connection, key: str, now_us: int, task: str) -> int | None: ...
 
 
 def of_key(db: sa.Connection, key: str, now_us: int, task: str) -> int | None:
-    """Nobody may be called while the key is held, or another one is expected."""
+    """Return 0 if no delivery holds the key, and no promoted message is expected. Else None."""
     del task
     held = sa.select(sa.literal(1)).where(KEYS.c.key == key, KEYS.c.lease_until > now_us)
     called = sa.select(sa.literal(1)).where(states.called_of(WORK, key, now_us))
@@ -44,11 +44,12 @@ def of_bounds(
     ahead_us: int,
     rates: Mapping[str, Rate | None],
 ) -> int | None:
-    """Whether somebody may be called: fewer hold a key, and are expected, than its limit allows.
+    """Return in how many µs the next message may begin, or None if no message may be promoted.
 
-    And its rate allows a start in at most `ahead_us`: in how many µs. Without `bounds` it goes by
-    what was noted last, and of a key with a rate it calls one at a time. What `rates` says of the
-    task counts more than a rate that was noted: a deploy has removed or raised it.
+    A message may be promoted if fewer deliveries hold the key, and are expected, than its limit
+    allows, and if its rate allows a start in at most `ahead_us`. Without `bounds` the limit and
+    the start on record count, and a key with a rate gets one promotion at a time. A rate in `rates`
+    counts more than the start on record, because a deploy may have removed or raised the rate.
     """
     noted = db.execute(sa.select(KEYS.c.slots, KEYS.c.next_start).where(KEYS.c.key == key)).first()
     slots, next_start = (None, None) if noted is None else noted
@@ -66,13 +67,13 @@ def of_bounds(
         rate = rates[task]
         opens_us = None if rate is None else rate.opens_us(next_start, now_us)
         if opens_us is not None and opens_us != next_start:
-            # Noted, as a claim does: from the next look on the interval has begun.
+            # Recorded, as a claim does, so that the interval has begun at the next look.
             db.execute(sa.update(KEYS).where(KEYS.c.key == key).values(next_start=opens_us))
         next_start = opens_us
     opens_us = next_start or 0
     if bounds is not None and bounds.rate is not None:
         opens_us = bounds.rate.opens_us(next_start, now_us)
-        for _ in range(expected):  # each of them is going to start
+        for _ in range(expected):  # each of them will start
             opens_us = bounds.rate.charged_us(opens_us, max(opens_us, now_us))
     elif expected and next_start is not None:
         return None
@@ -81,7 +82,7 @@ def of_bounds(
 
 
 def holders(key: Any, now_us: int) -> Any:
-    """How many hold one of a key's slots; a key of a template with a '#' may count as one."""
+    """Return how many slots of a key are held. A key whose template has a '#' may count as one."""
     held = KEYS.alias()
     first, after = range_of_slots(key)
     slots = held.c.key > first, held.c.key < after, held.c.lease_until > now_us

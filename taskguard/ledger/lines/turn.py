@@ -1,6 +1,6 @@
-"""Which work goes before other work of the line: a claim that looks finds whether it has to wait.
+"""Decides whether work has to wait for other work of its line.
 
-Does not guarantee that nothing overtakes: a claim that does not look at the line may do so.
+Does not guarantee that no delivery overtakes: a claim that does not look at the line may do so.
 """
 
 from __future__ import annotations
@@ -29,12 +29,18 @@ def is_behind(
     room: int = 1,
     but: str | None = None,
 ) -> bool:
-    """Whether somebody who goes before this work waits for its key, or has not ended.
+    """Return True if work that goes before this work waits for the key, or has not ended.
 
-    Nobody goes before work that has begun: its holder is gone, and it is taken over. A place in the
-    line is that of one message: another one of the same work stands behind it, until it was sent
-    again. `room`: for how many the key is free; fewer may have been called. `but`: of this task
-    nobody counts.
+    No work goes before work that has begun: its holder is gone, and this claim takes it over. A
+    position in line belongs to one message. Another message of the same work goes behind it, until
+    the first message was late and sent again.
+
+    Args:
+        db: the claim's transaction.
+        request: the request of the claim.
+        now_us: the database's clock.
+        room: how many deliveries the key has room for. Promoted messages may use some of it.
+        but: a task whose work does not count.
     """
     columns = WORK.c.state, WORK.c.message, WORK.c.rank, WORK.c.parked, WORK.c.line
     sent_again = states.sent_again(WORK).label("sent_again")
@@ -49,7 +55,7 @@ def is_behind(
         if mine.message == request.message.name:
             places.append((mine.rank, mine.parked))
         elif mine.state == State.NEW.value and not mine.sent_again:
-            return True  # nothing else would answer that message
+            return True  # no other delivery would answer that message
     rank, place = min(places, default=(request.rank, _LAST))
     line = WORK.c.key.in_(request.lines) if request.formerly else WORK.c.key == request.line
     blocks = sa.or_(states.waits(WORK), states.keeps(WORK), states.expected(WORK, now_us))
@@ -58,13 +64,13 @@ def is_behind(
         before.append(WORK.c.id.not_in(ids))
     if but is not None:
         before.append(WORK.c.task != but)
-    # In order, for the first is mostly one who waits.
+    # In order, because the first one is mostly a message that waits.
     first = sa.select(WORK.c.line).where(*before).order_by(WORK.c.rank, WORK.c.parked).limit(room)
     found = db.execute(first).scalars().all()
     return LineState.WAITING in found or len(found) >= room
 
 
 def is_held_up(db: sa.Connection, key: str, first: Any) -> bool:
-    """Whether somebody before the first who waits keeps his place until his work has ended."""
+    """Return True if strict work before the first waiting message has still to end."""
     kept = WORK.c.key == key, states.keeps(WORK), states.before(first.rank, first.parked)
     return db.execute(sa.select(sa.literal(1)).where(*kept).limit(1)).first() is not None

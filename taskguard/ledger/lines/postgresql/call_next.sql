@@ -1,9 +1,9 @@
--- Note that the first who waits for a key is called, if it is free and nobody else is expected.
--- Unflushed: who is called twice is claimed once. What is asked of a line's work is a CASE that is not
--- NULL: for that the planner has no guess. Others it takes for rare, without statistics, so that it
--- sorts all who wait instead of taking the first one by the index. Beside that nothing may imply that a
--- place is not NULL: by statistics from before a line the index of lines is empty, and so the cheapest
--- way to any of its rows, and all of it would be read.
+-- Promote the first message that waits for a key, if the key is free and no other message is expected.
+-- Not flushed: a message that is promoted twice is claimed once. Conditions on the state of a line are
+-- a CASE that is not NULL, because the planner has no estimate for that. Without statistics it expects
+-- few rows of other conditions, and would sort all waiting messages instead of reading the index in
+-- order. No other condition may imply that a position is not NULL. If statistics are older than the
+-- line, the planner takes the index of lines for empty, and would read all of it to find any row.
 with asked as materialized (
     select
         (extract(epoch from clock_timestamp()) * 1000000)::bigint as now_us,
@@ -34,10 +34,10 @@ called as (
             select from taskguard_work o
             where o.key = %(key)s::text and o.line = 'promoted'
                 and o.due > (select now_us from asked)
-                -- Who is due much later was enqueued: there may be many, whom nobody has to read.
+                -- Work that is due much later was enqueued: there may be many, and none counts.
                 and o.due < (select now_us from asked) + %(expected_us)s::bigint + 60000000
         )
-        -- Nor who keeps his place before him until his work has ended.
+        -- Strict work before it must have ended.
         and (
             select o.parked from taskguard_work o
             where o.key = %(key)s::text and o.parked is not null

@@ -1,21 +1,21 @@
--- A condition of `granted`: nobody who goes before waits for the key, was called just now, or keeps
--- his place (strict) until his work has ended. The first of them, by the index, and not EXISTS, for
--- which the planner collects the whole line; as it does for any condition that it takes for rare,
--- which it does not of something that is not NULL.
+-- A condition of `granted`: no message that goes before waits for the key, was promoted a moment ago,
+-- or is strict and has not ended. The subquery reads the first of these by the index. For EXISTS, and
+-- for a condition that it takes for rare, the planner would collect the whole line. It does not take
+-- `is not null` for rare.
 and (
     select o.parked from taskguard_work o
     where o.key = %(key)s::text and o.parked is not null
         and nullif(case o.line
             when 'waiting' then true
             when 'kept' then true
-            -- Of this very work the message that waits is expected until it was sent again:
-            -- nothing else answers it.
+            -- A waiting message of the same work is expected until it was sent again, because no
+            -- other delivery answers it.
             when 'promoted' then o.due > now_us or o.id = %(work)s::text
             when 'expired' then o.id = %(work)s::text
         end, false) is not null
-        -- Work that has begun is taken over before anybody's turn. A place in the line is that of
-        -- one message: another one of its work stands behind it, whatever its rank, as long as
-        -- nothing else answers the one that waits.
+        -- Work that has begun is taken over out of turn. A position belongs to one message. Another
+        -- message of the same work goes behind it, whatever its rank, as long as no other delivery
+        -- answers the one that waits.
         and (o.rank, o.parked) < (
             coalesce(
                 (

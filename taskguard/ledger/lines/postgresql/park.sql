@@ -1,6 +1,6 @@
--- Store work with its call in the line of its key: NEW, at the end, or in the place that it has. No
--- row: it runs, has ended for good, or another message stands for it; or there is a record of it, or
--- of its message, which nobody has read.
+-- Store work with its call in the line of its key: NEW, at the end, or in the position that it has. No
+-- row if the work is in progress, has ended for good, or has another message on record. With `only_new`
+-- no row if the work or its message is on record.
 with asked as materialized (
     select
         (extract(epoch from clock_timestamp()) * 1000000)::bigint as now_us,
@@ -35,7 +35,7 @@ on conflict (id) do update set
     line = excluded.line,
     rank = excluded.rank,
     strict = excluded.strict,
-    -- In its place a message keeps the first that was said; least() leaves out what is NULL.
+    -- A message in line keeps its earliest expiry. least() ignores NULL.
     expires = case
         when w.state = 'NEW' and w.line is not null and w.message = excluded.message
             then least(w.expires, excluded.expires)
@@ -43,7 +43,7 @@ on conflict (id) do update set
     end,
     parked = coalesce(
         w.parked,
-        -- A retry stands at the end, unless its work has kept its place.
+        -- A retry goes to the end, unless its work has kept its position.
         case when w.state = 'NEW' or excluded.strict = 1 then excluded.parked
             else excluded.created end
     ),
@@ -51,7 +51,7 @@ on conflict (id) do update set
     finished = null
 where (
         (w.state = 'NEW' and (w.call is null or w.message = excluded.message))
-        -- A place that was kept is its message's.
+        -- A position that was kept belongs to its message.
         or (w.state = 'FAILED' and w.final = 0 and (w.line is null or w.message = excluded.message))
     )
     and not (w.message = excluded.message and w.retries > excluded.retries)

@@ -1,6 +1,6 @@
-"""Parts of the statements of strict work, which keeps its place in the line of its key.
+"""Parts of the statements for strict work, which keeps its position in the line of its key.
 
-Guarantees that what is not strict has the statements that it had: a part is there or is not.
+Guarantees: other work has the same statements as without these parts.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 __all__ = ["COLUMNS", "KEPT", "NONE", "VALUES"]
 
 NONE = "        line = null, parked = null, expires = null,"
-"""In SET: it stands in no line, or not any more."""
+"""In SET: the work is in no line, or leaves its line."""
 
 COLUMNS = ", line, rank, parked, strict"
-"""Of an INSERT, with `VALUES`: its place is that of when it was sent."""
+"""In INSERT, with `VALUES`: its position is by the time of sending."""
 
 VALUES = (
     ", 'kept', %(rank)s::integer, least(%(sent_us)s::bigint, "
@@ -26,4 +26,4 @@ KEPT = """
         strict = excluded.strict,
         expires = null,
 """
-"""In SET of its UPDATE: the place that it has, or gets, and keeps."""
+"""In SET of its UPDATE: the position that it has or gets, and keeps."""
