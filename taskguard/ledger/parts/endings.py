@@ -65,18 +65,21 @@ class SqlEndings(Part):
         ended = self._end(
             claim,
             state=sa.case((last, State.FAILED.value), else_=State.NEW.value),
-            rounds=sa.case((last, None), else_=rounds),
             error=self._storable(reason),
-            owner=FREE,
+            # FAILED work keeps its owner, by whom its queue says whether its message comes again.
+            owner=sa.case((last, WORK.c.owner), else_=FREE),
             lease_until=0,
             due=sa.case((last, self._undecided(claim)), else_=WORK.c.due),
             finished=sa.case((last, self._database.now()), else_=None),
+            # Last: MariaDB and MySQL evaluate what follows with what was set before.
+            rounds=sa.case((last, None), else_=rounds),
         )
         row = self._record(claim.work) if ended and claim.work is not None else None
         return None if row is None else view_of(row).state
 
     def _end(self, claim: Claim, *, row_too: bool = True, **values: object) -> bool:
-        """End the lease; the work gets `values`, and the user's own row its first state."""
+        """End the lease; the work gets `values`, in this order, and the user's own row its first
+        state."""
         tries = 0
 
         @retried
@@ -96,7 +99,7 @@ class SqlEndings(Part):
                 ended = not claim.formerly or _all_stand(db, claim)
                 if ended:
                     update = sa.update(WORK).where(standing(claim))
-                    ended = db.execute(update.values(**values)).rowcount > 0
+                    ended = db.execute(update.ordered_values(*values.items())).rowcount > 0
                 if claim.row is not None and row_too and (ended or _revoked(db, claim)):
                     changes.put_back(db, claim)
                 return ended

@@ -122,6 +122,17 @@ def test_rounds_end_by_failed(book: Any) -> None:
     assert book.ledger.end_round(again.claim, "anew", most=3) is State.NEW
 
 
+def test_rounds_end_as_a_failure_does(book: Any) -> None:
+    """Before the last one the work is open. After it its message is not sent again."""
+    for last in (False, True):
+        claimed = book.claim(call='{"queue": "test", "message": "m"}')
+        assert book.ledger.end_round(claimed.claim, "idle", most=2 if not last else 1) is not None
+        row = book.work()
+        assert (row.state, row.due is None) == (("FAILED", True) if last else ("NEW", False))
+        assert (row.finished is not None) is last
+    assert book.ledger.overdue() == []
+
+
 def test_given_back_is_free_at_once(book: Any) -> None:
     """PROCESSING -> NEW, not a crash."""
     claimed = book.claim()

@@ -521,6 +521,19 @@ class TestStrict:
             book.ledger.revoke(f"ship order:{number}", message=f"m{number}")
         self.begin(book, message=MessageRef("another"))
 
+    def test_failed_by_its_rounds(self, book: Any) -> None:
+        """The database ended its transactions: its queue says what comes, as after a failure."""
+        head = self.begin(book)
+        assert book.ledger.park(strict(2))
+        assert book.ledger.end_round(head.claim, "idle", most=1) is State.FAILED
+        assert book.work(1).due > book.ledger.now_us()
+        assert call(book) is None
+        assert book.ledger.keep(head.claim, retries=1, call=None, due_in_s=600.0)
+        retry = self.begin(book, message=message_of(1, retries=1))
+        assert book.ledger.end_round(retry.claim, "idle", most=1) is State.FAILED
+        assert book.ledger.leave(retry.claim, retries=2)
+        assert call(book) == "m2"
+
     def test_whose_queue_counts_no_retries(self, book: Any) -> None:
         """All deliveries of its message have one number: it is retried, and, once it has failed
         for good, run again as soon as somebody sends it anew."""
