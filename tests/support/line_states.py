@@ -16,7 +16,7 @@ __all__ = ["LineWatch", "check_line"]
 _METHODS: Mapping[str, tuple[Event, ...]] = {
     "claim": (Event.CLAIM, Event.SUPERSEDE, Event.END),
     "peek": (),
-    "complete": (Event.END,),
+    "complete_alone": (Event.END,),
     "store_result": (),
     "note": (),
     "fail": (),

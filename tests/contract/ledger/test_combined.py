@@ -160,6 +160,20 @@ class TestNewestAtARate:
             book.ledger.complete_alone(older.claim, None)
         assert too_early(book, newest(4, "supersede"))
 
+    def test_strict_work_from_before_a_deploy(self, book: Any) -> None:
+        """It keeps a position, which a newer message takes as from one that waits."""
+        assert book.ledger.fail(claimed(book, strict(1)).claim, "boom")
+        with book.transaction() as db:
+            book.ledger.enqueue(db, strict(2), due_in_s=600.0)
+        assert parked(book, newest(3)) == []  # the older one's message is on its way
+        assert is_outdated(book, 2)
+        for asked in (newest(1, retries=1), newest(2)):
+            answer = book.ledger.claim(asked)
+            assert isinstance(answer, Answer), answer
+            assert answer.decision is Decision.OUTDATED
+        book.pass_time(HOUR_US)
+        assert promoted(book) == "m3"
+
     def test_the_latest_leaves_the_holder_alone(self, book: Any) -> None:
         """Its rate allows a start, and the key is held."""
         older = claimed(book, newest(1))
