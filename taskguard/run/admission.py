@@ -1,9 +1,9 @@
-"""Whether a delivery may run its body: the lock server says, then the ledger.
+"""Decides whether a delivery may run its body: by the lock server, then by the ledger.
 
-Guarantees: whatever the answer is, no lease is left behind but the one that was granted, and no
-position among the waiters of the lock server, even if the answer is interrupted (by a time limit)
-or never arrives. If the value at the lock server is no lease, or outlives every lease, the ledger
-decides, and the value stays.
+Guarantees: it leaves no lease behind except the granted one, and no position among the waiters of
+the lock server. That holds even if an answer is interrupted (by a time limit) or never arrives. If
+the value at the lock server is no lease, or outlives every lease, the ledger decides, and the value
+stays.
 
 Read next: `claiming.py` for the ledger's part, `runner.py` for what follows from the answer.
 """
@@ -173,11 +173,11 @@ class Admission:
         return Admitted(tracked, None)
 
     def _claiming_of(self, delivery: Delivery) -> Claiming | None:
-        """How the ledger is asked to decide. None: the lock server decides."""
+        """How to claim in the ledger. None: the lock server alone decides."""
         return self._claiming if delivery.limit == 1 else None
 
     def _acquire(self, delivery: Delivery, owner: Owner, wait_s: float) -> Granted | Held | None:
-        """The lock server's answer. None: it gives none, or there is no lock server."""
+        """Return the lock server's answer. None: it gave no answer, or there is no lock server."""
         if self._locks is None:
             return None
         asked_at_s = self._clock.monotonic_s()
@@ -209,7 +209,7 @@ class Admission:
             raise
 
     def _release(self, delivery: Delivery, owner: Owner) -> None:
-        """Release what the owner may hold, and its position. Without an answer that expires."""
+        """Release what the owner may hold, and its position. If there is no answer, both expire."""
         assert self._locks is not None  # noqa: S101  # it was requested to grant the key
         with contextlib.suppress(LockServerUnavailableError):
             self._locks.release(delivery.keys, owner, **asked(delivery.limit))
@@ -229,7 +229,7 @@ class Admission:
     def _tracked(
         self, delivery: Delivery, owner: Owner, asked_at_s: float, granted: Granted | None
     ) -> TrackedLease:
-        """A lease for the delivery. `granted`: what the lock server said, if it has the lease."""
+        """Return a lease for the delivery. `granted`: the lock server's grant, if any."""
         policy = delivery.policy
         # With a ledger, the ledger's lease counts.
         decides = granted is not None and self._claiming_of(delivery) is None
@@ -261,7 +261,7 @@ class Admission:
     def _refuse(
         self, delivery: Delivery, waiter: _Waiter, held: Held, asked_at_s: float
     ) -> Admitted | Answer | Busy:
-        """What the record says, or the key, if the ledger grants it nevertheless."""
+        """Return the record's answer, or a grant of the ledger if it decides against the server."""
         found = self._peek(delivery, waiter.owner, held)
         claiming = self._claiming_of(delivery)
         if claiming is None or not isinstance(found, Busy):
@@ -284,15 +284,15 @@ class Admission:
         return replace(refused, same_work=same, started=same)
 
     def _is_lease(self, delivery: Delivery, held: Held) -> bool:
-        """Whether what the lock server holds may be a live lease, so that the delivery has to wait.
+        """Whether the value at the lock server may be a live lease, for which the delivery waits.
 
         Its holder may be about to claim or to end, which the ledger does not know. It is no lease
         of this task if another application wrote it, or if it outlives `ttl_s` (no expiry, a server
-        whose clock was set back). It may be another task's longer lease; then the ledger knows it.
-        The ledger does not know those who share a key. If the provider knows no owners, what is
-        held is a lease.
+        whose clock was set back). If it is another task's longer lease, the ledger knows it. The
+        ledger does not know holders that share a key. If the provider knows no owners, the value
+        counts as a lease.
         """
-        assert self._locks is not None  # noqa: S101  # it is what holds
+        assert self._locks is not None  # noqa: S101  # it holds the value
         # Some servers keep leases for whole seconds.
         traits = self._locks.traits
         longest_s = math.ceil(max(delivery.policy.ttl_s, traits.min_ttl_s))
@@ -314,7 +314,7 @@ class Admission:
     ) -> Admitted | Answer | None:
         """Take the key from its holder in the ledger, then at the lock server.
 
-        None: the holder keeps it. At the lock server the key is never free in between.
+        Return None if the holder keeps it. At the lock server the key is never free in between.
         """
         found = claiming.claim(delivery, tracked, held_by=held.owner)
         if isinstance(found, Busy):
@@ -363,15 +363,17 @@ def _wait_s(delivery: Delivery) -> float:
 
 
 def _refused(held: Held) -> Busy:
-    """By a lock server, which may not know the holder of the key, nor the end of its lease."""
+    """Return Busy for a lock server's refusal. It may not know the holder or the lease's end."""
     if held.owner == NOBODY:
         return Busy(None, None, same_work=False, started=False, key=held.key)
     return Busy(held.owner, held.remaining_s, same_work=False, started=False, key=held.key)
 
 
 def _comes_soon(found: Busy, left_s: float) -> bool:
-    """Whether a promoted message is to wait: the lock server lags behind the ledger, or it is
-    early."""
+    """Return True if a promoted message should wait.
+
+    Either the lock server lags behind the ledger, or the message is early for its rate.
+    """
     early = found.too_early and (found.retry_after_s or 0.0) <= left_s
     return found.key is not None or early
 

@@ -1,6 +1,6 @@
-"""What a delivery gets from the record of its work, if its body does not run.
+"""Answers a delivery from the record of its work, if its body does not run.
 
-Guarantees: a stored result is returned only for work that is DONE; a message is dropped only if it
+Guarantees: a stored result is returned only for work that is DONE. A message is dropped only if it
 never runs, and its caller can read that (`DROPPED`).
 """
 
@@ -83,7 +83,7 @@ class Answers:
         return Answered(value, same_message=found.same_message)
 
     def _outdated(self, delivery: Delivery, found: Answer) -> Outcome:
-        """A newer message took its place, so that this one never runs."""
+        """Drop a message that a newer one superseded, so that it never runs."""
         if delivery.parking is not None:
             self._line.hear(delivery)
         if delivery.queue is not None:
@@ -110,7 +110,7 @@ class Answers:
         )
 
     def _dead(self, delivery: Delivery, found: Answer) -> WorkDeadError:
-        """The error of the delivery that made the work DEAD; later ones get WorkStillDeadError."""
+        """Return the error of DEAD work. Deliveries after the first get WorkStillDeadError."""
         buried = found.decision is Decision.BURY
         if buried:
             self._events.about(delivery, Dead, crashes=found.crashes)
@@ -127,7 +127,7 @@ class Answers:
         )
 
     def _unfit(self, delivery: Delivery, found: Answer) -> Outcome:
-        """The user's row is missing, or in a state that is not this task's; `row=` says what to do.
+        """Handle a user's row that is missing, or in another state, as `row=` says.
 
         A message is not deferred for longer than records are kept.
         """
@@ -147,13 +147,13 @@ class Answers:
         if missing:
             raise RowMissingError(
                 f"{delivery.task} {delivery.key}: there is no row {name}. Nothing was run. If its "
-                'message may come before its row is committed, say on_missing="defer".',
+                'message may arrive before its row is committed, set on_missing="defer".',
                 key=delivery.key,
             )
         raise RowIneligibleError(
             f"{delivery.task} {delivery.key}: {name} is {found.row_state!r}, and this task takes "
-            f"it from {declared.new!r} to {declared.done!r}. Nothing was run. If such messages are "
-            'to be expected, say on_ineligible="skip", or "defer" if the state will come.',
+            f"it from {declared.new!r} to {declared.done!r}. Nothing was run. If you expect such "
+            'messages, set on_ineligible="skip", or "defer" if the row will reach that state.',
             key=delivery.key,
             state=found.row_state,
         )

@@ -1,9 +1,9 @@
-"""What the runner knows of a body that runs: its claim, its transactions and how they ended.
+"""The runner's record of a body that runs: its claim, its transactions, and how they ended.
 
 Guarantees: a body has one transaction at a time, and none after DONE is committed. A body that
-catches the error which ended its transaction does not complete its work by returning.
+catches the error of its transaction does not complete its work by returning.
 
-Read next: `guard.py`, which is what the body gets of it.
+Read next: `guard.py`, the part of it that the body sees.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class Attempt:
         claimed: what the ledger granted, or None with locks only.
         codec: of results and progress.
         on_completed: called once DONE is committed.
-        interrupt_by: takes what interrupts a body that runs in an event loop. With
-            `on_lost="interrupt"` that is called, from another thread, once the lease is lost.
+        interrupt_by: takes the function that interrupts a body in an event loop. With
+            `on_lost="interrupt"` another thread calls that function once the lease is lost.
 
     Attributes:
         number: 1 for the first holder of this work, higher for later ones.
         completed: True once DONE is committed.
-        answered: True once the record says what the body returned.
-        progress: what holders of this work have stored.
+        answered: True once the return value of the body is on record.
+        progress: the progress that holders of this work have stored.
         called: results of steps whose commit failed, for the next run of the body.
         db: the connection of the open transaction, or None.
     """
@@ -92,12 +92,12 @@ class Attempt:
 
     @property
     def held(self) -> set[str]:
-        """The keys, and those that were asked for: with `limit=3` it holds one of their slots."""
+        """The keys, and those that were requested: with `limit=3` it holds a slot of these."""
         return {*self.lease.keys, *self.delivery.keys}
 
     @property
     def claim(self) -> Claim | None:
-        """What the ledger granted; None with locks only."""
+        """The ledger's grant. None with locks only."""
         return None if self.claimed is None else self.claimed.claim
 
     @property
@@ -229,7 +229,7 @@ class Attempt:
         self._then = []
         result = self._result, self._result_json
         try:
-            # While the lease can be trusted no other holder can have claimed: no need to look.
+            # While the lease can be trusted, no other holder has claimed: do not look first.
             trusted = self.lease.remaining_s > 0
             with self._ledger.transaction(claim, look_first=not trusted, on=on) as tx:
                 self.db = tx.db
@@ -251,17 +251,16 @@ class Attempt:
 
     @property
     def said_by_ledger(self) -> TaskguardError | None:
-        """The error by which the ledger ended the body's transaction, if no later one committed."""
+        """The ledger's error that ended the body's transaction, unless a later one committed."""
         error = None if self._left is None or self.completed else self._left[1]
         if isinstance(error, TaskguardError) and error.key in (None, self.key):
             return error
         return None
 
     def refuse_end(self) -> None:
-        """Raise unless the body's end may be taken for DONE.
+        """Raise an error unless the body's end counts as success.
 
-        A body that caught the error that ended its transaction is not one that had nothing to
-        write.
+        It does not if the body caught the error of its transaction, and committed no other one.
         """
         if self._left is None or self.completed:
             return
@@ -287,7 +286,7 @@ class Attempt:
     def may_have_committed(self, error: BaseException) -> bool:
         """Return True if DONE may be committed although this process got no answer.
 
-        That is, if the body ended by what interrupted the COMMIT, not by an error of its own.
+        That is so if the interrupt of the COMMIT ended the body, not an error of its own.
         """
         if self._left is None:
             return True
@@ -296,11 +295,11 @@ class Attempt:
         return name == "transaction" and interrupted
 
     def note_committed_unheard(self) -> None:
-        """Note that DONE is committed, which an interrupt kept this process from noting."""
+        """Note that DONE is committed, after an interrupt prevented that."""
         self.note_completed()
         self._call_then()
 
     def forget(self) -> None:
-        """The body is going to run again under the same lease."""
+        """Forget the last run, because the body runs again under the same lease."""
         self._result, self._result_json = _UNSET, None
         self._left = None

@@ -1,8 +1,8 @@
-"""What the ledger says of a delivery: it grants the key, names the holder, or has the answer.
+"""Claims in the ledger, which grants the key, names the holder, or answers the delivery.
 
-Guarantees: whatever the ledger answers, no lease is left at the lock server but one that the ledger
-granted too, even if the answer is interrupted (by a time limit) or never arrives. A key that the
-lock server forgot is handed over to the owner that the ledger names, not freed.
+Guarantees: no lease is left at the lock server unless the ledger granted it, too. That holds even
+if the answer is interrupted (by a time limit) or never arrives. A key that the lock server forgot
+is handed over to the owner that the ledger names, not freed.
 
 Read next: `admission.py`, which calls the lock server before.
 """
@@ -105,7 +105,7 @@ class Claiming:
     ) -> None:
         lease = tracked.lease
         lease.fence = found.claim.fence
-        lease.keys = found.claim.keys  # of several slots the one that it got
+        lease.keys = found.claim.keys  # the slot that it got, if the key has several
         tracked.claim = found.claim
         tracked.decided_by_ledger = True
         tracked.asked_at_s = asked_at_s
@@ -124,9 +124,9 @@ class Claiming:
             )
 
     def _renew_if_late(self, tracked: TrackedLease, claim: Claim) -> None:
-        """Renew a claim that arrived after its lease: making a connection took that long.
+        """Renew a claim whose answer came after its lease, because connecting took so long.
 
-        By the second renewal there is a connection for renewals as well.
+        The first renewal connects for renewals, so the second one is fast.
         """
         lease = tracked.lease
         for _ in range(_LATE_RENEWALS):
@@ -145,9 +145,9 @@ class Claiming:
     def _hand_over(
         self, delivery: Delivery, tracked: TrackedLease, *, to: Owner, ttl_s: float
     ) -> None:
-        """Hand the lease over to its true owner, whom the lock server forgot; others wait there.
+        """Hand the lease over to its true owner, which the lock server forgot. Others wait there.
 
-        The owner may have ended meanwhile, and not know of this lease: then it is released.
+        The owner may have ended meanwhile, and not know this lease. In that case release it.
         """
         tracked.ended = True
         if not tracked.at_lock_server or self._locks is None:
@@ -167,9 +167,9 @@ class Claiming:
             logger.debug("handing %s over got no answer: %s", lease.key, error)
 
     def peek(self, delivery: Delivery, owner: Owner, refused: Busy) -> Answer | Busy:
-        """The key is taken at the lock server: is this work done already, or part of it?
+        """Look up work whose key is taken at the lock server: it may be done or in progress.
 
-        A new message that can be parked is not looked up: parking sees whether there is a record.
+        A new message that can be parked is not looked up, because parking finds its record.
         """
         request = delivery.request(owner, clock=self._clock)
         if delivery.parking is not None and delivery.is_first and _is_plain(request):
@@ -177,7 +177,7 @@ class Claiming:
         return self._read(delivery, refused, request)
 
     def read(self, delivery: Delivery, refused: Busy) -> Answer | Busy:
-        """What `peek()` would have answered if it had not left the record unread."""
+        """Return what `peek()` answers if it does not leave the record unread."""
         return self._read(delivery, refused, delivery.request(clock=self._clock))
 
     def _read(self, delivery: Delivery, refused: Busy, request: ClaimRequest) -> Answer | Busy:
@@ -186,7 +186,7 @@ class Claiming:
         if isinstance(found, Busy):
             same, started = found.same_work, found.started
             return replace(refused, same_work=same, started=started, unread=False)
-        assert isinstance(found, Answer)  # noqa: S101  # looking never claims
+        assert isinstance(found, Answer)  # noqa: S101  # a peek never claims
         done = found.decision is Decision.DONE
         if done and found.result_json is None and holder is not None and found.owner == holder:
             # DONE is committed, but its body has not ended: its return value may still come.
@@ -197,14 +197,14 @@ class Claiming:
 
 
 def named(owner: Owner | None) -> dict[str, str]:
-    """A holder as events name it. A value that taskguard did not write names no holder."""
+    """Return a holder as events name it. A value that taskguard did not write has no name."""
     if owner is None or not owner.process:
         return {}
     return {"holder": owner.message, "held_by": owner.described}
 
 
 def _of_one_slot(request: ClaimRequest) -> ClaimRequest:
-    """The request for the slot that the lock server has granted, and for no other."""
+    """Return the request for the one slot that the lock server has granted."""
     bounds = request.bounds
     if bounds is None or not bounds.slots:
         return request
@@ -212,10 +212,10 @@ def _of_one_slot(request: ClaimRequest) -> ClaimRequest:
 
 
 def _until_body_ends(found: Answer, ttl_s: float) -> Answer | Busy:
-    """DONE is committed, and no lock server tells whether its body has ended.
+    """Let duplicates of DONE work wait for the end of its body, if no lock server shows that end.
 
-    The end of a body stores a result, be it null. If the holder died between COMMIT and that, or
-    its body goes on, duplicates are answered `ttl_s` after the COMMIT.
+    Each body stores a result at its end, which may be null. If the holder died between COMMIT and
+    that, or its body goes on, duplicates are answered `ttl_s` after the COMMIT.
     """
     left_s = ttl_s - found.age_s
     ended = found.result_json is not None or found.owner is None or left_s <= 0
@@ -225,6 +225,6 @@ def _until_body_ends(found: Answer, ttl_s: float) -> Answer | Busy:
 
 
 def _is_plain(request: ClaimRequest) -> bool:
-    """Whether there is nothing to be read of work but its own record."""
+    """Return True if the record of the work is all that a peek would read."""
     unusual = request.row is not None or request.bounds is not None or request.formerly
     return request.may_create and not unusual

@@ -1,8 +1,8 @@
-"""Which guarded bodies and locks run around a call: `current_guard()`, and what they hold.
+"""Finds the guarded bodies and locks around a call, and their keys: `current_guard()`.
 
-Guarantees: a body or lock that was left is not among them, in whatever context it was entered. A
-context is copied (asyncio does so for a task, `to_thread` for a thread), and the copy may outlive
-the body. Those of another asyncio task are left out, too: that goes on while this one runs.
+Guarantees: a body or lock that has ended is not found, in any context. A context is copied (asyncio
+copies it for a task, `to_thread` for a thread), and the copy may outlive the body. Bodies of
+another asyncio task are not found either, because that task runs at the same time.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _innermost: ContextVar[_Running | None] = ContextVar("taskguard_running", defaul
 
 
 class _Running:
-    """A body or a lock that was entered.
+    """A body or a lock that has begun.
 
     Attributes:
-        attempt: what holds the key.
-        guard: what its body gets.
-        ended: whether it was left.
-        enclosing: what was around it when it was entered, and may have been left since.
+        attempt: the attempt that holds the key.
+        guard: the guard of its body.
+        ended: whether the body or lock has ended.
+        enclosing: the body or lock around it when it began. That may have ended since.
     """
 
     def __init__(self, attempt: Attempt) -> None:
@@ -42,11 +42,11 @@ class _Running:
 
     @property
     def outer(self) -> _Running | None:
-        """What is around it, and was not left."""
+        """The innermost body or lock around it that has not ended."""
         return _standing(self.enclosing)
 
     def forget_ended(self) -> None:
-        """Drop the references to what was around it and was left."""
+        """Drop the references to bodies and locks around it that have ended."""
         running: _Running | None = self
         while running is not None:
             following = running.outer
@@ -64,10 +64,10 @@ class _Running:
 
 @contextmanager
 def running(attempt: Attempt) -> Iterator[Guard]:
-    """A block in which the attempt's guard is the current one.
+    """Make the attempt's guard the current one for a block.
 
-    A lock may be left in another context than it was entered in (a `yield` dependency of FastAPI),
-    or before a lock that was entered after it.
+    A lock may end in another context than it began in (a `yield` dependency of FastAPI), or before
+    a lock that began after it.
     """
     entered = _Running(attempt)
     _innermost.set(entered)
@@ -82,12 +82,12 @@ def running(attempt: Attempt) -> Iterator[Guard]:
 
 
 def current_guard() -> Guard:
-    """The guard of the guarded body that is running here.
+    """Return the guard of the guarded body that is running here.
 
     Raises:
         TransactionUsageError: no guarded body is running in this thread or greenlet.
     """
-    # `with tg.lock()` within a body has a guard that is no body's.
+    # `with tg.lock()` within a body has a guard, too, but not that of a body.
     bodies = (each.guard for each in _around() if not each.attempt.delivery.is_lock)
     guard = next(bodies, None)
     if guard is None:
@@ -99,12 +99,12 @@ def current_guard() -> Guard:
 
 
 def guard_on(db: Any) -> Guard | None:
-    """The guard of a body around this call whose open transaction is on `db`."""
+    """Return the guard of a body around this call whose open transaction is on `db`."""
     return next((each.guard for each in _around() if each.attempt.is_on(db)), None)
 
 
 def holders_around(keys: Iterable[str]) -> list[Attempt]:
-    """What runs around this call and holds one of the keys, or a slot of it.
+    """Return the attempts around this call that hold one of the keys, or a slot of it.
 
     The innermost one comes first.
     """
@@ -113,12 +113,12 @@ def holders_around(keys: Iterable[str]) -> list[Attempt]:
 
 
 def held_keys() -> set[str]:
-    """The keys that guarded bodies and locks around this call hold, or hold a slot of."""
+    """Return the keys that bodies and locks around this call hold, or hold a slot of."""
     return {key for each in _around() for key in each.attempt.held}
 
 
 def _around() -> Iterator[_Running]:
-    """The bodies and locks around this call, innermost first."""
+    """Yield the bodies and locks around this call, innermost first."""
     found = _standing(_innermost.get())
     task = _current_task()
     while found is not None:
@@ -128,14 +128,14 @@ def _around() -> Iterator[_Running]:
 
 
 def _standing(running: _Running | None) -> _Running | None:
-    """This one, or the innermost one around it that was not left."""
+    """Return this one, or the innermost one around it that has not ended."""
     while running is not None and running.ended:
         running = running.enclosing
     return running
 
 
 def _current_task() -> Any:
-    """The asyncio task that runs here; None where there is none, or no asyncio."""
+    """Return the asyncio task that runs here, or None."""
     asyncio = sys.modules.get("asyncio")
     if asyncio is None or asyncio._get_running_loop() is None:  # noqa: SLF001  # exported
         return None

@@ -1,4 +1,4 @@
-"""Deferrals: a message is published again with a delay, before its delivery is acknowledged.
+"""Defers a delivery: publishes its message again with a delay, before it is acknowledged.
 
 Guarantees: a delivery is reported as deferred only after the queue accepted the new copy, and as
 dropped only if a newer copy or call is on record.
@@ -51,7 +51,7 @@ class Deferrals:
     def defer(
         self, delivery: Delivery, reason: str, *, retry_after_s: float | None = None
     ) -> Deferred | Dropped:
-        """Defer a delivery. `retry_after_s`: until when the holder's lease lasts, if known."""
+        """Defer a delivery. `retry_after_s`: for how long the holder's lease lasts, if known."""
         return self._defer(delivery, self._delay_s(delivery, retry_after_s), reason)
 
     def defer_until_start(self, delivery: Delivery, busy: Busy) -> Deferred | Dropped:
@@ -74,7 +74,7 @@ class Deferrals:
         return self.defer(delivery, str(error))
 
     def _delay_s(self, delivery: Delivery, retry_after_s: float | None) -> float:
-        """Doubles from half a second, with jitter; no longer than the other lease lasts."""
+        """Return a delay that doubles from half a second, with jitter, up to that lease's end."""
         doubled_s = _FIRST_DELAY_S * 2.0 ** min(delivery.message.deferrals, 10)
         delay_s = min(doubled_s, _MAX_DELAY_S) * self._rng.uniform(0.5, 1.0)
         if retry_after_s is not None:
@@ -111,7 +111,7 @@ class Deferrals:
     def _drop_old(self, delivery: Delivery, ledger: Ledger) -> Dropped:
         """Drop a message whose number is lower than one on record: an old copy, or a replaced call.
 
-        Without an answer it counts as an old copy, whose caller hears from the other one.
+        Without an answer it counts as an old copy. The live copy answers its caller.
         """
         by = None
         try:
@@ -123,6 +123,6 @@ class Deferrals:
 
 
 def drop(events: Events, delivery: Delivery, reason: str, by: str | None = None) -> Dropped:
-    """Drop a message, which never runs."""
+    """Drop a message that never runs."""
     events.about(delivery, Duplicate, reason=reason)
     return Dropped(reason, by)

@@ -1,6 +1,6 @@
-"""A warning: a redelivered message has done another work of its task before.
+"""Warns that a redelivered message has done another work of its task before.
 
-That is so if the key was made from what differs between deliveries.
+That happens if a key is made of a value that differs between deliveries.
 """
 
 from __future__ import annotations

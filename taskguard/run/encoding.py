@@ -1,7 +1,7 @@
 """Results and progress as JSON texts for the ledger.
 
-Guarantees: a text is ASCII, has at most `MAX_RESULT_BYTES`, and is readable JSON. A value that
-makes no such text is a ResultError.
+Guarantees: a text is ASCII, has at most `MAX_RESULT_BYTES`, and is readable JSON. For a value
+without such a text ResultError is raised.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ JSON = Codec(dumps=_dumps, loads=json.loads)
 
 
 def _size(text: str) -> int:
-    """The bytes of a JSON text in UTF-8; where those are too many, counted without escapes."""
+    """Return the bytes of a JSON text in UTF-8. If they are too many, count without escapes."""
     size = len(text.encode("utf-8"))
     if size <= MAX_RESULT_BYTES:
         return size

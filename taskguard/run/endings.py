@@ -1,7 +1,7 @@
-"""What follows if a body does not simply end: a lost lease, a failure, a shutdown, a crash.
+"""Ends a delivery whose body lost its lease, failed, or was ended by a shutdown or a crash.
 
-Guarantees: the claim is ended, and the lease released, before the queue hears of the outcome;
-StaleTokenError and LeaseLostError are never raised if the delivery can be deferred; work whose
+Guarantees: the claim is ended, and the lease released, before the queue learns of the outcome.
+StaleTokenError and LeaseLostError are never raised if the delivery can be deferred. Work whose
 COMMIT was interrupted is reported as completed only if the record names this very holder.
 
 Read next: `holding.py` for how a claim is ended.
@@ -38,8 +38,8 @@ __all__ = ["Endings", "end_child"]
 
 logger = logging.getLogger("taskguard")
 
-# Maximum number of deliveries in a row whose body ran, and whose transaction the database ended
-# while the ledger answered: if a body idles in it, it is ended each time, and nobody would see it.
+# Maximum number of deliveries in a row whose body ran, and whose transaction the database ended. A
+# body that idles in its transaction loses it each time. Without a maximum that would stay unseen.
 _MOST_ROUNDS = 4
 _ERROR_CHARS = 500
 
@@ -67,7 +67,7 @@ class Endings:
         self._clock = clock
 
     def after_loss(self, holding: Holding, error: TaskguardError) -> Outcome:
-        """The lease or the commit was lost: the record answers, or the delivery is deferred."""
+        """After a lost lease or commit: answer from the record, or defer the delivery."""
         delivery, lease = holding.delivery, holding.tracked.lease
         if isinstance(error, StaleTokenError):
             held_s = self._held_s(holding)
@@ -84,12 +84,12 @@ class Endings:
         return self._deferrals.defer_or_raise(delivery, error)
 
     def after_trouble(self, holding: Holding, error: TaskguardError) -> Outcome:
-        """The database failed, not the body: the delivery is deferred; after several, FAILED."""
+        """After an error of the database: defer the delivery. After several of these, FAILED."""
         delivery = holding.delivery
         found: list[State | None] = []
 
         def end(ledger: Ledger, claim: Claim) -> None:
-            # Other threads have all connections, and will end.
+            # Other threads have all connections, and will give them back.
             crowded = isinstance(error, NoConnectionError)
             if delivery.queue is None or claim.work is None or crowded:
                 ledger.give_back(claim)  # a plain call gets the error; the round is not counted
@@ -106,18 +106,18 @@ class Endings:
         self._emit_failed(holding, TransactionFailedError.__name__)
         raise TransactionFailedError(
             f"{delivery.task} {delivery.key}: the body ran in {_MOST_ROUNDS} deliveries in a row, "
-            f"and each time its transaction came to nothing, the last time so: {error} The work is "
-            "FAILED. Mend what ends the transaction, then let it run again: taskguard work "
+            f"and each time its transaction was not committed. The last error: {error} The work is "
+            "FAILED. Fix what ends the transaction, then let it run again: taskguard work "
             f"requeue {delivery.work!r} --reason …",
             key=delivery.key,
             fence=holding.tracked.lease.fence,
         ) from error
 
     def after_failure(self, holding: Holding, error: BaseException) -> Outcome | None:
-        """FAILED, unless DONE is committed; the exception goes on to the queue.
+        """After an exception: FAILED, unless DONE is committed. The queue gets the exception.
 
-        An exception that came between COMMIT and its answer, as a time limit may, is no failure.
-        Nor is one of a body whose work was superseded meanwhile: it was to end.
+        An exception between COMMIT and its answer, for example a time limit, is no failure. If the
+        work was superseded meanwhile, an exception of its body is no failure either.
         """
         delivery, attempt = holding.delivery, holding.attempt
         if attempt.completed:
@@ -144,7 +144,7 @@ class Endings:
         return None
 
     def _committed_unheard(self, holding: Holding) -> Completed | None:
-        """The outcome, if the record says that this very holder completed the work; else None."""
+        """Return the outcome if the record names this holder as the one of DONE. Else None."""
         attempt, lease = holding.attempt, holding.tracked.lease
         assert self._ledger is not None  # noqa: S101
         try:
@@ -160,7 +160,7 @@ class Endings:
         return Completed(None if text is None else self._codec.loads(text))
 
     def _superseded(self, holding: Holding) -> Outcome | None:
-        """The outcome, if a newer message took the position of the work; else None."""
+        """Return the outcome if a newer message superseded the work. Else None."""
         delivery = holding.delivery
         assert self._ledger is not None  # noqa: S101
         try:
@@ -174,7 +174,7 @@ class Endings:
         return self._answers.answer(delivery, found)
 
     def _peek(self, ledger: Ledger, holding: Holding) -> Answer | None:
-        """What the record answers to this holder. None: it has no answer."""
+        """Return the record's answer to this holder, or None."""
         owner = holding.tracked.lease.owner
         found = ledger.peek(holding.delivery.request(owner, clock=self._clock))
         return found if isinstance(found, Answer) else None
@@ -182,9 +182,9 @@ class Endings:
     def after_exit(self, holding: Holding, error: BaseException) -> None:
         """After a BaseException: a shutdown gives the work back, any other exit is a crash.
 
-        So is a hard time limit, which comes as a shutdown does: the next body would exceed it, too.
-        Where there is a queue, a cancelled body is its failure: queues take CancelledError for
-        the end of their worker, and would deliver this message again and again.
+        A hard time limit looks like a shutdown, but counts as a crash, because the next body would
+        exceed it, too. With a queue, a cancelled body has failed. A queue would take its
+        CancelledError for the end of the worker, and deliver this message again and again.
         """
         delivery = holding.delivery
         if is_cancellation(error):
@@ -200,7 +200,7 @@ class Endings:
         elif is_shutdown(error) and delivery.timed_out is not None and delivery.timed_out():
             self._after_crash(holding, error, timed_out=True)
         elif is_shutdown(error):
-            # Also for a revoke and GreenletExit: another worker is to do the work, at once.
+            # After a revoke and GreenletExit, too: another worker does the work at once.
             self._releases.end_claim(holding, lambda ledger, claim: ledger.give_back(claim))
         else:
             self._after_crash(holding, error)
@@ -208,10 +208,10 @@ class Endings:
     def _after_crash(
         self, holding: Holding, error: BaseException, *, timed_out: bool = False
     ) -> None:
-        """The body ends its process, and would end the next one's: counted as a crash."""
+        """Count a crash, because the body ends its process, and would end the next one's."""
         delivery = holding.delivery
         text = "the hard time limit was over" if timed_out else _error_text(error)
-        # If the ledger does not answer, the claim expires, which counts the same.
+        # If the ledger does not answer, the claim expires, which counts as a crash, too.
         self._releases.end_claim(
             holding, lambda ledger, claim: ledger.crash(claim, text), late=False
         )
@@ -225,7 +225,7 @@ class Endings:
             )
             return
         logger.warning(
-            "%s %s: the body raised %s, and nobody told this process to stop: that counts as a "
+            "%s %s: the body raised %s, and no signal told this process to stop, so it counts as a "
             "crash. Let the body return, or raise an Exception.",
             delivery.task,
             delivery.key,
@@ -241,25 +241,25 @@ class Endings:
 
 
 def _ask_queue(delivery: Delivery, claim: Claim) -> None:
-    """Let the queue say whether FAILED work that keeps its position is to be retried."""
+    """Let the queue report whether FAILED work that keeps its position is retried."""
     if claim.request.strict and delivery.parking is not None:
         delivery.parking.failed(claim)
 
 
 def _error_text(error: BaseException) -> str:
-    """What the record says of an error, whose `__str__` may fail or give nothing."""
+    """Return the text of an error for the record. Its `__str__` may fail or return nothing."""
     name = type(error).__name__
     try:
         said = f"{error}"
-    except Exception as failed:  # noqa: BLE001  # anybody's code
+    except Exception as failed:  # noqa: BLE001  # code of the user's
         said = f"(str() of it raised {type(failed).__name__})"
     return f"{name}: {said}"[:_ERROR_CHARS]
 
 
 def end_child(delivery: Delivery, error: BaseException | None) -> NoReturn:
-    """End a process that the body forked, and which leaves the body.
+    """End a process that the body forked, if it leaves the body.
 
-    What comes next (reporting a result, taking the next message) is for the parent alone.
+    Only the parent reports a result, and takes the next message.
     """
     status = 0 if error is None else 1
     if isinstance(error, SystemExit):

@@ -1,10 +1,10 @@
-"""What a guarded body gets: its key, its fencing token, and the transaction that decides.
+"""The guard of a body: its key, its fencing token, and the transaction that decides.
 
-Guarantees: what is written inside `transaction()` is committed together with PROCESSING -> DONE,
-or not at all; inside `checkpoint()`, together with the progress. Does not guarantee anything for
-effects elsewhere (mails, HTTP calls): pass `idempotency_key` or `fence` to them.
+Guarantees: writes inside `transaction()` are committed together with PROCESSING -> DONE, or not at
+all. Writes inside `checkpoint()` are committed together with the progress. Does not guarantee
+anything for effects elsewhere (mails, HTTP calls): pass `idempotency_key` or `fence` to them.
 
-Every public member is for the body: `attempt.py` has what the runner asks.
+Every public member is for the body. The members for the runner are in `attempt.py`.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Guard:
 
     @property
     def progress(self) -> Any:
-        """What the last holder, or this one, stored with `checkpoint()`; None if nothing."""
+        """The progress that this or the last holder stored with `checkpoint()`. None if none."""
         return self._attempt.progress.value
 
     @property
@@ -128,15 +128,14 @@ class Guard:
     def transaction(self, on: Any = None) -> AbstractContextManager[Any]:
         """A database transaction that commits this work's effects together with DONE.
 
-        Yields a SQLAlchemy Connection (`Session(bind=db)` puts an ORM session on it), or `on`. Left
-        normally, PROCESSING -> DONE is written last and everything is committed; left by an
-        exception, nothing is.
+        Yields a SQLAlchemy Connection (`Session(bind=db)` puts an ORM session on it), or `on`. At a
+        normal end of the block, PROCESSING -> DONE is written last, and everything is committed. If
+        the block raises an exception, nothing is committed.
 
         Args:
-            on: an ORM Session or a Connection of your own, by whatever Engine it reaches the
-                ledger's database, or a plain connection of psycopg or sqlite3. As by
-                `session.begin()`, the block begins its transaction and ends it: no transaction may
-                be open on it before.
+            on: an ORM Session or a Connection of your own to the ledger's database, by any Engine,
+                or a plain connection of psycopg or sqlite3. Like `session.begin()`, the block
+                begins and ends its transaction. No transaction may be open on it before.
 
         Raises:
             StaleTokenError: a newer holder exists; nothing was written.
@@ -144,8 +143,8 @@ class Guard:
                 again.
             TransactionUsageError: DONE is committed already, or a transaction is open, here or on
                 `on`.
-            ConfigurationError: the task has no ledger, or `on` is another database's: the two
-                could not commit together. Use `fenced()` there.
+            ConfigurationError: the task has no ledger; or `on` is another database's, so that the
+                two could not commit together. Use `fenced()` there.
         """
         return self._attempt.completing(on)
 
@@ -172,18 +171,18 @@ class Guard:
     ) -> _Result:
         """`function(*args, **kwargs)`, once per work: later attempts get its stored result.
 
-        For what happens elsewhere (a payment, a mail) in a body of several parts. The result is
-        committed, fenced, right after the call. If it cannot be stored (its holder died in between,
-        or the database went away) the next one calls again, so hand
-        `guard.idempotency_key_for(name)` to whoever does it. All results of a work stand in one
-        record, which every step writes anew: steps are for parts, not for thousands of items.
+        Use it for effects elsewhere (a payment, a mail) in a body of several parts. The result is
+        committed, fenced, right after the call. If the result cannot be stored, because the holder
+        died or the database was down, the next attempt calls the function again. So pass
+        `guard.idempotency_key_for(name)` to the other system. One record has all results of the
+        work, and every step writes it anew. So use steps for parts, not for thousands of items.
 
         Args:
-            name: a text that tells the work's steps apart; in a loop each turn needs one.
-            function: called with the other arguments if no attempt has got its result stored yet.
+            name: a text that is different for each step, and for each turn of a loop.
+            function: called with the other arguments if no attempt has stored its result yet.
 
         Returns:
-            The result as it was stored: what JSON makes of it.
+            The result as it was stored, after a round trip through JSON.
 
         Raises:
             LeaseLostError: the lease cannot be trusted any more; nothing was called.
@@ -200,7 +199,7 @@ class Guard:
             raise TypeError(f"guard.step({name!r}, …): a step's name is a text.")
         if iscoroutinefunction(function):
             raise TypeError(
-                f"guard.step({name!r}, …): nobody would await {function!r}. Give a plain function; "
+                f"guard.step({name!r}, …) would not await {function!r}. Give a plain function; "
                 "in a coroutine, `await asyncio.to_thread(guard.step, …)` leaves its loop free."
             )
         if name not in attempt.progress.steps:
@@ -227,10 +226,10 @@ class Guard:
             shipped = update(orders).where(orders.c.id == 42).values(status="shipped")
             guard.fenced(shipped).execute(db)
 
-        `execute(db)` takes a Connection or an ORM Session of any database, changes the row only if
-        its `fence_token` is NULL or not newer than `guard.fence`, and leaves `guard.fence` there.
-        That write is not committed together with DONE, and may happen again; it never happens over
-        a newer holder's. For writes to the ledger's own database use `transaction()`.
+        `execute(db)` takes a Connection or an ORM Session of any database. It changes the row only
+        if its `fence_token` is NULL or not newer than `guard.fence`, and sets it to `guard.fence`.
+        That write is not committed together with DONE, and may happen again. It never overwrites a
+        newer holder's write. For writes to the ledger's own database use `transaction()`.
 
         Args:
             statement: SQLAlchemy's `update()` of a table or an ORM class, without `returning()`.
@@ -238,7 +237,7 @@ class Guard:
 
         Raises:
             ConfigurationError: it is no update(), or the table has no such column; or the task has
-                a `limit=`, whose holders have fences that say nothing of each other.
+                a `limit=`, and the fences of its slots cannot be compared.
         """
         with extras_named("guard.fenced()"):
             from taskguard.fenced.rows import FencedUpdate
@@ -247,20 +246,19 @@ class Guard:
         if delivery.policy.limit > 1:
             raise ConfigurationError(
                 f"{delivery.task} has limit={delivery.policy.limit}: its holders are "
-                "at work at once, each with a fence of its own slot, so no row can refuse the "
-                "older of two. Write in guard.transaction(), or guard by a key that one holds at "
-                "a time."
+                "in progress at once, each with a fence of its own slot, so no row can refuse "
+                "the older of two. Write in guard.transaction(), or use a key without limit=."
             )
 
         return FencedUpdate(statement, column=column, key=self.key, fence=self.fence)
 
 
 def attempt_of(guard: Guard) -> Attempt:
-    """Return what the runner knows of the body that has this guard.
+    """Return the attempt of this guard.
 
-    * `refuse_end()` raises unless the body may end as if it had done its work. An integration
-      whose queue knows exceptions that mean success calls it before it takes one for that.
-    * `interrupt_by(cancel)`: a body that runs in an event loop is interrupted by `cancel`, which is
-      called from another thread once the lease is lost (`on_lost="interrupt"`).
+    * `refuse_end()` raises an error unless the end of the body counts as success. If an exception
+      means success for a queue, its integration calls this first.
+    * `interrupt_by(cancel)` sets the function that interrupts a body in an event loop. Another
+      thread calls it once the lease is lost (`on_lost="interrupt"`).
     """
     return guard._attempt  # noqa: SLF001  # this is how it is handed out

@@ -1,7 +1,7 @@
-"""What an admitted delivery holds, a claim and a lease, and how it gives both back.
+"""The claim and the lease of an admitted delivery, and how it gives them back.
 
-Guarantees: each claim is ended once, and each lease released once, after its claim. If the ledger
-does not hear of the end, it is reported later (`late.py`), or the claim expires.
+Guarantees: each claim is ended once, and each lease released once, after its claim. If the end of a
+claim does not reach the ledger, it is reported later (`late.py`), or the claim expires.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Holding:
 
     Attributes:
         released: whether the lock server's lease was released.
-        hint: whether a message waits in the ledger, as the lock server said at the release. None:
-            unknown.
+        hint: whether the lock server had a hint, at the release, that a message waits in the
+            ledger. None: unknown.
     """
 
     delivery: Delivery
@@ -71,7 +71,7 @@ class Releases:
     def note_completed(
         self, delivery: Delivery, tracked: TrackedLease, claimed: Claimed | None
     ) -> None:
-        """DONE is committed, and with it the claim has ended."""
+        """Note that DONE is committed, so the claim has ended."""
         tracked.claim = None
         if claimed is not None:
             held_s = self._clock.monotonic_s() - tracked.lease.taken_at_s
@@ -83,7 +83,7 @@ class Releases:
     ) -> None:
         """End the claim, once. If the ledger does not answer, the claim expires.
 
-        `late`: this is no crash, so the ledger is told so once it answers again.
+        `late`: this is no crash, so it is reported once the ledger answers again.
         """
         tracked = holding.tracked
         claim, tracked.claim = tracked.claim, None

@@ -1,8 +1,7 @@
-"""Claims whose answer or whose end got none, settled once the ledger answers again.
+"""Claims and ends of claims that got no answer, settled once the ledger answers again.
 
-Guarantees: a claim that was granted unheard, or whose end the ledger never heard of, is given back,
-and counts as no crash of its holder. At most `MOST` of them are kept; the oldest are left to their
-expiry.
+Guarantees: such a claim is given back, and counts as no crash of its holder. At most `MOST` of them
+are kept. If there are more, the oldest claims expire.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ MOST = 1_000
 
 
 class LateReports:
-    """What this process still has to tell the ledger. Thread-safe.
+    """Reports that this process still owes the ledger. Thread-safe.
 
     Attributes:
         pending: requests without an answer, and claims without an end.
@@ -37,10 +36,10 @@ class LateReports:
         self.pending: deque[ClaimRequest | Claim] = deque(maxlen=MOST)
 
     def settle(self, request: ClaimRequest) -> bool:
-        """End a claim whose answer never arrived, if it was granted. That counts as no crash.
+        """End a claim whose answer never arrived, if it was granted. No crash is counted.
 
-        Return False if the ledger gives no answer again, so that the claim is settled later. A
-        claim that the database has not worked on yet is not found.
+        Return False if the ledger again gives no answer, so that the claim is settled later. If the
+        database has not executed the claim yet, there is nothing to settle.
         """
         ledger = self._ledger
         assert ledger is not None  # noqa: S101  # it was requested to grant the claim
@@ -63,9 +62,9 @@ class LateReports:
         return True
 
     def report(self) -> None:
-        """Tell the ledger what it never heard of, until it gives no answer again.
+        """Send the reports to the ledger, until one gets no answer.
 
-        Other threads and greenlets may do this at the same time: each report is taken by one.
+        Other threads and greenlets may do this at the same time. One of them takes each report.
         """
         for _ in range(len(self.pending)):
             try:
@@ -93,6 +92,6 @@ def uncount_crash(ledger: Ledger, claim: Claim) -> None:
 
 
 def _of_any_slot(request: ClaimRequest) -> ClaimRequest:
-    """The request as its holder's, if it is not known which of its slots it got."""
+    """Return the request for all its slots, if it is unknown which one it got."""
     slots = () if request.bounds is None else request.bounds.slots
     return replace(request, keys=slots) if slots else request

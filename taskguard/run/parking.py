@@ -16,8 +16,8 @@ holder takes the hint with its release. A message that comes for the first time,
 finds no hint, costs the ledger no query. With a hint, the lock server reserves the key for the
 promoted message, so that other deliveries, which the ledger would refuse, find it held. If no
 message can be promoted, the reservation is released, and the line is checked again. Promoted,
-redelivered and formerly parked messages query the ledger in any case. So does a holder whose lock
-the lock server forgot, because a hint may be lost, too. If a hint alone got lost, the first
+redelivered and formerly parked messages always query the ledger. So does a holder whose lock the
+lock server forgot, because a hint may be lost, too. If a hint alone got lost, the first
 message of a line waits for the next round of a relay, about a second. Later ones lose nothing.
 
 Does not guarantee order between messages that come within a moment: a delivery that reaches the
@@ -64,11 +64,13 @@ logger = logging.getLogger("taskguard")
 Send = Callable[[dict[str, Any], MessageRef], None]
 
 EXPECTED_S = 5.0
-"""For how many seconds after it was sent a promoted message keeps others of its key waiting."""
+"""For how many seconds after it was sent a promoted message blocks others of its key."""
 
 AHEAD_S = 2.0
-"""How many seconds before its rate allows a start the next message is promoted, with that delay. A
-relay checks twice in that time."""
+"""How many seconds before its start, by its rate, the next message is promoted with that delay.
+
+A relay checks twice in that time.
+"""
 
 CALLED_WAIT_S = 1.0
 """For how many seconds a promoted message waits for the lock server, while others probe the key."""
@@ -89,8 +91,9 @@ class Line:
     def takes_hint(self, delivery: Delivery) -> bool:
         """Whether the lock server says at the release of its key that a message waits.
 
-        Not with `busy="supersede"`, because a former holder could take the new holder's hint. Nor
-        with the keys of former guards, whose lines are in the ledger, too.
+        There is no hint with `busy="supersede"`, because a former holder could take the new
+        holder's hint. With the keys of former guards there is none either: the ledger has several
+        lines.
         """
         alone = len(delivery.keys) == 1 and delivery.policy.newest != "supersede"
         return alone and self._leaves_hint(delivery)
@@ -103,9 +106,9 @@ class Line:
         return self._hints and delivery.bounds is None
 
     def park(self, delivery: Delivery, request: ClaimRequest, refused: Busy) -> bool | Answer:
-        """Store the message. False if it is not to be parked. Raises as a claim does.
+        """Store the message. Raises as a claim does.
 
-        An Answer: a newer message superseded it.
+        Return False if it cannot be parked. Return an Answer if a newer message superseded it.
         """
         assert delivery.parking is not None  # noqa: S101
         call = delivery.parking.call()
@@ -118,7 +121,7 @@ class Line:
         if not parked:
             return False
         self._events.about(delivery, Parked)
-        # Otherwise its holder checks the line after its release, which comes after this.
+        # Otherwise the holder of the key checks the line after its release, later than this.
         if self._is_free(delivery, request, refused):
             self.call_next(delivery)
         return True
@@ -186,7 +189,7 @@ class Line:
                 )
                 is_free = isinstance(found, Granted)
             finally:
-                if is_free:  # also where the answer was lost, or interrupted
+                if is_free:  # even if the answer was lost, or interrupted
                     self._locks.release(keys, owner)
         return is_free
 
@@ -238,7 +241,7 @@ class Line:
         """
         locks, key = cast("HintingLocks", self._locks), delivery.line
         for _ in range(_LOOKS):
-            known, hint = False, True  # so that no answer counts as a hint
+            known, hint = False, True  # a missing answer counts as a hint
             with contextlib.suppress(LockServerUnavailableError):
                 known, hint = locks.release_and_take_hint(key, CALLED)
             if known and not hint:
@@ -258,7 +261,7 @@ class Line:
             if delivery.called:
                 with contextlib.suppress(LockServerUnavailableError):
                     known, hint = locks.release_and_take_hint(key, CALLED)
-            if not known:  # also where it took the hint of another holder, and no answer came
+            if not known:  # even if it took the hint of another holder, or got no answer
                 with contextlib.suppress(LockServerUnavailableError):
                     locks.leave_hint(key)
         if not self.call_next(delivery) and known and hint:
@@ -287,7 +290,7 @@ class Line:
         app: str,
         in_s: float,
     ) -> None:
-        """The queue sends the message of FAILED work again, to come in `in_s`. Never raises.
+        """Note that the queue sends the message of FAILED work again. Never raises.
 
         The message keeps its position, unless its retry is for another key, or other work: then it
         joins that line. Without an answer a relay sends it again.
@@ -295,11 +298,11 @@ class Line:
         Args:
             claim: what `Parking.failed()` was given.
             parking: how to send the next message of its line.
-            retries: the number with which it comes, so that its older copies are superseded.
+            retries: its number of retries when it arrives. Older copies of it are superseded.
             call: how to send it again. None: unknown.
             again: its next delivery. None: unknown.
             app: the application's namespace.
-            in_s: how long after now it comes.
+            in_s: in how many seconds it arrives.
         """
         if again is not None and (again.work, again.line) != (claim.work, claim.request.line):
             self._move(claim, again, parking, in_s=in_s)
@@ -312,9 +315,9 @@ class Line:
             logger.warning("%s: its retry is not noted: %s", claim.work, error)
 
     def _move(self, claim: Claim, again: Delivery, parking: Parking, *, in_s: float) -> None:
-        """The FAILED work leaves its line, whose next message is promoted; `again` joins its own.
+        """Take FAILED work out of its line, promote the next message, and let `again` join a line.
 
-        Its position there is that of the moment at which its message was first sent.
+        Its position there is by the time at which its message was first sent.
         """
         was, message = claim.request, again.message
         request = replace(
@@ -339,10 +342,10 @@ class Line:
             self._call_next(key, again.app, parking, was.bounds)
 
     def gave_up(self, claim: Claim, parking: Parking, *, retries: int, app: str) -> None:
-        """The message of FAILED work does not come again: promote the next one. Never raises.
+        """Promote the next message, because that of FAILED work does not come again. Never raises.
 
-        Without an answer a relay sends the message again, and it fails again. `retries`: the number
-        with which it would come if a caller sent it again.
+        If the ledger gives no answer, a relay sends the message again, and it fails again.
+        `retries`: the message's number of retries if a caller sends it again.
         """
         try:
             self._ledger.leave(claim, retries=retries)
@@ -360,7 +363,7 @@ class Line:
         try:
             return call_next(self._ledger, key, senders, self._events, app=app, **options) > 0
         except TaskguardError as error:
-            logger.debug("%s: whether somebody waits got no answer: %s", key, error)
+            logger.debug("%s: whether a message waits got no answer: %s", key, error)
             return False
 
 
@@ -406,11 +409,13 @@ def call_next(
             ledger.abandon(found, error=str(error))
             continue
         except StoredCallError as error:
-            # Perhaps by this process, which may be of an older deploy: a relay has the last word.
+            # Perhaps only this process, of an older deploy, cannot send it: the relay decides.
             logger.debug("%s: its call is left to the relay: %s", found.work, error)
             break
         except Exception as error:  # noqa: BLE001  # whatever a broker raises
-            logger.warning("%s: called, and not sent yet; a relay will: %s", found.work, error)
+            logger.warning(
+                "%s: promoted, but not sent yet; a relay sends it: %s", found.work, error
+            )
             break
         called += 1
         if events.hears(Called.level):
@@ -421,7 +426,7 @@ def call_next(
 def send_stored(found: Overdue, senders: Mapping[str, Send]) -> None:
     """Send the message of stored work, by the sender of its queue. Raises whatever that does."""
     call = json.loads(found.call)
-    call.pop(NOT_BEFORE, None)  # that is past, or it would not be sent from its line
+    call.pop(NOT_BEFORE, None)  # it has passed, because the message is sent from its line
     if found.wait_s > 0.0:
         call[NOT_BEFORE] = time.time() + found.wait_s
     senders[call["queue"]](call, found.message)

@@ -1,7 +1,7 @@
-"""What a holder leaves for the next one: the body's own progress, and the results of its steps.
+"""Progress that a holder stores for the next one: the body's own, and the results of its steps.
 
-Guarantees: both stand in one JSON text, which is committed whole. Read only when it is asked for,
-so that a text that cannot be read fails a body, not a claim.
+Guarantees: one JSON text has both, and is committed whole. It is parsed only on access, so a broken
+text fails a body, not a claim.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["Progress"]
 
 
 class Progress:
-    """The record of one work, as it was last committed."""
+    """The progress of one work, as it was last committed."""
 
     def __init__(self, text: str | None, codec: Codec) -> None:
         self._text = text
@@ -32,11 +32,11 @@ class Progress:
         return steps
 
     def with_value(self, value: Any) -> dict[str, Any]:
-        """What is to be committed with a checkpoint."""
+        """Return the record for a checkpoint to commit."""
         return {**self._record(), "progress": value}
 
     def with_step(self, name: str, result: Any) -> dict[str, Any]:
-        """What is to be committed after a step."""
+        """Return the record to commit after a step."""
         record = self._record()
         record["steps"][name] = result
         return record
@@ -46,8 +46,7 @@ class Progress:
         self._text = text
 
     def _record(self) -> dict[str, Any]:
-        # Read anew each time, so that a body that changes a value it got does not change the
-        # record.
+        # Parsed anew each time: a body may change the value that it gets, but not the record.
         if self._text is None:
             return {"progress": None, "steps": {}}
         record: dict[str, Any] = self._codec.loads(self._text)

@@ -1,7 +1,7 @@
-"""What becomes of a delivery that does not get its key: answered, parked, deferred, or an error.
+"""Settles a delivery that does not get its key: it is answered, parked, deferred, or fails.
 
-Guarantees: a delivery of work that was started is never dropped, and never raises where it can be
-deferred: its message may be the only one that is left.
+Guarantees: a delivery of work that was started is never dropped. It never fails if it can be
+deferred, because its message may be the only one that is left.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Refusals:
         return self._turn_away(delivery, found)
 
     def _turn_away(self, delivery: Delivery, busy: Busy) -> Outcome:
-        """The key is held: `busy=` decides, but a delivery of started work is deferred."""
+        """Do what `busy=` says about a held key. A delivery of started work is deferred."""
         untouched = not busy.same_work and not busy.started
         if not busy.same_work:
             parked = self._park(delivery, busy)
@@ -80,7 +80,7 @@ class Refusals:
         raise already_held(delivery, holders[0]) if holders else _busy_error(delivery, busy)
 
     def _park(self, delivery: Delivery, busy: Busy) -> Outcome | None:
-        """Keep the message in the ledger until the key is free; None if it cannot be kept there."""
+        """Park the message until the key is free. Return None if it cannot be parked."""
         if delivery.parking is None:
             return None
         request = delivery.request(clock=self._clock)
@@ -99,7 +99,7 @@ def _busy_error(delivery: Delivery, busy: Busy) -> KeyBusyError:
     after_s, owner = busy.retry_after_s, busy.owner
     limit = 1 if delivery.bounds is None else delivery.bounds.limit
     if busy.too_early:
-        what = f"{delivery.key} is begun as often as its rate allows ({delivery.policy.rate})"
+        what = f"{delivery.key} starts as often as its rate allows ({delivery.policy.rate})"
         when = f", and again in {after_s:.1f} s" if after_s else ""
     elif limit > 1:  # each of them holds a slot
         what, owner = f"{delivery.key} is held by {limit} deliveries", None
@@ -127,7 +127,7 @@ def _holder(owner: Owner | None) -> str:
 
 
 def already_held(delivery: Delivery, outer: Attempt) -> KeyAlreadyHeldError:
-    """The error of a call that would wait for the body or lock around it."""
+    """Return the error of a call that would wait for the body or lock around it."""
     key = ", ".join(sorted(outer.held.intersection(delivery.keys)))
     holder = "the lock around it" if outer.delivery.is_lock else "the guarded body around it"
     if delivery.is_lock:

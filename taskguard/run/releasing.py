@@ -34,10 +34,10 @@ def release(
     fence: int | None = None,
     owner: str | None = None,
 ) -> list[Holder]:
-    """Release a key in the ledger, then at the lock server; the holders that it was taken from.
+    """Release a key in the ledger, then at the lock server. Return the former holders.
 
-    Without `fence` and `owner` that is each holder that is found: of a shared key, or of one with
-    slots, there may be several.
+    Without `fence` and `owner`, release it from each holder. A shared key, or a key with slots, may
+    have several holders.
     """
     if ledger is None:
         on_record = []
@@ -62,7 +62,7 @@ def release(
                 _release_there(locks, each, ledger)
     gone = {each.owner for each in released}
     for each in at_server:
-        # Of shares the ledger knows nothing. Of other keys its holder counts, if it has one.
+        # The ledger knows no shares. For another key, the ledger's holder counts if there is one.
         alone = ledger is None or each.shared or not (on_record or fence)
         if each.owner in gone or not alone or not _is_meant(each, fence=fence, owner=owner):
             continue
@@ -75,7 +75,7 @@ def release(
 
 
 def _is_meant(holder: Holder, *, fence: int | None, owner: str | None) -> bool:
-    """Whether it is a holder of taskguard's, with this fence and owner where they are given."""
+    """Return True for a holder of taskguard's with this fence and owner, if they are given."""
     named = owner is None or owner in (str(holder.owner), holder.owner.nonce)
     return bool(holder.owner.process) and named and fence in (None, holder.fence)
 

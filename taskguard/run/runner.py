@@ -1,16 +1,16 @@
 """The way of one delivery: admit, claim, body, complete, acknowledge. Read it from top to bottom.
 
-Guarantees: a body runs only under a lease that the ledger (or, with locks only, the lock
-server) granted to this very attempt; "completed" is reported only for a committed DONE; a
-delivery that does not run its body is answered from the record, deferred with a live copy
-published first, parked, or superseded. StaleTokenError and LeaseLostError never leave here while
+Guarantees: a body runs only under a lease that the ledger (or, with locks only, the lock server)
+granted to this very attempt. "Completed" is reported only for a committed DONE. A delivery whose
+body does not run is answered from the record, parked, superseded, or deferred. Before a deferral is
+reported, a live copy was published. StaleTokenError and LeaseLostError never leave this module if
 the delivery can be deferred, even if the body swallows them.
 
 Does not guarantee exactly one run of the body: at least one, and one commit.
 
-Read next: `admission.py` and `claiming.py` for how a key is granted, `refusals.py` for deliveries
-that do not get it, `endings.py` for bodies that do not simply end, `watchdog.py` for how a lease is
-kept, `parking.py` for the lines.
+Read next: `admission.py` and `claiming.py` grant a key. `refusals.py` has deliveries without a key.
+In `endings.py` bodies fail, lose their lease, or are interrupted. `watchdog.py` renews leases, and
+`parking.py` has the lines.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ __all__ = ["Runner"]
 
 logger = logging.getLogger("taskguard")
 
-# Maximum number of runs of a body under one lease: after deadlocks and serialization failures,
-# which depend on what others write, and, fewer, after connections that broke.
+# Maximum number of runs of a body under one lease after deadlocks and serialization failures, which
+# other writers cause; and, lower, after broken connections.
 _BODY_RUNS, _BODY_RUNS_ON_BROKEN = 10, 4
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 1.0
-# A null result, stored where duplicates could not tell otherwise that the body has ended.
+# A null result, stored if duplicates could not learn otherwise that the body has ended.
 _NO_RESULT = "null"
 _LOST = (StaleTokenError, LeaseLostError)
 
@@ -138,7 +138,7 @@ class Runner:
     # -- the way of one delivery --------------------------------------------------------------
 
     def deliver(self, delivery: Delivery, body: _Body) -> Outcome:
-        """Run `body` if this delivery is the one to do it, and say what to tell the queue.
+        """Run `body` if this delivery gets its key, and return the outcome for the queue.
 
         Raises what the body raises; KeyBusyError, WorkDeadError, WorkRevokedError,
         MessageTooOldError, FingerprintMismatchError, RowMissingError and RowIneligibleError; and,
@@ -154,15 +154,16 @@ class Runner:
         return self._run(delivery, found, body) if isinstance(found, Admitted) else found
 
     def _admit(self, delivery: Delivery) -> Admitted | Outcome:
-        """Acquire and claim the key, or settle what becomes of the delivery without it.
+        """Acquire and claim the key, or return the outcome of a delivery without it.
 
-        A delivery that is refused may have held the key for a moment, in which others were parked.
+        A delivery that is refused may have held the key briefly. Messages that were parked in that
+        moment rely on it, so it promotes the next message.
         """
         found: Admitted | Outcome | None = None
         try:
             found = self._enter(delivery)
         except NO_LEDGER as error:
-            logger.warning("%s %s put off: %s", delivery.task, delivery.key, error)
+            logger.warning("%s %s deferred: %s", delivery.task, delivery.key, error)
             found = self._deferrals.defer_or_raise(delivery, error)
         finally:
             if delivery.parking is not None and not isinstance(found, Admitted | Parked):
@@ -220,7 +221,7 @@ class Runner:
         return Holding(delivery, tracked, claimed, attempt)
 
     def _begin(self, holding: Holding) -> None:
-        """What follows from the claim alone, before the body runs."""
+        """Do what follows from the claim alone, before the body runs."""
         delivery, claimed = holding.delivery, holding.claimed
         if claimed is not None and claimed.replaced:
             self.line.tell(delivery, claimed.replaced)
@@ -232,7 +233,7 @@ class Runner:
     # -- the body -----------------------------------------------------------------------------
 
     def _body(self, holding: Holding, body: _Body) -> Any:
-        """The body's value once DONE is committed; run again after a deadlock."""
+        """Return the body's value once DONE is committed. Run the body again after a deadlock."""
         attempt, broken = holding.attempt, 0
         for run in range(1, _BODY_RUNS + 1):
             try:
@@ -250,10 +251,10 @@ class Runner:
         raise AssertionError("unreachable")
 
     def _value(self, holding: Holding, guard: Guard, body: _Body) -> Any:
-        """What the body returns. If the ledger ended its transaction, the ledger's error is raised.
+        """Return the body's value. If the ledger ended its transaction, raise the ledger's error.
 
-        That holds whatever error the body raises from it: one of its own, a group, or an error that
-        only follows from it. A body that means to give up commits another transaction first.
+        The body may raise another error because of it: its own, a group, or an error that only
+        follows from it. To give up instead, a body commits another transaction first.
         """
         try:
             return self._call(holding, guard, body)
@@ -287,15 +288,15 @@ class Runner:
     # -- complete -----------------------------------------------------------------------------
 
     def _complete(self, holding: Holding, value: Any) -> Any:
-        """DONE for a body that did not commit it, and its value for one that did."""
+        """Commit DONE if the body did not, and return its value."""
         delivery, tracked, attempt = holding.delivery, holding.tracked, holding.attempt
         if tracked.lease.is_parents:
-            tracked.lease.check()  # raises: a forked child has done nobody's work
+            tracked.lease.check()  # raises, because a forked child holds no work
         value = attempt.result if attempt.has_result else value
         claim = attempt.claim
         if self.ledger is None or claim is None:
-            # A body that got to its end is not run again, even if the lease was lost meanwhile:
-            # with locks only nothing could refuse the second run's effects.
+            # A body that has ended is not run again, even if the lease was lost meanwhile: with
+            # locks only, nothing could refuse the effects of the second run.
             return value
         if not attempt.completed:
             text = self._storable(delivery, value)
@@ -314,7 +315,7 @@ class Runner:
     def _end_answer(self, holding: Holding) -> None:
         """Record that no result will come for a body that committed DONE and has ended.
 
-        A lock server tells that by the lease; without one duplicates wait for the record.
+        With a lock server, duplicates see that by the lease. Without one they wait for the record.
         """
         attempt, tracked = holding.attempt, holding.tracked
         claim = attempt.claim
@@ -330,7 +331,7 @@ class Runner:
             logger.warning("%s %s: DONE, result not stored: %s", delivery.task, delivery.key, error)
 
     def _storable(self, delivery: Delivery, value: Any) -> str | None:
-        """The value as JSON; one that cannot be stored leaves DONE, and duplicates get None."""
+        """Return the value as JSON, or None if it cannot be stored. The work is DONE anyway."""
         if value is None:
             return None
         try:
@@ -348,7 +349,7 @@ class Runner:
         *,
         entered: Callable[[Attempt, TrackedLease], object] | None = None,
     ) -> Iterator[Lease]:
-        """The plain lock: a lease for the time of a `with` block; `entered` gets what holds it."""
+        """Hold a plain lock during a `with` block. `entered` gets its attempt and lease."""
         _refuse_reentry(delivery)
         admitted = self._enter(delivery)
         if not isinstance(admitted, Admitted):
@@ -362,21 +363,21 @@ class Runner:
                     entered(holding.attempt, tracked)
                 yield tracked.lease
         except BaseException:
-            # Whatever comes of it: the caller gets the exception that is on its way.
+            # A lost lease is not reported, because the caller gets the exception of the block.
             self._leave(holding)
             raise
         if not self._leave(holding):
             raise LeaseLostError(
                 f"The lease on {delivery.key} was lost before its block was left: "
-                f"{tracked.lease.lost_reason}. What was done in it may have overlapped with "
-                "another holder's doing. Call lease.check() in the block before what matters, and "
-                "hand lease.fence to what can refuse an older one.",
+                f"{tracked.lease.lost_reason}. Another holder may have run at the same time. Call "
+                "lease.check() before important writes in the block, and pass lease.fence to "
+                "servers that can refuse an older one.",
                 key=delivery.key,
                 fence=tracked.lease.fence or None,
             )
 
     def _leave(self, holding: Holding) -> bool:
-        """End the plain lock's lease. False if it is known to have been lost before."""
+        """End the plain lock's lease. Return False if it is known to have been lost before."""
         tracked, lease = holding.tracked, holding.tracked.lease
         ran_out = lease.remaining_s <= 0.0
         ended: list[bool] = []
@@ -395,10 +396,10 @@ class Runner:
             )
         return not lease.is_lost
 
-    # -- for enqueue(), and for what a queue says of messages that have a line ------------------
+    # -- for enqueue(), and for a queue's reports on messages that have a line ------------------
 
     def request(self, delivery: Delivery) -> ClaimRequest:
-        """What a delivery requests of the ledger, with an owner that holds nothing."""
+        """Return the request of a delivery to the ledger, with an owner that holds nothing."""
         return delivery.request(clock=self.clock)
 
     def retried(
@@ -412,31 +413,31 @@ class Runner:
         app: str,
         in_s: float,
     ) -> None:
-        """The queue sends the message of FAILED work again, to come in `in_s`. Never raises.
+        """Note that the queue sends the message of FAILED work again. Never raises.
 
         Args:
             claim: what `Parking.failed()` was given.
             parking: how to send the next message of its line.
-            retries: the number with which the message comes.
+            retries: the message's number of retries when it arrives.
             call, again: how to send it, and its next delivery. None: unknown.
             app: the application's namespace.
-            in_s: how long after now the message comes.
+            in_s: in how many seconds the message arrives.
         """
         self.line.retried(
             claim, parking, retries=retries, call=call, again=again, app=app, in_s=in_s
         )
 
     def gave_up(self, claim: Claim, parking: Parking, *, retries: int, app: str) -> None:
-        """The queue does not send the message of FAILED work again. Never raises."""
+        """Note that the queue does not send the message of FAILED work again. Never raises."""
         self.line.gave_up(claim, parking, retries=retries, app=app)
 
     def never_runs(self, delivery: Delivery) -> None:
-        """The message was revoked, or has expired: promote the next one. Never raises."""
+        """Promote the next message, because this one was revoked or has expired. Never raises."""
         self.line.left(delivery)
 
 
 def _has_room_beside(holders: list[Attempt], delivery: Delivery) -> bool:
-    """Whether `limit=` leaves a slot of the key beside those that the bodies around it hold."""
+    """Return True if `limit=` leaves a slot in addition to those that bodies around it hold."""
     bounds = delivery.bounds
     hold_slots = not any(set(delivery.keys).intersection(each.lease.keys) for each in holders)
     return bounds is not None and hold_slots and len(holders) < bounds.limit

@@ -1,13 +1,13 @@
-"""Whether what ended a body was a shutdown of this process, or the body's own doing.
+"""Decides whether a shutdown of this process ended a body, or the body itself.
 
-A shutdown comes from outside: a signal's handler raises SystemExit in whatever it interrupts (as in
-Celery's pool children, RQ's workers and gunicorn), Ctrl-C is KeyboardInterrupt, a greenlet that is
-killed gets GreenletExit. Then another worker is to do the work, at once, and it counts as no crash.
-`sys.exit()` in the body (argparse and click call it) ends every process that runs it, so it counts
-as a crash.
+A shutdown comes from outside. A signal's handler raises SystemExit in the code that it interrupts
+(as in Celery's pool children, RQ's workers and gunicorn). Ctrl-C is KeyboardInterrupt. A greenlet
+that is killed gets GreenletExit. After a shutdown another worker does the work at once, and no
+crash is counted. If the body calls `sys.exit()` (argparse and click do), it ends every process that
+runs it, so it counts as a crash.
 
-Does not guarantee to know a body that reads a flag set by a handler and then exits by itself:
-that counts as a crash. It had better return, or raise an exception.
+Does not recognise a body that reads a flag of a handler and then exits by itself. That counts as a
+crash. Such a body should return, or raise an exception.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ __all__ = ["is_cancellation", "is_shutdown"]
 
 
 def is_cancellation(error: BaseException) -> bool:
-    """Whether it is asyncio's CancelledError, which in a body without a loop is a failure."""
+    """Return True for asyncio's CancelledError. In a body without a loop it is a failure."""
     # asyncio is not imported for this: a body that raises its error has it loaded.
     asyncio = sys.modules.get("asyncio.exceptions")
     return asyncio is not None and isinstance(error, asyncio.CancelledError)
 
 
 def is_shutdown(error: BaseException) -> bool:
-    """Whether this process, or this greenlet, was told to stop while the body ran."""
+    """Return True if a signal or a kill told this process or greenlet to stop."""
     return any(_comes_from_outside(each) for each in _chain(error))
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error, and those that it was raised from: click makes SystemExit of Ctrl-C."""
+    """Yield the error and those that it was raised from: click makes SystemExit of Ctrl-C."""
     seen: set[int] = set()
     left: list[BaseException | None] = [error]
     while left:
@@ -91,9 +91,9 @@ def _handlers() -> set[Any]:
 
 
 def _takes_signal(frame: FrameType) -> bool:
-    """Whether a function was called as a handler is: with a number and a frame.
+    """Return True if a function was called like a handler: with a number and a frame.
 
-    This finds handlers that install another one in their place before they raise.
+    This finds handlers that install another handler before they raise.
     """
     code = frame.f_code
     known = code.co_argcount + code.co_kwonlyargcount
@@ -101,7 +101,7 @@ def _takes_signal(frame: FrameType) -> bool:
     if code.co_flags & inspect.CO_VARARGS:
         rest = frame.f_locals.get(code.co_varnames[known])
         values += rest if type(rest) is tuple else ()
-    # By type(): isinstance() would ask a proxy object for the class of what it stands for.
+    # With type(), because isinstance() reads the `__class__` of a proxy object.
     kinds = [type(value) for value in values]
     return any(
         interrupted is FrameType and issubclass(number, int)

@@ -28,10 +28,10 @@ class TrackedLease:
     """One lease that the watchdog renews.
 
     Attributes:
-        claim: what the ledger granted. None with locks only, and after the claim has ended.
+        claim: the ledger's grant. None with locks only, and after the claim has ended.
         at_lock_server: whether the lock server probably has the lease, too.
-        ended: whether the lock server's lease was released, or handed over: no renewal may take it
-            again.
+        ended: whether the lock server's lease was released or handed over. After that no renewal
+            may take it again.
         forgotten: whether the lock server turned out to have forgotten the lease.
     """
 
@@ -72,7 +72,7 @@ class TrackedLease:
                 the ledger refused may have handed its own lease over.
 
         Returns:
-            What `free` returns. None if it was not called, or got no answer.
+            The value of `free`. None if it was not called, or got no answer.
         """
         if self.lease.is_parents:
             return None
@@ -90,12 +90,12 @@ class TrackedLease:
             return known
 
     def enter_body(self) -> None:
-        """From here on the running thread may be interrupted."""
+        """Allow interrupts of the running thread from now on."""
         if self._interruptible:
             self._thread, self._cancel = threading.get_ident(), None
 
     def interrupt_by(self, cancel: Callable[[], None]) -> None:
-        """The body is run by an event loop: it is interrupted by cancelling its task.
+        """Interrupt a body in an event loop by cancelling its task.
 
         An error that is raised between two steps of the loop would hit the loop, not the body.
         """
@@ -104,7 +104,7 @@ class TrackedLease:
                 self._cancel = cancel
 
     def leave_body(self) -> None:
-        """No interrupt arrives after this returned, not even one that is under way."""
+        """Stop interrupts. After this no interrupt arrives, not even one that was under way."""
         if self.lease.is_parents:
             return
         with self.mutex:
@@ -124,7 +124,7 @@ class TrackedLease:
 
 
 def _interruption(lease: Lease) -> type[LeaseLostError]:
-    """An error class that needs no arguments: the interpreter instantiates it by itself."""
+    """Return an error class without arguments, because the interpreter instantiates it."""
     key, fence = lease.key, lease.fence
 
     class LeaseLostInterruptError(LeaseLostError):

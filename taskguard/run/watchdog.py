@@ -1,16 +1,16 @@
-"""One native thread that keeps every lease of the process.
+"""One native thread that renews every lease of the process.
 
-Guarantees: every lease is renewed at a third of its ttl, all that are due in one batch, on
-connections of the providers' own; a renewal that gets no answer leaves the old deadline
-standing and is tried again until it passes; then, by the local clock, whatever the servers do,
-the lease is marked lost, the body is told, an event is emitted, and the lock server's lease is
-released. The thread starts with the first
-lease, in the process that took it; a forked child starts with none. It never dies silently.
+Guarantees: every lease is renewed at a third of its ttl. Due leases share one batch, on connections
+of the providers' own. A renewal without an answer does not change the deadline, and is tried again
+until the deadline. After that, by the local clock, the lease is marked lost, the body is notified,
+an event is emitted, and the lock server's lease is released. The thread starts with the first
+lease, in the process that took it. A forked child starts with no leases. The thread never dies
+silently.
 
 Does not guarantee anything while the process is paused. See `lease.py`.
 
-`tick()` is the whole of the work and takes no time-outs of its own, so that a simulation can
-call it without the thread.
+`tick()` does all of the work without time-outs of its own, so a simulation can call it without the
+thread.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ __all__ = ["Watchdog"]
 
 logger = logging.getLogger("taskguard")
 
-# A lease due a little later goes along, so that leases fall into step and share round trips.
+# Leases that are due a little later are renewed, too, so that leases share round trips.
 _SLACK_SHARE = 0.1
 _LINGER_S = 1.0
 _RETRY_SHARE = 0.1
-_LONGEST_PATIENCE_S = 1.0  # leases that are taken meanwhile may be short
+_LONGEST_PATIENCE_S = 1.0  # leases that begin meanwhile may be short
 
 
 class _Renewals:
     """A native thread that runs one function after the other.
 
-    Under gevent and eventlet, a native thread has a hub and connections of its own. They are left
-    behind when it ends, so it never ends there.
+    Under gevent and eventlet, a native thread has a hub and connections of its own, which would
+    stay open after its end. So it never ends there.
     """
 
     def __init__(self) -> None:
@@ -56,9 +56,9 @@ class _Renewals:
         self._running = False
 
     def start(self, function: Callable[[], None]) -> None:
-        """Run a function once the one before has ended.
+        """Run a function once the previous one has ended.
 
-        Raises RuntimeError if there can be no more threads.
+        Raises RuntimeError if no thread can start.
         """
         with self._mutex:
             self._function = function
@@ -141,7 +141,7 @@ class Watchdog:
             self._wakeup.set()
 
     def untrack(self, tracked: TrackedLease) -> None:
-        """Renew this lease no more. Asked again it does nothing."""
+        """Stop renewing this lease. A second call does nothing."""
         if self._pid != os.getpid():
             self._reset()  # the parent's mutex may have been held at the fork
         with self._mutex:
@@ -167,14 +167,14 @@ class Watchdog:
                 self._wakeup.wait(pause_s)
                 self._round()
             except Exception:
-                # A bug here would lose every lease of the process: say so and go on.
+                # A bug here would lose every lease of the process, so log it and go on.
                 logger.exception("watchdog: a round failed; leases stand until their deadlines")
                 self._clock.sleep(0.1)
 
     def _round(self) -> None:
         """`tick()`, but with renewals in a thread of their own.
 
-        Leases expire by the local clock, also while a lock server or ledger gives no answer.
+        Leases expire by the local clock, even while a lock server or ledger gives no answer.
         """
         now_s = self._clock.monotonic_s()
         due = self._due(now_s)
@@ -200,7 +200,7 @@ class Watchdog:
             self._expire(self._everything())
 
     def _patience_s(self) -> float:
-        """For how long renewals may take before a lease is to be looked at."""
+        """Return how long renewals may take before the next lease may expire."""
         now_s = self._clock.monotonic_s()
         ends_s = (tracked.lease.trusted_until_s for tracked in self._everything())
         return min(_LONGEST_PATIENCE_S, max(0.01, min(ends_s, default=now_s + 1.0) - now_s))
@@ -215,7 +215,7 @@ class Watchdog:
             if self._tracked:
                 self._wakes_at_s = min(map(_due_s, self._tracked.values()))
             elif self._used:
-                # Stay awake for leases to come: short bodies need not wake the thread one by one.
+                # Stay awake for a moment, so that not every short body has to wake the thread.
                 self._used = False
                 self._wakes_at_s = now_s + _LINGER_S
             else:
@@ -226,14 +226,14 @@ class Watchdog:
     # -- one round ----------------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Renew what is due and mark what is lost."""
+        """Renew due leases, and mark lost ones."""
         now_s = self._clock.monotonic_s()
         due = self._due(now_s)
         if due:
             self._renew(due, now_s)
 
     def _due(self, now_s: float) -> list[TrackedLease]:
-        """The leases to be renewed, after those that are lost were marked."""
+        """Mark lost leases, and return those that are due for a renewal."""
         everything = self._everything()
         self._expire(everything)
         return [
@@ -250,7 +250,7 @@ class Watchdog:
         self._expire(due)
 
     def _schedule(self, due: Iterable[TrackedLease], *, asked_at_s: float) -> None:
-        """Next renewal a third of a ttl after one that succeeded, sooner after one that did not."""
+        """Set the next renewal: a third of a ttl after a success, sooner after a failure."""
         now_s = self._clock.monotonic_s()
         for tracked in due:
             ttl_s = tracked.lease.ttl_s
@@ -295,7 +295,7 @@ class Watchdog:
                 self._take_again(tracked)
 
     def _ask(self, due: list[TrackedLease], renew: Callable[[], list[str]]) -> list[str]:
-        """One batch; no answer leaves every deadline as it was."""
+        """Renew one batch. Without an answer no deadline changes."""
         started_s = self._clock.monotonic_s()
         try:
             answers = renew()
@@ -339,7 +339,7 @@ class Watchdog:
         tracked.lease.extend(until_s)
 
     def _take_again(self, tracked: TrackedLease) -> None:
-        """The lock server forgot a lease that the ledger still holds: same nonce, new hold."""
+        """Acquire a lease again that the lock server forgot and the ledger holds, by its nonce."""
         lease = tracked.lease
         with tracked.mutex:
             if tracked.ended or self._locks is None:
@@ -364,7 +364,7 @@ class Watchdog:
                 self.lose(tracked, "it could not be renewed in time")
 
     def lose(self, tracked: TrackedLease, reason: str) -> None:
-        """The lease can no longer be trusted: tell the body, emit an event, release it; once."""
+        """Mark a lease lost, notify its body, emit an event, and release it. Once only."""
         if not tracked.lease.mark_lost(reason):
             return
         self.untrack(tracked)
@@ -383,7 +383,7 @@ class Watchdog:
 
 
 def _due_s(tracked: TrackedLease) -> float:
-    """When this lease wants the watchdog's attention next."""
+    """Return when the watchdog must handle this lease next."""
     return min(
         tracked.renew_at_s,
         tracked.lease.trusted_until_s,
