@@ -1,5 +1,5 @@
-"""The parts of a `SqlLedger`: one for each protocol of `ledger/ports.py`, which says what it does.
+"""The parts of a `SqlLedger`, one for each protocol of `ledger/ports.py`, which documents it.
 
-Guarantees: a call that may be asked again is `@retried`, where it is defined and nowhere else. No
-part knows another one.
+Guarantees: a call that is safe to repeat is `@retried` at its definition, and nowhere else. No part
+knows another one.
 """

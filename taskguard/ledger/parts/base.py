@@ -1,7 +1,7 @@
-"""What each part of a `SqlLedger` has: the database, transactions of holders, and three checks.
+"""The base of each part of a `SqlLedger`: the database, transactions of holders, and three checks.
 
-Guarantees: a call that is too large, or a table that is not as declared, is an error of its own.
-It never looks like an outage.
+Guarantees: a call that is too large, or a table that is not as declared, raises an error of its
+own, so that it never looks like an outage.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Part:
             self._checked.add(each)
 
     def _storable(self, text: str) -> str:
-        """`text` without what the database cannot store: NUL, or what is not in its encoding."""
+        """Return `text` with escapes for NUL, and for characters that the encoding lacks."""
         plain = text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
         if plain.isascii() or self._database.stores_unicode():
             return plain

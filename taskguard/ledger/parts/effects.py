@@ -30,7 +30,7 @@ class SqlEffects(Part):
             return
         if completed is False and claim.row is None:
             raise stale(claim)
-        # A transaction says what became of the user's row.
+        # A transaction finds out the state of the user's row.
         try:
             self._in_transaction(claim, result_json)
         except TransactionRetryError:  # nothing was committed; only the completion is tried again

@@ -1,8 +1,8 @@
 """Ends a claim without completing it: `ports.Endings`.
 
 Guarantees: each ending is one conditional statement that names the old state, the fence and the
-owner; the user's own row goes back to its first state in the same transaction. Asked twice an
-ending changes nothing more.
+owner. In the same transaction the user's own row goes back to its first state. A second call of an
+ending changes nothing.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from taskguard.model.claims import Claim
 from taskguard.model.states import State
 
 UNDECIDED_S = 30.0
-"""Seconds that FAILED work which keeps its place waits to hear if its message comes again.
+"""Seconds that FAILED work in line waits for a report whether its message comes again.
 
-Then it is overdue, because the process that was to say so is gone.
+After that it is overdue, because the process that should report is gone.
 """
 
 __all__ = ["SqlEndings"]
@@ -45,7 +45,7 @@ class SqlEndings(Part):
         )
 
     def _undecided(self, claim: Claim) -> Any:
-        """When FAILED work is overdue: never, unless it keeps its place and its queue is silent."""
+        """Return when FAILED work is overdue. None unless it keeps its position in line."""
         return self._database.now() + int(UNDECIDED_S * 1e6) if claim.request.strict else None
 
     def give_back(self, claim: Claim) -> bool:
@@ -66,12 +66,12 @@ class SqlEndings(Part):
             claim,
             state=sa.case((last, State.FAILED.value), else_=State.NEW.value),
             error=self._storable(reason),
-            # FAILED work keeps its owner, by whom its queue says whether its message comes again.
+            # FAILED work keeps its owner: `keep()` and `leave()` name it.
             owner=sa.case((last, WORK.c.owner), else_=FREE),
             lease_until=0,
             due=sa.case((last, self._undecided(claim)), else_=WORK.c.due),
             finished=sa.case((last, self._database.now()), else_=None),
-            # Last: MariaDB and MySQL evaluate what follows with what was set before.
+            # This comes last: MariaDB and MySQL evaluate an assignment with the values set before.
             rounds=sa.case((last, None), else_=rounds),
         )
         row = self._record(claim.work) if ended and claim.work is not None else None
@@ -94,7 +94,7 @@ class SqlEndings(Part):
                     sa.update(KEYS).where(holding(claim)).values(owner=FREE, lease_until=0)
                 )
                 if claim.work is None:
-                    # A first try that got no answer may have freed the keys.
+                    # The first try may have freed the keys, and got no answer.
                     return freed.rowcount == len(claim.keys) or tries > 1
                 ended = not claim.formerly or _all_stand(db, claim)
                 if ended:
@@ -121,12 +121,12 @@ class SqlEndings(Part):
 
 
 def _all_stand(db: sa.Connection, claim: Claim) -> bool:
-    """Whether the claim stands under each id: a worker with a former guard changes only that id."""
+    """Return True if the claim is valid under each id. A former guard changes only its own id."""
     select = sa.select(WORK.c.id).where(standing(claim)).order_by(WORK.c.id)
     return len(db.execute(select.with_for_update()).all()) == len(claim.work_ids)
 
 
 def _revoked(db: sa.Connection, claim: Claim) -> bool:
-    """Whether the work was revoked while this claim held it, which leaves the user's row to us."""
+    """Return True if the work was revoked under this claim, which then puts the row back."""
     where = WORK.c.id.in_(claim.work_ids), WORK.c.fence == claim.fence, WORK.c.final == 1
     return db.execute(sa.select(WORK.c.id).where(*where)).first() is not None

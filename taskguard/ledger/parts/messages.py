@@ -24,12 +24,12 @@ __all__ = ["SqlMessages", "is_over", "waits_for"]
 
 
 class SqlMessages(Part):
-    """What became of messages that did not run."""
+    """Deferrals, revocations and expiries of messages."""
 
     def defer(self, request: ClaimRequest, publish: Callable[[int], None]) -> bool:
         """Publish the message again under its row lock, then commit its number of deferrals."""
         deferrals = request.message.deferrals + 1
-        if request.work is None:  # a plain lock: no claim of it asks for numbers
+        if request.work is None:  # a plain lock, whose claim reads no numbers
             publish(deferrals)
             return True
         with self._database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
@@ -70,12 +70,14 @@ class SqlMessages(Part):
         due: bool = False,
         error: str = EXPIRED,
     ) -> bool:
-        """Move NEW, PROCESSING beyond its lease, or FAILED in a place, of this message -> FAILED.
+        """Move work of this message -> FAILED: NEW, past its lease, or FAILED in line.
 
-        Its caller was told that the message has expired, or `error`: it is sent no more, holds up
-        no message, and other copies of it are superseded. Not final: another message of the work is
-        run. False if a later retry of the message stands for it, or another one's call. `due`: only
-        what stands in line, and was to wait no longer than until now. `retries`: see `ports.py`.
+        Its caller was notified that the message has expired, or of `error`. The message is not sent
+        again, and blocks no other message. Other copies of it are superseded. FAILED is not final:
+        another message of the work runs.
+
+        Return False if a later retry, or another message, is on record for the work. With `due`,
+        change only work in line whose expiry has passed. `retries`: see `ports.py`.
         """
         with self._database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
             row = db.execute(sa.select(WORK).where(WORK.c.id == work).with_for_update()).first()
@@ -86,7 +88,7 @@ class SqlMessages(Part):
                 return False
             values: dict[str, object] = {"call": None, "sends": None, "due": None, **NO_PLACE}
             values["retries"] = message.retries + 1 if retries is None else retries
-            if row.state != State.FAILED.value or not row.final:  # else it stays superseded
+            if row.state != State.FAILED.value or not row.final:  # otherwise it stays superseded
                 values |= {"state": State.FAILED.value, "final": 0, "owner": FREE, "lease_until": 0}
                 values |= {"error": self._storable(error), "finished": now_us}
             same = WORK.c.state == row.state, WORK.c.fence == row.fence, WORK.c.owner == row.owner
@@ -108,13 +110,13 @@ class SqlMessages(Part):
 
 
 def is_over(row: Any, now_us: int) -> bool:
-    """Whether it stands in a line, and has waited for as long as it was to."""
+    """Return True if work is in a line, and its expiry has passed."""
     in_line = row.line is not None and row.state == State.NEW.value
     return bool(in_line and row.expires is not None and row.expires <= now_us)
 
 
 def waits_for(row: Any, message: MessageRef, now_us: int) -> bool:
-    """Whether no holder is at the work, and this message is the one that is to come for it."""
+    """Return True if the work has no holder, and this message is on record for it."""
     if message_of(row) != message.name or row.message != message.name:
         return False
     if row.retries > message.retries:

@@ -1,10 +1,10 @@
 """Stores calls with their work, and finds the work that is overdue: `ports.Outbox`.
 
-Guarantees: what `enqueue` wrote is committed or rolled back with the user's transaction. Work is
-overdue once its holder's lease, or the time that its message was given, has passed. It stays so
-until a delivery claims it, an ending ends it, or a sweep notes that its message was sent again.
-`sends` counts how often that was since the last claim. Reading what is overdue, and noting that it
-was sent again, locks one batch for a moment, and waits for no row that is locked.
+Guarantees: writes of `enqueue()` are committed or rolled back with the user's transaction. Work is
+overdue once its holder's lease, or the time that its message was given, has passed. It is overdue
+until a delivery claims it, it ends, or a sweep notes that its message was sent again. `sends`
+counts the sendings since the last claim. Reading overdue work, and noting that it was sent again,
+locks one batch for a moment, and waits for no locked row.
 
 Does not send anything: `taskguard/outbox/enqueue.py` and `taskguard/outbox/sweep.py` do.
 """
@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 
 __all__ = ["SqlOutbox"]
 
-# FAILED work has a time to be due only where it keeps its place in the line of its key, or where
-# its caller is to hear that a newer message took that.
+# FAILED work is due only if it keeps its position in the line of its key, or if its caller must be
+# notified that a newer message superseded it.
 _OPEN = (State.NEW.value, State.PROCESSING.value, State.FAILED.value)
 _COLUMNS = ("id", "task", "message", "retries", "call", "due", "attempts", "sends")
-# A newer message took its place while it waited; its caller has not heard of that.
+# A newer message superseded it while it waited, and its caller was not notified yet.
 _UNTOLD = WORK.c.line == LineState.SUPERSEDED.value
 # The channel of `taskguard/lock_table/`, by which waiters of a process listen already.
 ANNOUNCEMENTS = "taskguard_locks"
@@ -67,9 +67,9 @@ class SqlOutbox(Part):
         return self._database.clock_us()
 
     def mark(self, *, make: bool) -> str | None:
-        """24 characters by which this ledger's database is told from others, not from its copies.
+        """Return 24 characters that differ from those of other databases, but not of its copies.
 
-        None where none has been made yet, and `make` is not set.
+        Return None if there are none yet, and `make` is False.
         """
         mark = self._identity.mark(make=make)
         return mark and mark[:24]
@@ -84,9 +84,9 @@ class SqlOutbox(Part):
     ) -> None:
         """Write work with its call as NEW, in the transaction of `db`, which is the user's.
 
-        Work that is known stays as it is, unless it failed, or the user's own row was set back:
-        then it is NEW again. Work that is NEW, or whose lease has run out, gets the call if it has
-        none.
+        Work on record does not change, unless it failed, or the user's own row was set back. In
+        these cases it is NEW again. Work that is NEW, or whose lease has expired, gets the call if
+        it has none.
         """
         self._check_call(request)
         if db is None:
@@ -262,7 +262,7 @@ class SqlOutbox(Part):
         told = WORK.c.id == work.work, WORK.c.due == work.due_us, _UNTOLD
         with self._database.transaction(lock_timeout_s=_SENT_LOCK_S) as db:
             if db.execute(sa.update(WORK).where(*told).values(due=None, **NO_PLACE)).rowcount:
-                return True  # it was superseded, which its caller does not hear
+                return True  # it was superseded, and its caller is not notified
             changed = db.execute(
                 sa.update(WORK)
                 .where(
@@ -296,11 +296,11 @@ def write(
 ) -> None:
     """Write the work as NEW, in the transaction of `db`.
 
-    Work that is known stays as it is, unless it failed, or the user's own row was set back. But if
-    it is NEW, or its lease has run out, and no call is stored to be sent, it gets this call. Work
-    with another fingerprint stays: this message is to get the error that says so.
+    Work on record does not change, unless it failed, or the user's own row was set back. But if it
+    is NEW, or its lease has expired, and no call is stored for it, it gets this call. Work with
+    another fingerprint does not change: this message gets an error when it is delivered.
 
-    With `once`, that decides about work which is waiting or in progress.
+    `once` decides about work that is waiting or in progress.
     """
     now = database.now()
     due = now + int(due_in_s * 1e6)
@@ -327,7 +327,7 @@ def write(
     # The row of a holder that is alive is left alone: this transaction would lock it.
     left = sa.and_(WORK.c.state == State.PROCESSING.value, WORK.c.lease_until <= now)
     left = sa.or_(WORK.c.state == State.NEW.value, left)
-    # What waits for its key is not due either: its call is sent in its turn.
+    # Work that waits for its key is not due either, because its call is sent in its turn.
     unsent = sa.or_(WORK.c.call.is_(None), sa.and_(WORK.c.due.is_(None), WORK.c.line.is_(None)))
     _update(db, request, left, fits, unsent, call=request.call, sends=None, due=due)
     if once is not None:
@@ -335,7 +335,7 @@ def write(
 
 
 def _was_set_back(db: sa.Connection, request: ClaimRequest) -> bool:
-    """Whether the user's own row says that there is work to do, whatever was done."""
+    """Return True if the user's own row says that there is work to do, even after DONE."""
     if request.row is None:
         return False
     return rows.place(request.row, rows.read(db, request.row), None) is Place.NEW

@@ -31,7 +31,7 @@ class SqlRecords(Part):
 
     @retried
     def list_work(self, state: State, *, limit: int = 100) -> list[WorkView]:
-        """Return the records of all work in a state, except leaders', what started last first."""
+        """Return the records of work in a state, the last started first, without leaders."""
         check_number("limit", limit, at_least=1, at_most=MOST_ROWS, whole=True)
         leaders = sa.and_(WORK.c.task == LEADER_TASK, WORK.c.key.contains("leader:"))
         select = sa.select(WORK).where(WORK.c.state == state.value, sa.not_(leaders))
@@ -49,13 +49,13 @@ class SqlRecords(Part):
     def requeue(self, work: str, *, reason: str) -> bool:
         """Move DEAD or FAILED -> NEW, so that the next delivery runs the work.
 
-        Its messages' numbers are forgotten, so that the same message may be sent again, and its
-        fingerprint, so that one with other arguments may.
+        Delete the numbers of its messages, so that the same message may be sent again. Delete its
+        fingerprint, so that a message with other arguments may be sent.
         """
         text = self._storable(f"requeued: {reason}")
         ended = sa.or_(
             WORK.c.state.in_([State.DEAD.value, State.FAILED.value]),
-            # Or requeued by this very call, whose COMMIT got no answer.
+            # Or this very call requeued it, and its COMMIT got no answer.
             sa.and_(WORK.c.state == State.NEW.value, WORK.c.error == text),
         )
         values = {
@@ -78,7 +78,7 @@ class SqlRecords(Part):
             changed = db.execute(sa.update(WORK).where(WORK.c.id == work, ended).values(**values))
             if changed.rowcount != 1:
                 return False
-            # By the messages' ids: there is no index on `work`, and a scan would lock every row.
+            # Delete by ids, because `work` has no index, and a scan would lock every row.
             of_work = sa.and_(MESSAGES.c.work == work, unique.not_superseded())
             found = db.execute(sa.select(MESSAGES.c.message).where(of_work)).scalars().all()
             db.execute(sa.delete(MESSAGES).where(MESSAGES.c.message.in_(found), of_work))
@@ -118,7 +118,7 @@ class SqlRecords(Part):
                 return False
             processing = WORK.c.state == State.PROCESSING.value
             theirs = processing, WORK.c.fence == fence, WORK.c.owner == owner
-            # By ids, as in `requeue`.
+            # Update by ids, as in `requeue`.
             found = db.execute(sa.select(WORK.c.id).where(*theirs)).scalars().all()
             values = {"lease_until": 0, "due": self._due_now()}
             db.execute(sa.update(WORK).where(WORK.c.id.in_(found), *theirs).values(**values))

@@ -1,11 +1,11 @@
-"""What may refuse a claim: one small class each, and a claim composes those that its request needs.
+"""The reasons to refuse a claim: one small class each. A claim composes the ones that it needs.
 
 A claim locks its rows and makes a `View` of them (`claims.py`). Its gates look at the view in the
-order of `gates_of()`, and the first one that refuses gives the answer. If none does, the claim is
-written, and each gate is told that it was granted.
+order of `gates_of()`, and the first one that refuses gives the answer. If none refuses, the claim
+is written, and then `granted()` of each gate is called.
 
 Guarantees: a gate decides by the view, and by the line of the key, which it reads under the locks
-of the claim. What it changes of the key's own row it notes in the view, and the claim writes it.
+of the claim. It notes changes of the key's own row in the view, and the claim writes them.
 
 Read next: `model/bounds.py` for slots and rates, `lines/turn.py` and `lines/newest.py` for lines.
 """
@@ -31,16 +31,18 @@ __all__ = ["Gate", "View", "gates_of"]
 
 @dataclass(slots=True)
 class View:
-    """What a claim has read of the rows that it has locked.
+    """The rows that a claim has locked, as it read them.
 
     Attributes:
         request: the request. If its key has slots, `keys` names the slot that the claim may get.
-        decision: what the work's records say.
+        decision: the decision that follows from the work's records.
         records: those records, and the time at which they were read.
         keys: the rows of the request's keys.
-        base: the row of the key itself, which has the slots and the rate. None without bounds.
+        base: the row of the key itself, which has the slots and the rate. None without a limit or
+            a rate.
         others: the rows of other owners that hold the key or one of its slots.
-        mark: the mark of the task and the key. None if no message supersedes another.
+        mark: the row that names the newest message of the task (`lines/newest.py`). None if the
+            task's messages do not supersede each other.
         noted: columns of `base` that the claim writes.
     """
 
@@ -60,7 +62,7 @@ class View:
 
     @property
     def row(self) -> WorkRecord | None:
-        """The record that the claim is decided by."""
+        """The record that decides the claim."""
         return self.records.speaking
 
     @property
@@ -77,13 +79,13 @@ class View:
 
     @property
     def is_mine(self) -> bool:
-        """Whether this owner has all keys of the request already."""
+        """Whether this owner already has all keys of the request."""
         owner = str(self.request.owner)
         return all(key.owner == owner for key in self.keys)
 
     @property
     def is_again(self) -> bool:
-        """Whether the same owner requests what it was granted: this is no new start."""
+        """Whether the same owner repeats a granted request, which is no new start."""
         return self.decision is Decision.SAME and self.is_mine
 
     def supersedes(self) -> bool:
@@ -119,20 +121,20 @@ class Gate:
     """One reason to refuse a claim."""
 
     may_end: ClassVar[bool] = False
-    """Whether it may end the work for good, and so comes before the burial of DEAD work."""
+    """Whether it may end the work for good. If so, it comes before the check for DEAD work."""
 
     def refuse(self, view: View) -> Busy | Answer | None:
         """Return why the claim is not granted, or None."""
         raise NotImplementedError
 
     def granted(self, view: View, claimed: Claimed) -> Claimed:
-        """Do what follows from the grant, and return what the new holder is told."""
+        """Do what follows from the grant, and return the answer for the new holder."""
         del view
         return claimed
 
 
 class Holder(Gate):
-    """Another owner holds one of the keys, and does not lose it to this message."""
+    """Refuses if another owner holds one of the keys, and does not lose it to this message."""
 
     def refuse(self, view: View) -> Busy | None:
         live = view.live
@@ -143,9 +145,10 @@ class Holder(Gate):
 
 
 class Slots(Gate):
-    """As many deliveries hold the key as its limit allows. Those of a higher limit count, too.
+    """Refuses if as many deliveries hold the key as its limit allows.
 
-    The key's row says how many slots there were at the last claim.
+    Holders of a former, higher limit count, too. The key's row has the number of slots at the last
+    claim.
     """
 
     def refuse(self, view: View) -> Busy | None:
@@ -162,15 +165,15 @@ class Slots(Gate):
         slots, before = view.bounds.slots, view.base
         view.noted["slots"] = view.bounds.limit if slots else None
         if slots and before.owner == FREE:
-            # A purge sees by this fence that the key is in use. A holder of the key needs its own.
+            # A purge sees by the fence that the key is in use. A holder of the key keeps its own.
             view.noted["fence"] = max(before.fence, view.now_us)
         return claimed
 
 
 class Turn(Gate):
-    """A message that goes first waits for the key, or was promoted a moment ago, or has not ended.
+    """Refuses if a message that goes first waits, was promoted a moment ago, or has not ended.
 
-    Messages of its own task that a newer one supersedes do not count: they are older.
+    If this message supersedes older ones of its task, those do not count.
     """
 
     def __init__(self, db: sa.Connection) -> None:
@@ -187,13 +190,13 @@ class Turn(Gate):
 
 
 class RateOfStarts(Gate):
-    """The key's rate allows its next start later. A start is charged if it is granted."""
+    """Refuses until the key's rate allows its next start. A granted start is charged."""
 
     def refuse(self, view: View) -> Busy | None:
         opens_us = self._opens_us(view)
         if view.is_again or opens_us <= view.now_us:
             return None
-        # Noted, because a clock that was set back would put off the start again and again.
+        # Noted, because otherwise a clock that was set back would delay the start each time.
         view.noted["next_start"] = opens_us
         return view.busy(opens_us, too_early=True)
 
@@ -210,10 +213,10 @@ class RateOfStarts(Gate):
 
 
 class Newest(Gate):
-    """A newer message of the task has begun, or waits: this one ends, and never runs.
+    """Ends the work if a newer message of the task has begun, or waits: this one never runs.
 
-    Otherwise this is the newest. If it is granted, the older ones end: FAILED, final, with the
-    reason, in the transaction that raises the key's fence.
+    Otherwise this message is the newest. If it is granted, the older work ends: FAILED, final, with
+    the reason, in the transaction that raises the key's fence.
     """
 
     may_end = True
@@ -251,7 +254,7 @@ class Newest(Gate):
         mark, work = _mark(view), str(view.request.work)
         if mark.work != work:
             self._end_older(view, mark, by=work)
-        # If the same owner requests again, it has superseded them: what waits since then is newer.
+        # If the owner repeats its request, it has superseded them. Later ones are newer than it.
         again = view.decision is Decision.SAME
         replaced = () if again else self._line(view).replace(by=work)
         mark.move(fence=claimed.claim.fence, work=work, stamp_us=view.sent_us)
@@ -259,7 +262,7 @@ class Newest(Gate):
         return replace(claimed, over=over[0] if over else None, replaced=replaced)
 
     def _end_older(self, view: View, mark: newest.Mark, *, by: str) -> None:
-        """PROCESSING -> FAILED, final, for the last one that has begun, dead or alive."""
+        """Move the last work that has begun PROCESSING -> FAILED, final, even if it is dead."""
         older = sa.select(WORK).where(WORK.c.id == mark.work).with_for_update()
         row = self._db.execute(older).first()
         if row is None or row.state != State.PROCESSING.value or row.fence != mark.fence:
@@ -275,7 +278,7 @@ def _mark(view: View) -> newest.Mark:
 
 
 def _is_held_elsewhere(view: View) -> bool:
-    """Whether the lock server's holder is about to claim the key, or to end."""
+    """Return True if the lock server's holder is about to claim the key, or to end."""
     held_by, [key] = view.request.held_by, view.keys
     if held_by is None or key.owner == str(held_by):
         return False
@@ -287,9 +290,9 @@ _ALONE: tuple[Gate, ...] = (_HOLDER,)
 
 
 def gates_of(request: ClaimRequest, db: sa.Connection) -> tuple[Gate, ...]:
-    """Return the gates of a claim, in the order in which they are asked.
+    """Return the gates of a claim, in the order in which they decide.
 
-    A start is charged only after each of the others has let the claim pass.
+    The rate comes last, so that a start is charged only if no other gate refuses.
     """
     bounds = request.bounds
     if not request.in_line and bounds is None and request.newest is None:
