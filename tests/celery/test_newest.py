@@ -127,6 +127,7 @@ class TestLatest:
             with shop.engine.begin() as db:
                 row = db.execute(sa.select(WORK).where(WORK.c.message.startswith(second.id))).one()
                 ended = {"state": "FAILED", "final": 1, "error": f"{OUTDATED}: x", "due": 1}
+                ended["line"] = "superseded"
                 db.execute(sa.update(WORK).where(WORK.c.id == row.id).values(**ended))
             assert superseded(shop, second)
             shop.go()

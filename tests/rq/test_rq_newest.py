@@ -138,6 +138,7 @@ def test_whoever_waits_is_told_though_its_caller_died(office: Any) -> None:
     with office.engine.begin() as db:
         row = db.execute(sa.select(WORK).where(WORK.c.message.startswith(second.id))).one()
         ended = {"state": "FAILED", "final": 1, "error": f"{OUTDATED}: x", "due": 1}
+        ended["line"] = "superseded"
         db.execute(sa.update(WORK).where(WORK.c.id == row.id).values(**ended))
     assert superseded(office, second)
     office.let_go()

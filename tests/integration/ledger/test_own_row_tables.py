@@ -332,11 +332,11 @@ def _record(shop: Shop) -> Any:
 
 def test_other_tasks_keep_the_one_statement(pg: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """A claim without a row of its own never goes in steps, and reads no table of the user's."""
-    from taskguard.ledger import sql as sql_ledger
+    from taskguard.ledger.parts import claims as part
     from taskguard.ledger.statements import claims
 
     monkeypatch.setattr(claims, "claim", None)
-    monkeypatch.setattr(sql_ledger, "rows", None)
+    monkeypatch.setattr(part, "rows", None)
     ledger = SqlLedger(pg.url)
     request = ClaimRequest(keys=("k",), owner=ME, ttl_s=30.0, work="w k")
     claimed = ledger.claim(request)
