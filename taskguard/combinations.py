@@ -96,7 +96,7 @@ REFUSALS: tuple[Rule, ...] = (
     *(
         Rule(
             f'busy="{busy}" lets a newer message end the work of an older one, and your own row '
-            '(row=) does not tell which message moves it. Remove row=, or use busy="park".',
+            '(row=) has no column for the message that moves it. Remove row=, or use busy="park".',
             {"busy": (busy,), "row": ("given",)},
         )
         for busy in _NEWEST

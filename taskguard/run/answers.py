@@ -102,7 +102,7 @@ class Answers:
         self._events.about(delivery, Duplicate, reason="mismatch")
         work = found.recorded_as or delivery.work
         return FingerprintMismatchError(
-            f"{delivery.task} {delivery.key}: another message asked for this work with other "
+            f"{delivery.task} {delivery.key}: another message requested this work with other "
             "arguments (the task's fingerprint= differs). Nothing was run. If it is other work, "
             "name it by once_per=. If these arguments are the right ones and the work failed, "
             f"taskguard work requeue {work!r} --reason …, and send this message again.",

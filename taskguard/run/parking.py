@@ -149,7 +149,7 @@ class Line:
             except CallWithdrawnError:
                 self._note_told(work.work)
             except Exception as error:  # noqa: BLE001  # whatever a broker raises
-                logger.debug("%s is superseded; a relay will tell its caller: %s", work.work, error)
+                logger.debug("%s is superseded; a relay notifies its caller: %s", work.work, error)
 
     def hear(self, delivery: Delivery) -> None:
         """Note that the message's caller is notified: no relay sends it again. Never raises."""
@@ -159,7 +159,7 @@ class Line:
         try:
             self._ledger.told(work)
         except TaskguardError as error:
-            logger.debug("%s: that it was told got no answer: %s", work, error)
+            logger.debug("%s: whether its caller was notified got no answer: %s", work, error)
 
     def _is_free(self, delivery: Delivery, request: ClaimRequest, refused: Busy) -> bool:
         """Whether the lock server would grant the key now; True if it gives no answer.
@@ -388,7 +388,7 @@ def call_next(
         ledger: it records which messages are promoted.
         key: the key of the line.
         senders: how to send, by the name of the queue that a stored call carries.
-        events: tells listeners of each promotion.
+        events: notifies listeners of each promotion.
         app: the application's namespace.
         bounds: the limit and the rate of the key. None: unknown, or it has neither.
         ahead_s: how many seconds before its rate allows a start a message is promoted, with that

@@ -138,7 +138,7 @@ def already_held(delivery: Delivery, outer: Attempt) -> KeyAlreadyHeldError:
             "task_always_eager a message runs inside the body that sends it"
         )
     return KeyAlreadyHeldError(
-        f"{delivery.task or 'lock()'} asks for {key}, which {holder} holds: it would wait for "
+        f"{delivery.task or 'lock()'} requests {key}, which {holder} holds: it would wait for "
         f"itself. {fix}.",
         key=key,
     )

@@ -168,7 +168,7 @@ class Watchdog:
                 self._round()
             except Exception:
                 # A bug here would lose every lease of the process, so log it and go on.
-                logger.exception("watchdog: a round failed; leases stand until their deadlines")
+                logger.exception("watchdog: a round failed; leases are valid until their deadlines")
                 self._clock.sleep(0.1)
 
     def _round(self) -> None:
@@ -186,7 +186,7 @@ class Watchdog:
             try:
                 self._renew(due, now_s)
             except Exception:
-                logger.exception("watchdog: a round failed; leases stand until their deadlines")
+                logger.exception("watchdog: a round failed; leases are valid until their deadlines")
                 self._clock.sleep(0.1)
             finally:
                 ended.set()

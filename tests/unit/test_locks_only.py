@@ -98,7 +98,7 @@ def test_a_reader_within_a_reader_is_told_that_it_holds_the_lock(tg: taskguard.T
         with tg.lock("report", mode="read"):
             pass
     assert str(found.value) == (
-        "lock() asks for report, which the lock around it holds: it would wait for itself. A lock "
+        "lock() requests report, which the lock around it holds: it would wait for itself. A lock "
         "cannot be taken twice, not even to read: use the lease that is held."
     )
 

@@ -103,13 +103,13 @@ def keeps(work: Any) -> sa.ColumnElement[bool]:
     return work.c.line == _KEPT  # type: ignore[no-any-return]
 
 
-def before(rank: int, place: int) -> sa.ColumnElement[bool]:
+def before(rank: int, parked: int) -> sa.ColumnElement[bool]:
     """Return the condition that work goes before a position.
 
     It is in there twice, because databases use an index for only one of the two forms.
     """
-    as_tuple = sa.tuple_(WORK.c.rank, WORK.c.parked) < sa.tuple_(rank, place)
-    same_rank = sa.and_(WORK.c.rank == rank, WORK.c.parked < place)
+    as_tuple = sa.tuple_(WORK.c.rank, WORK.c.parked) < sa.tuple_(rank, parked)
+    same_rank = sa.and_(WORK.c.rank == rank, WORK.c.parked < parked)
     # The planner uses the index of lines only if this condition is explicit.
     has_position = WORK.c.parked.is_not(None)
     return sa.and_(has_position, as_tuple, sa.or_(WORK.c.rank < rank, same_rank))

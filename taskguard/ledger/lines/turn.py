@@ -48,18 +48,18 @@ def is_behind(
     records = db.execute(sa.select(*columns, sent_again).where(WORK.c.id.in_(ids))).all()
     if any(mine.state == State.PROCESSING.value for mine in records):
         return False
-    places = []
+    positions = []
     for mine in records:
         if mine.line is None:
             continue
         if mine.message == request.message.name:
-            places.append((mine.rank, mine.parked))
+            positions.append((mine.rank, mine.parked))
         elif mine.state == State.NEW.value and not mine.sent_again:
             return True  # no other delivery would answer that message
-    rank, place = min(places, default=(request.rank, _LAST))
+    rank, parked = min(positions, default=(request.rank, _LAST))
     line = WORK.c.key.in_(request.lines) if request.formerly else WORK.c.key == request.line
     blocks = sa.or_(states.waits(WORK), states.keeps(WORK), states.expected(WORK, now_us))
-    before = [line, states.before(rank, place), blocks]
+    before = [line, states.before(rank, parked), blocks]
     if request.formerly:
         before.append(WORK.c.id.not_in(ids))
     if but is not None:
