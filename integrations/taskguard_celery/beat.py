@@ -74,8 +74,8 @@ class LeaderScheduler(Scheduler):  # type: ignore[misc]  # Celery has no types
         runtime = runtime_of(self.app)
         if runtime.ledger is None:
             logger.warning(
-                "beat has locks only: nobody records what the last leader sent, so a new one sends "
-                "again what is due by its own file. Set a ledger (taskguard_ledger_url)."
+                "beat has locks only: no ledger records what the last leader sent, so a new one "
+                "sends again what is due by its own file. Set a ledger (taskguard_ledger_url)."
             )
         return runtime.leader(_NAME, ttl_s=self._ttl_s, on_lost="fence")
 

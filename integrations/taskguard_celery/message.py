@@ -260,11 +260,11 @@ class CeleryQueue:
             self._waits_until_s = now_s + wait_s
         stays = now_s < self._waits_until_s
         logger.warning(
-            "%s[%s] could not be put off (%s); %s",
+            "%s[%s] could not be deferred (%s); %s",
             self._task.name,
             self._task.request.id,
             error,
-            "waiting, for its queue may limit deliveries" if stays else "back to the queue",
+            "waiting, because its queue may limit deliveries" if stays else "back to the queue",
         )
         try:
             time.sleep(self._pause_s)

@@ -121,7 +121,7 @@ def _check_servers(app: Any, rows: list[Any]) -> None:
             # Raises ConfigurationError for the findings that stop a worker.
             runtime.ledger.check_schema(rows)
     except errors.LedgerUnavailableError as error:
-        logger.warning("the ledger is away; deliveries will be put off: %s", error)
+        logger.warning("the ledger is down; deliveries will be deferred: %s", error)
         return
     finally:
         runtime.close()

@@ -361,7 +361,7 @@ def _send_if_committed(
         if own and again_after_s is not None:
             ledger.sent(found, again_after_s=again_after_s + wait_s)
     except Exception as error:  # noqa: BLE001  # committed is committed
-        logger.warning("%s: not sent yet, a sweep will: %s", delivery.work, error)
+        logger.warning("%s: not sent yet; a sweep sends it: %s", delivery.work, error)
         return False
     return True
 

@@ -331,5 +331,7 @@ class Leader:
     def _say_away(self, error: Exception) -> None:
         """Once for as long as it lasts: a candidate asks every second."""
         if not self._said_away:
-            logger.warning("leader %s: nobody can be asked who leads: %s", self._name, error)
+            logger.warning(
+                "leader %s: no server answers which process leads: %s", self._name, error
+            )
         self._said_away = True

@@ -118,7 +118,7 @@ def test_a_quorum_queue_that_is_declared_is_found_out(quorum_shop: Any) -> None:
         wait_until(lambda: worker.text().count("deferred") >= 3, message="put off")
         shop.let_go()
         assert [each.get(timeout=patience_s()) for each in results] == [{"order": 6}] * 4
-        assert "could not be put off" not in worker.text()
+        assert "could not be deferred" not in worker.text()
     assert shop.effects() == Counter({"6": 1})
 
 
@@ -136,7 +136,7 @@ def test_a_delivery_limit_outlasts_an_outage_of_publishing(quorum_shop: Any) -> 
         outage.touch()
         second = shop.tasks.ship.delay(8)
         wait_until(
-            lambda: worker.text().count("could not be put off") > 3,
+            lambda: worker.text().count("could not be deferred") > 3,
             message="more tries than the queue would allow",
         )
         shop.let_go()

@@ -193,7 +193,9 @@ def test_servers_that_are_away_end_no_beat(
         shop.engine.dispose()
         database_server.halt()
         wait_until(lambda: "leads no more" in beat.text(), message="leads no more")
-        wait_until(lambda: "nobody can be asked who leads" in beat.text(), message="campaigns")
+        wait_until(
+            lambda: "no server answers which process leads" in beat.text(), message="campaigns"
+        )
         database_server.start()
         goes_on(beat)
         assert beat.terminate() == 0

@@ -122,7 +122,7 @@ def test_nothing_is_lost_while_the_broker_is_away(make_shop: Any, spare_valkey: 
 def test_a_task_that_retries_after_any_error_is_not_lost_while_nothing_can_be_published(
     shop: Any,
 ) -> None:
-    """autoretry_for=(Exception,): what could not be put off goes back to the queue, not to it."""
+    """autoretry_for=(Exception,): what could not be deferred goes back to the queue, not to it."""
     outage = shop.folder / "outage"
     with shop.worker({"SHOP_OUTAGE": str(outage)}) as worker:
         first = shop.tasks.ship.delay(5, shop.tasks.UNTIL_GO)
@@ -130,7 +130,7 @@ def test_a_task_that_retries_after_any_error_is_not_lost_while_nothing_can_be_pu
         outage.touch()
         second = shop.tasks.stubborn.delay(5)
         wait_until(
-            lambda: worker.text().count("could not be put off") > 1,
+            lambda: worker.text().count("could not be deferred") > 1,
             message="a delivery of what went back",
         )
         outage.unlink()

@@ -408,7 +408,7 @@ def test_servers_that_are_away_end_no_candidate(caplog: pytest.LogCaptureFixture
             assert len(terms) == 1
             postgres.halt()
             wait_until(lambda: leader.leadership is None, message="lost")
-            said = "nobody can be asked who leads"
+            said = "no server answers which process leads"
             wait_until(lambda: said in caplog.text, message="said")
             assert len(terms) == 1
             postgres.start()
