@@ -94,7 +94,7 @@ def test_nothing_is_lost_while_the_database_is_away(make_shop: Any, database_ser
         results += [shop.tasks.ship.delay(order) for order in (1, 3, 4)]
         shop.engine.dispose()
         database_server.halt()
-        wait_until(lambda: worker.text().count("put off") >= 4, message="deliveries put off")
+        wait_until(lambda: worker.text().count(" deferred: ") >= 4, message="deliveries deferred")
         database_server.start()
         for result in results:
             result.get(timeout=patience_s())

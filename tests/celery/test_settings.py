@@ -280,7 +280,7 @@ def test_a_database_that_is_not_there_loses_nothing_and_tells_no_password(shop: 
     result = shop.tasks.ship.delay(1)
     url = f"postgresql+psycopg://shop:{SECRET}@127.0.0.1:{free_port()}/shop"
     with shop.worker({"SHOP_LEDGER": url}) as worker:
-        wait_until(lambda: "put off" in worker.text(), message="put off")
+        wait_until(lambda: " deferred: " in worker.text(), message="put off")
         worker.signal(signal.SIGTERM)
         worker.wait()
         assert "(finding ledger_away)" in worker.text()
@@ -336,7 +336,7 @@ def test_tables_dropped_under_a_worker_lose_nothing(shop: Any) -> None:
             for table in ("keys", "work", "messages", "schema"):
                 db.exec_driver_sql(f"alter table taskguard_{table} rename to hidden_{table}")
         result = shop.tasks.ship.delay(1)
-        wait_until(lambda: "put off" in worker.text(), message="put off")
+        wait_until(lambda: " deferred: " in worker.text(), message="put off")
         assert "taskguard ledger create" in worker.text()
         with shop.engine.begin() as db:
             for table in ("keys", "work", "messages", "schema"):
