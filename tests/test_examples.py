@@ -89,7 +89,7 @@ def test_the_tested_shop_finds_the_wrong_tasks_out() -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "5 passed" in done.stdout
-    assert "transaction.commit done                 2        1" in done.stdout
+    assert "transaction.commit done                       2        1" in done.stdout
 
 
 # -- writes elsewhere -------------------------------------------------------------------------
