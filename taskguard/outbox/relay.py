@@ -272,7 +272,7 @@ class Relay:
 
 
 def _overdue_of(ledger: LineLedger, app: str, queues: Sequence[str]) -> list[Overdue]:
-    """What is overdue in the lines of one namespace, however much is in those of others."""
+    """Return overdue work in the lines of one namespace, even if other namespaces have more."""
     found: list[Overdue] = []
     after: Overdue | None = None
     while len(found) < _MOST_DRAINED and (
@@ -318,9 +318,10 @@ class _Broken:
 
 
 class _Recalls(Sweeper):
-    """Sends again what was called and has not come.
+    """Sends promoted messages again that have not arrived.
 
-    What the broker refuses stays overdue, so that it holds up nobody, and is tried again later.
+    A message that the broker refuses stays overdue. So it blocks no other message, and is tried
+    again later.
     """
 
     def __init__(self, relay: str, runtime: TaskGuard, senders: Mapping[str, Send]) -> None:
@@ -330,7 +331,7 @@ class _Recalls(Sweeper):
         self._all = senders
 
     def sweep(self, queues: Iterable[str] | None = None) -> Swept:
-        """As of a Sweeper; only for `queues`, if given."""
+        """Sweep as a Sweeper does, but only for `queues`, if given."""
         self._senders = {name: self._all[name] for name in queues or self._all if name in self._all}
         return super().sweep()
 
@@ -339,7 +340,7 @@ class _Recalls(Sweeper):
         self._again_at_s = {work: at_s for work, at_s in self._again_at_s.items() if at_s > now_s}
         while found := ledger.overdue(limit=self._batch, after=after, parked=True):
             after = found[-1]
-            # What was enqueued, and has not come, is called when it is the first in its line.
+            # An enqueued message that has not arrived is promoted when it is first in line.
             uncalled = [each for each in found if each.in_place and not each.sends]
             if uncalled:
                 ledger.sent(uncalled, again_after_s=None)

@@ -2,17 +2,17 @@
 
     Sweeper(runtime, {"celery": send}).sweep()
 
-Guarantees: work whose call is stored is sent again until somebody claims it, ends it or revokes
-it, whatever process dies in between: its message is sent first, and noted as sent only then. Two
-sweeps at once send nothing twice: a lease of the runtime keeps them apart.
+Guarantees: a stored call is sent again until its work is claimed, ended or revoked, even if a
+process dies in between. Its message is sent first, and noted as sent after that. Two sweeps at once
+send nothing twice, because a lease of the runtime separates them.
 
-A call that cannot be read, or that was sent many times without a claim (its task is gone), ends as
-FAILED with the reason, and holds up no other; its caller is told where its queue can do that. Only
-an error of the connection means that the broker is away.
+Work becomes FAILED, with the reason, if its call cannot be read, or was sent many times without a
+claim because its task is gone. It delays no other work. Its caller is notified if its queue can do
+that. Only an error of the connection means that the broker is down.
 
-What was called from the line of its key is left to a relay (`relay.py`), which sends it after a few
-seconds, and again: after a sweep it would be overdue only an hour later, and who keeps his place
-would hold up his line as long.
+Promoted messages are left to a relay (`relay.py`), which sends them again after a few seconds.
+After a sweep such a message would be overdue only an hour later, and strict work would block its
+line for as long.
 
 Does not guarantee that nothing is sent twice: a message that still waits in its queue is
 indistinguishable from a lost one, and a batch may get no answer. The ledger answers such a
@@ -50,7 +50,7 @@ logger = logging.getLogger("taskguard")
 
 KEY = "taskguard:sweep"
 _TTL_S = 30.0
-# A broker whose connection fails so many times in a row is away. Calls that were refused are tried
+# How many failures of its connection in a row mean that a broker is down. Refused calls are tried
 # again after the others.
 _REFUSALS = 10
 REFUSED_AGAIN_S = 30.0
@@ -158,13 +158,13 @@ class Sweeper:
         return Swept(tally.sent, tally.refused, tally.strange, tally.failed)
 
     def _tell_caller(self, work: Overdue, reason: str) -> None:
-        """Where its queue can: the record says so in any case."""
+        """Notify the caller if its queue can do that. The record has the reason, too."""
         try:
             call = json.loads(work.call)
             fail = getattr(self._senders.get(call["queue"]), "fail", None)
             if fail is not None:
                 fail(call, work.message, reason)
-        except Exception as error:  # noqa: BLE001  # whatever is wrong with the call, or a backend
+        except Exception as error:  # noqa: BLE001  # an error in the call, or of a backend
             logger.warning("%s: its caller was not told that it is FAILED: %s", work.work, error)
 
     def _overdue(self, ledger: Outbox, after: Overdue | None) -> list[Overdue]:
@@ -176,7 +176,7 @@ class Sweeper:
     def _send_all(
         self, items: Sequence[Overdue], tally: _Tally, now_s: float
     ) -> tuple[list[Overdue], list[Overdue], list[tuple[Overdue, str]]]:
-        """What was sent, what was refused, and what is never to be tried again, with the reason."""
+        """Return sent work, refused work, and work that can never be sent, with the reason."""
         calls, hopeless = _calls_of(items)
         tally.strange += self._leave_others(calls)
         sent: list[Overdue] = []
@@ -190,7 +190,7 @@ class Sweeper:
             hopeless += [(work, _sent_in_vain(work)) for work in in_vain]
             tried = [each for each in those if each[0].sends < self._max_sends]
             for _, call in tried:
-                waits_s(call, now_s)  # a time that is past is the call's no more
+                waits_s(call, now_s)  # removes a time that has passed
             for work, outcome in _send_together(tried, send, tally.in_a_row.get(name, 0)):
                 if isinstance(outcome, str):
                     hopeless.append((work, outcome))
@@ -200,7 +200,7 @@ class Sweeper:
         return sent, refused, hopeless
 
     def _leave_others(self, calls: dict[str, _Calls]) -> int:
-        """Take other applications' calls out, which go to their own brokers. Returns how many."""
+        """Remove calls of other applications, which have their own brokers. Return how many."""
         namespace, left = self._runtime.namespace, 0
         mine = {namespace, *self._runtime.formerly_namespaces}
         for name, those in calls.items():
@@ -218,10 +218,10 @@ def namespace_of(work: Overdue) -> str:
 def _by_pause(
     items: Sequence[Overdue], again_after_s: float, now_s: float
 ) -> list[tuple[float, list[Overdue]]]:
-    """Work by how long after this sending its message counts as lost again.
+    """Group work by the time after which its message counts as lost again.
 
-    That is how long the message waits before anybody may take it (mostly not at all), and then
-    twice as long as after the last sending: a queue that is behind still has it.
+    That time is the message's own delay, if any, and then twice as long as after the last sending,
+    because a slow queue may still have the message.
     """
     longest_s = max(again_after_s, _LONGEST_PAUSE_S)
     found: dict[float, list[Overdue]] = {}
@@ -232,15 +232,15 @@ def _by_pause(
 
 
 class _Outcome(enum.Enum):
-    """What became of a call that could be read."""
+    """The outcome of sending a call."""
 
     SENT = enum.auto()
-    REFUSED = enum.auto()  # by its queue, or for what is wrong with this call
+    REFUSED = enum.auto()  # by its queue, or because of an error in this call
     AWAY = enum.auto()  # the connection failed
 
 
 class _Tally:
-    """What a sweep has done so far."""
+    """The counts of a sweep so far."""
 
     def __init__(self) -> None:
         self.sent = self.refused = self.strange = self.failed = 0
@@ -261,13 +261,13 @@ class _Tally:
 
 def _sent_in_vain(work: Overdue) -> str:
     return (
-        f"its message was sent {work.sends} times, and nobody claimed it: no worker knows "
+        f"its message was sent {work.sends} times, but no delivery claimed it: no worker knows "
         f"{work.task}, or it refuses its arguments, or none is there"
     )
 
 
 def _calls_of(items: Sequence[Overdue]) -> tuple[dict[str, _Calls], list[tuple[Overdue, str]]]:
-    """The calls by queue, and the work whose call cannot be read, with the reason."""
+    """Return the calls by queue, and the work whose call cannot be read, with the reason."""
     calls: dict[str, _Calls] = {}
     unreadable: list[tuple[Overdue, str]] = []
     for work in items:
@@ -282,15 +282,15 @@ def _calls_of(items: Sequence[Overdue]) -> tuple[dict[str, _Calls], list[tuple[O
 def _send_together(
     calls: _Calls, send: Send, in_a_row: int
 ) -> list[tuple[Overdue, _Outcome | str]]:
-    """Send calls in a batch. Where that fails nobody knows what arrived: each is sent by itself.
+    """Send calls in a batch. If that fails, it is unknown which arrived: send them one by one.
 
-    So a call that can never be sent holds up no other, and some are sent twice.
+    So a call that can never be sent delays no other, and some are sent twice.
     """
     is_away = away_of(send)
     try:
         with _batch_of(send) as together:
             outcomes = _send_each(calls, together, in_a_row, is_away)
-    except Exception as error:  # noqa: BLE001  # sending one by one tells which
+    except Exception as error:  # noqa: BLE001  # sending one by one finds out which
         reason = error.__cause__ or error
         logger.warning("%d messages are sent one by one: %s", len(calls), reason)
         outcomes = _send_each(calls, send, in_a_row, is_away)
@@ -298,7 +298,7 @@ def _send_together(
 
 
 def away_of(send: Any) -> _IsAway:
-    """How to tell that the connection failed: by the sender, or else by the error's class."""
+    """Return the test for a failed connection: the sender's, or one by the error's class."""
     told: _IsAway | None = getattr(send, "is_away", None)
     return told or (lambda error: isinstance(error, OSError))
 
@@ -306,7 +306,7 @@ def away_of(send: Any) -> _IsAway:
 def _send_each(
     calls: _Calls, send: Send, in_a_row: int, is_away: _IsAway
 ) -> list[tuple[Overdue, _Outcome | str]]:
-    """What became of each, until the broker seems to be away; a text says why it cannot be sent."""
+    """Return the outcome of each, until the broker seems down. A text is why it cannot be sent."""
     outcomes: list[tuple[Overdue, _Outcome | str]] = []
     for work, call in calls:
         if in_a_row >= _REFUSALS:
@@ -323,7 +323,7 @@ def _try(work: Overdue, call: dict[str, Any], send: Send, is_away: _IsAway) -> _
     except StoredCallError as error:
         return str(error)
     except Exception as error:
-        # Whatever is wrong with one call, the others are to be sent.
+        # An error in one call must not stop the others.
         logger.exception("%s could not be sent", work.work)
         return _Outcome.AWAY if is_away(error) else _Outcome.REFUSED
     return _Outcome.SENT

@@ -1,20 +1,20 @@
-"""`tg.leader("beat")`: of several processes one works, and another goes on where it dies.
+"""`tg.leader("beat")`: one of several processes works, and another continues if it dies.
 
     leader = tg.leader("beat")
     leader.run(work)  # work(leadership) runs while this process leads
 
-A leader is the holder of a lease, whose key is the leader's name; everybody else waits for it.
+A leader is the holder of a lease, whose key is the leader's name. The other processes wait for it.
 
-Guarantees: the work runs only while the lease is held here. Once it is lost, or given up, the work
-is told (`leadership.lost`) and, with `on_lost="interrupt"`, interrupted; then `run()` waits for its
-turn again. A leader that dies is followed within `ttl_s` and a second, one that steps down at once:
-its lease ends after its work has. An error of the work ends its leadership and leaves `run()`. No
-server that is away for a time does.
+Guarantees: the work runs only while this process holds the lease. Once the lease is lost or given
+up, the work is notified (`leadership.lost`) and, with `on_lost="interrupt"`, interrupted. After
+that `run()` waits for its turn again. If a leader dies, the next one leads within `ttl_s` and a
+second. If it steps down, the next one leads at once, because the lease ends after the work has
+ended. An error of the work ends its leadership and leaves `run()`. A server that is down for a time
+does not.
 
-Does not guarantee that no two ever work at one time. A process that was frozen for longer than its
-lease does what is left until the interrupt arrives (after the C call that it is in), or until it
-asks `leadership.check()`. Its fence is lower than its follower's: what it writes with that can be
-refused.
+Does not guarantee that two never work at the same time. A process that was frozen for longer than
+its lease goes on until the interrupt arrives (after the C call that it is in), or until it calls
+`leadership.check()`. Its fence is lower than that of the next leader, so its writes can be refused.
 
 Read next: `run/runner.py` (`hold()`), `run/watchdog.py`.
 """
@@ -55,7 +55,7 @@ logger = logging.getLogger("taskguard")
 _Result = TypeVar("_Result")
 _Value = TypeVar("_Value")
 
-# So often a candidate looks whether it is to step down.
+# How often a candidate checks whether it should step down.
 _CAMPAIGN_S = 1.0
 _PAUSE_S = 0.5
 _AWAY = (
@@ -116,7 +116,7 @@ class Leadership:
 
     @property
     def memory(self) -> Any:
-        """What a leader last stored by `remember()`. None if nothing, or with locks only."""
+        """The value that a leader last stored by `remember()`. None if none, or with locks only."""
         return self._attempt.progress.value
 
     def remember(self, value: Any) -> bool:
@@ -182,7 +182,7 @@ class _Term(Generic[_Value]):
 
 
 class Runtime(Protocol):
-    """What a leader needs of a `TaskGuard`. Tests may replace the runner meanwhile."""
+    """The members of a `TaskGuard` that a leader uses. Tests may replace the runner meanwhile."""
 
     @property
     def namespace(self) -> str:
@@ -312,7 +312,7 @@ class Leader:
         self._leadership = leadership
         logger.info("leader %s: this process leads, fence %d", self._name, leadership.fence)
         try:
-            # Whoever steps down from here on finds the leadership.
+            # A call of step_down() from here on finds the leadership.
             if self._stepping_down.is_set():
                 return
             term.value = leadership.call(work)
