@@ -84,7 +84,7 @@ def connect(
         codec=codec,
         clock=clock,
     )
-    # What is missing or wrong is said here.
+    # Missing or wrong settings raise an error here.
     _ = runtime.runner, runtime.namespace, runtime.formerly_namespaces
     return runtime
 
@@ -258,8 +258,8 @@ class TaskGuard:
             check_number("limit", limit, at_least=1, at_most=NO_LIMIT - 1, whole=True)
             if mode == "read":
                 raise ConfigurationError(
-                    f'lock(): limit={limit!r} and mode="read": limit={limit!r} alone is at most '
-                    "so many readers, and none beside who has the key alone. Leave out mode=."
+                    f'lock(): limit={limit!r} and mode="read": limit={limit!r} alone already '
+                    "lets that many readers share the key, without a writer. Leave out mode=."
                 )
         asked = limit or (NO_LIMIT if mode == "read" else 1)
         if asked == 1:
@@ -351,7 +351,7 @@ class TaskGuard:
                 work. By default the function's own name.
 
         Returns:
-            What the body returned, or the stored result if the work was done before.
+            The result of the body, or the stored result if the work was done before.
 
         Raises:
             KeyBusyError: the key is taken.
@@ -416,7 +416,7 @@ class TaskGuard:
             raise ConfigurationError('release() needs a key, for example "inventory:42".')
         prefix = prefix_of(self.namespace)
         own = key.removeprefix(prefix)
-        # As errors show it, then as lock() takes it. Of another application only by its owner.
+        # The key as errors show it, then as lock() takes it. Another application's needs its owner.
         names = [prefix + own, prefix + finish_key(own or key), *([key] if owner else [])]
         for name in dict.fromkeys(names):
             found = release(

@@ -1,8 +1,9 @@
 """A function and its options, compiled once: keys, work ids and the call with its guard.
 
-What every decorator of taskguard stands on, for Celery, RQ and plain functions alike.
-Guarantees: templates and options are checked here, at decoration; the wrapped function's
-signature, less `guard`, is `signature`, for queues that check arguments before publishing.
+Every decorator of taskguard uses it: for Celery, RQ and plain functions.
+
+Guarantees: templates and options are checked here, at decoration. `signature` is the wrapped
+function's signature without `guard`, for queues that check arguments before publishing.
 """
 
 from __future__ import annotations
@@ -47,13 +48,13 @@ def work_id(task: str, value: str) -> str:
 
 
 def prefix_of(namespace: str) -> str:
-    """What a namespace puts before keys and work ids."""
+    """Return the prefix of a namespace for keys and work ids."""
     return f"{namespace}:" if namespace else ""
 
 
 @value
 class _Shape:
-    """What makes a call's keys and its work's id.
+    """The templates and callables of a call's keys and of its work's id.
 
     Attributes:
         keys: makes the keys.
@@ -288,7 +289,7 @@ class GuardedFunction:
             called=called,
             rank=rank,
             expires_at_s=expires_at_s,
-            # By its call, which is sent again if a process dies.
+            # It needs a stored call, which is sent again if a process dies.
             strict=self.policy.strict and call is not None,
             app=namespace,
             by_message=self.by_message,
@@ -345,8 +346,8 @@ class GuardedFunction:
     def call(self, args: Sequence[Any], kwargs: Mapping[str, Any], guard: Guard) -> Any:
         """Run the function, with `guard` if it takes one.
 
-        Raises ConfigurationError if the call only made a coroutine or a generator, which nobody
-        runs: a decorator may have hidden that from the constructor, and it must not count as done.
+        Raises ConfigurationError if the call only made a coroutine or a generator, which nothing
+        runs. A decorator may have hidden that from the constructor. Such work must not be DONE.
         """
         if self._wants_guard:
             kwargs = {**kwargs, GUARD_PARAMETER: guard}

@@ -1,12 +1,12 @@
 """The transactional outbox: work is written in the user's transaction, its message sent after it.
 
-Guarantees: rolled back, nothing is sent; committed, the message is sent by this process at once, or
-by a sweep if this process dies, or the broker is away, in between.
+Guarantees: after a rollback nothing is sent. After a commit this process sends the message at once.
+If the process dies, or the broker is down, a sweep sends it.
 
-`duplicate=` says what becomes of work that is waiting or in progress. Guarantees, but for "answer":
-from its enqueueing to its end one message of it is sent; a replaced one does not run.
+`duplicate=` decides about work that is waiting or in progress. Guarantees, except for "answer": one
+message of work is sent from its enqueueing to its end, and a replaced message does not run.
 
-Does not guarantee that nothing is sent twice: the ledger answers a duplicate, as any other.
+Does not guarantee that nothing is sent twice. The ledger answers such a duplicate.
 
 Read next: `sweep.py`, `ledger/parts/outbox.py` for what is stored, `ledger/unique.py` for
 `duplicate=`.
@@ -61,13 +61,13 @@ AGAIN_AFTER_S = 3_600.0
 """Default time without a claim after which a message that was sent counts as lost, in seconds."""
 
 Duplicate = Literal["answer", "attach", "skip", "replace", "raise"]
-"""What `enqueue()` does if the same work is waiting or in progress."""
+"""The choice for `enqueue()` if the same work is waiting or in progress."""
 
 OutcomeOfEnqueue = Literal["stored", "sent", "attached", "skipped", "replaced"]
-"""What `enqueue()` has done."""
+"""The result of `enqueue()`."""
 
 _LONGEST_DELAY_S = 365 * DAY_S
-# For so long the message of work that was just committed is its process's to send; then a sweep's.
+# How long only its own process sends the message of committed work. After that a sweep does.
 _DUE_IN_S = 5.0
 
 
@@ -82,7 +82,7 @@ class Placed:
             for a call of this object, or for a sweep. Or "attached", "skipped" or "replaced".
         first: the work that was attached to, skipped for or replaced. None: there was none.
         publish: sends the message if the transaction has committed, and returns whether it did.
-            None: nothing is to be sent.
+            None: there is nothing to send.
     """
 
     delivery: Delivery
@@ -107,7 +107,7 @@ def check_delay(delay_s: float | None) -> None:
 def not_before_s(runtime: TaskGuard, delay_s: float) -> float:
     """Return the moment `delay_s` from now, in seconds since 1970, for the field `NOT_BEFORE`.
 
-    By the database's clock, because the clocks of the processes that enqueue differ.
+    The database's clock counts, because the clocks of the processes that enqueue differ.
 
     Raises:
         ConfigurationError: there is no ledger.
@@ -176,7 +176,7 @@ def enqueue_in(
         return placed
 
     pause_s = AGAIN_AFTER_S if again_after_s is None else again_after_s
-    # What holds up a strict line stays due: a relay calls it in its turn if it does not come soon.
+    # Strict work stays due: a relay promotes it in its turn if its message does not arrive soon.
     in_line = delivery.strict and placed.outcome == "sent"
     # Its trace, or tenant, is that of the enqueue, wherever the COMMIT comes from.
     context = contextvars.copy_context()
@@ -252,7 +252,7 @@ def _found(
     in_place_of: Callable[[Standing], Delivery] | None,
     standing: Standing,
 ) -> ClaimRequest | None:
-    """What to do about what stands there; it is noted in `placed`."""
+    """Decide about the work on record, and note the decision in `placed`."""
     asked = placed.delivery
     placed.first = standing
     if duplicate == "raise" or (duplicate == "replace" and standing.begun):
@@ -292,12 +292,12 @@ def _already(asked: Delivery, standing: Standing, duplicate: str) -> AlreadyEnqu
 
 
 class _AfterCommit:
-    """What a Session is to do once its outermost transaction has committed."""
+    """The functions of a Session for the COMMIT of its outermost transaction."""
 
     def __init__(self, session: Any) -> None:
         import sqlalchemy as sa
 
-        # Each function stands with the transaction or savepoint in which it was registered.
+        # Each function with the transaction or savepoint in which it was registered.
         self._then: list[tuple[Any, Callable[[], None]]] = []
         self._committed = False
         # For the life of the Session: a listener cannot be removed while it is called.
