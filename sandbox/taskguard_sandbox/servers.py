@@ -268,6 +268,10 @@ _DROP_SCHEMAS = """
 DO $$
 DECLARE name text;
 BEGIN
+    -- A statement of a killed process goes on until its server notices, and may be in the way.
+    PERFORM pg_terminate_backend(pid, 10000) FROM pg_stat_activity
+        WHERE datname = current_database() AND pid <> pg_backend_pid() AND state = 'active'
+        AND backend_type = 'client backend';
     FOR name IN SELECT nspname FROM pg_namespace
         WHERE nspname NOT LIKE 'pg\\_%' AND nspname <> 'information_schema'
     LOOP

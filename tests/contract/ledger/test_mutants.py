@@ -12,7 +12,7 @@ import builtins
 import functools
 import itertools
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any
 
@@ -827,9 +827,11 @@ def test_a_mutant_that_is_merely_broken_is_not_caught(
     pg_url: str, monkeypatch: pytest.MonkeyPatch, new: str, error: type[BaseException], says: str
 ) -> None:
     """Neither one whose statement the server does not understand, nor one that changes nothing."""
-    with closing(SqlLedger(pg_url)) as ledger:
+    with closing(SqlLedger(pg_url)) as ledger, ExitStack() as at_the_end:
         ledger.create_schema()
-        book = Book(ledger, pg_url, "postgresql", sa.create_engine(pg_url))
+        engine = sa.create_engine(pg_url)
+        at_the_end.callback(engine.dispose)
+        book = Book(ledger, pg_url, "postgresql", engine)
         made = Mutation(monkeypatch, book.kind)
         made.edit(postgresql, "_CLAIM_FIRST", ("with asked", new))
         with pytest.raises(error, match=says):
