@@ -79,7 +79,7 @@ def polling(key: str, number: int, body_s: float) -> None:
 def chained(key: str, number: int, body_s: float, left: int, step: int) -> None:
     """No guard, and nothing waits: each sends the next of its key, as a hand-off by message has to.
 
-    What that costs a queue alone; one message of each key is fetched, and not all of them first.
+    It shows the cost of the queue alone. One message of each key is fetched at a time.
     """
     work(key, number, body_s)
     if left:
@@ -139,7 +139,7 @@ def publish(task: str, keys: list[str], count: int, body_s: float) -> None:
 
 
 def parked_template(key: str, body_s: float, message: str) -> ClaimRequest:
-    """What parks one message of `park`, whose id stands in it as it is."""
+    """Return the request that parks one message of `park`. The message's id is in it unchanged."""
     now_s = time.time()
     signature = park.s(key, 0, body_s).set(task_id=message, queue=QUEUE)
     numbers = MessageRef(message, sending=f"{now_s:.6f}")

@@ -76,7 +76,7 @@ def _left_in_celery(broker: redis.Redis) -> int:
 
 
 def _rq(case: Case) -> list[str]:
-    # The jobs' module is loaded before the forks, as in any worker that is to be fast.
+    # The jobs' module is loaded before the forks, as in a fast worker.
     program = "import benchmarks.drain_rq, rq.cli; rq.cli.main()"
     options = ["worker", "--url", os.environ["DRAIN_BROKER"], "--quiet", "-w", case.worker]
     return ["-c", program, *options, "drain"]

@@ -32,7 +32,7 @@ _LONG_S = 1e9  # longer than any lease
 
 @dataclass(frozen=True, slots=True)
 class Crashed:
-    """What became of one message whose first delivery was killed at `point`."""
+    """The result for one message whose first delivery was killed at `point`."""
 
     point: str
     deliveries: int

@@ -31,7 +31,7 @@ class TestContention:
         check_turns(turns, counter, 160, tokens=locks.traits.tokens)
 
     def test_one_of_many(self, locks: LockProvider) -> None:
-        """Of many who ask at the same moment one is granted; the others learn its name."""
+        """One of many owners that ask at the same moment is granted; the others learn its name."""
         barrier = threading.Barrier(16)
         answers: list[tuple[Owner, Granted | Held]] = []
 
@@ -129,7 +129,7 @@ def _turn(locks: LockProvider, counter: Path) -> Turn:
     time.sleep(0.0005)
     counter.write_text(str(value + 1))
     released_at_s = time.monotonic()
-    if not locks.traits.session:  # nobody renews here, and a session keeps itself alive
+    if not locks.traits.session:  # no watchdog renews here, and a session keeps itself alive
         assert released_at_s < asked_at_s + answer.ttl_s
     assert locks.release(KEYS, owner)
     return Turn(answer.fence, asked_at_s, answered_at_s, released_at_s)

@@ -1,9 +1,9 @@
-"""Whoever releases a key is told that somebody waits for it in a ledger: for providers whose
-`traits.hints` says so.
+"""A release tells its owner that a message waits for the key in a ledger.
 
-Guarantees: of one who leaves a hint, and one who releases, one at least finds the other; a key that
-is released with a hint is kept for whoever is called to it. Does not guarantee that a hint outlives
-a server's memory.
+For providers whose `traits.hints` says so. Guarantees: if a waiter leaves a hint while the holder
+releases the key, the waiter finds the key free, or the holder finds the hint. A key that is
+released with a hint is reserved for the message that is promoted. Does not guarantee that a hint
+outlives a server's memory.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TestHints:
             pytest.skip("it keeps no hints")
 
     def test_told_once(self, locks: LockProvider) -> None:
-        """Who releases next takes the hint; however many left one."""
+        """The next release takes the hint, however many waiters left one."""
         hinting, holder = hinting_of(locks), new_owner("holder")
         granted(locks, KEY, holder)
         assert hinting.leave_hint(KEY[0]) is False
@@ -46,7 +46,7 @@ class TestHints:
         assert hinting.release_and_take_hint(KEY[0], holder) == (False, False)
 
     def test_nobody_holds_it(self, locks: LockProvider) -> None:
-        """Who leaves a hint is told that the key is free, and by no hint of another key."""
+        """A waiter that leaves a hint is told that the key is free, despite hints of other keys."""
         hinting, holder = hinting_of(locks), new_owner("holder")
         granted(locks, ("other",), new_owner("another"))
         assert hinting.leave_hint(KEY[0]) is True
@@ -55,7 +55,7 @@ class TestHints:
         assert hinting.release_and_take_hint(KEY[0], holder) == (True, True)
 
     def test_not_the_holder(self, locks: LockProvider) -> None:
-        """Also who does not hold the key any more, or never did, takes the hint; the key stays."""
+        """A release by an owner that does not hold the key takes the hint, not the key."""
         hinting, holder = hinting_of(locks), new_owner("holder")
         granted(locks, KEY, holder)
         hinting.leave_hint(KEY[0])
@@ -63,7 +63,7 @@ class TestHints:
         assert isinstance(take(locks, KEY, new_owner("next")), Held)
 
     def test_a_plain_release_leaves_it(self, locks: LockProvider) -> None:
-        """Who does not look into the ledger takes no hint from one who does."""
+        """A release by an owner without a ledger leaves the hint to owners with one."""
         hinting, holder, heir = hinting_of(locks), new_owner("holder"), new_owner("heir")
         granted(locks, KEY, holder)
         hinting.leave_hint(KEY[0])
@@ -80,7 +80,7 @@ class TestHints:
         assert hinting.release_and_take_hint(KEY[0], holder)[1] is False
 
     def test_nobody_is_missed(self, server: LockServer) -> None:
-        """Whatever the moment: who leaves a hint finds the key free, or is found."""
+        """At any moment, a waiter that leaves a hint finds the key free, or its hint is found."""
         waiter, holder = hinting_of(server.connect()), hinting_of(server.connect())
         both = threading.Barrier(2)
         saw: list[bool] = []
@@ -105,7 +105,7 @@ class TestHints:
                 pass
 
     def test_kept_for_who_is_called(self, locks: LockProvider) -> None:
-        """A key that is released with a hint is taken for others, also who leave another one."""
+        """A key that is released with a hint is held for all others, also if they leave a hint."""
 
         def is_kept() -> bool:
             key, called = fresh("a"), new_owner("called")
@@ -130,7 +130,7 @@ class TestHints:
         assert tried(is_kept)
 
     def test_given_back(self, locks: LockProvider) -> None:
-        """If nobody is called the key is free again, unless there is another hint by then."""
+        """If no message is promoted, the key is free again, unless there is another hint."""
 
         def is_given_back() -> bool:
             key, since_s = fresh("a"), time.monotonic()
@@ -147,13 +147,13 @@ class TestHints:
         assert tried(is_given_back)
 
     def test_not_kept_for_long(self, locks: LockProvider) -> None:
-        """Who was called may never come."""
+        """A promoted message may never arrive."""
         released_with_hint(locks)
         while isinstance(take(locks, KEY, new_owner("newcomer")), Held):
             time.sleep(0.05)
 
     def test_not_kept_without_a_hint(self, locks: LockProvider) -> None:
-        """Nor by who has lost the key."""
+        """Nor by an owner that has lost the key."""
         hinting, holder = hinting_of(locks), new_owner("holder")
         granted(locks, KEY, holder)
         hinting.release_and_take_hint(KEY[0], holder)
@@ -162,7 +162,7 @@ class TestHints:
         granted(locks, KEY, new_owner("newcomer"))
 
     def test_who_was_called_finds_it_taken(self, locks: LockProvider) -> None:
-        """Somebody came first: that one keeps it."""
+        """Another owner that came first keeps the key."""
         hinting, holder = hinting_of(locks), new_owner("holder")
         granted(locks, KEY, holder)
         held = acquire_called(hinting, new_owner("called"))
@@ -170,7 +170,7 @@ class TestHints:
         assert held.owner == holder
 
     def test_who_waits_at_the_lock_server_goes_first(self, locks: LockProvider) -> None:
-        """Who is called to it comes after those whom it is kept for there."""
+        """A promoted message comes after the waiters for which the server reserves the key."""
         if not locks.traits.fair:
             pytest.skip("nobody has a place there")
         hinting = hinting_of(locks)
@@ -199,7 +199,7 @@ def released_with_hint(locks: LockProvider, key: tuple[str] = KEY) -> HintingLoc
 
 
 def acquire_called(locks: HintingLocks, owner: Owner, key: tuple[str] = KEY) -> Granted | Held:
-    """Take the key as who was called to it."""
+    """Take the key as a promoted message does."""
     return locks.acquire_called(key[0], owner, ttl_s=30.0, wait_s=0.0)
 
 
