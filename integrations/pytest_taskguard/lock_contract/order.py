@@ -1,8 +1,8 @@
-"""Who waits is served first come, first served: for providers whose `traits.fair` says so.
+"""Waiters are served first come, first served, for providers whose `traits.fair` says so.
 
-Guarantees: the order, nobody in between, and that who is gone holds nobody up. What a machine that
-is busy may spoil is tried several times. Does not guarantee an order among those who wait for
-several keys, nor after a loss of the server's memory.
+Guarantees: the order, no owner in between, and no delay by waiters that are gone. What a busy
+machine may spoil is tried several times. Does not guarantee an order among waiters for several
+keys, nor after the server has lost its memory.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class TestOrder:
             pytest.skip("it promises no order")
 
     def test_first_come(self, locks: LockProvider, server: LockServer) -> None:
-        """Waiters are served in the order in which they asked, not in that in which they began to
-        wait, and asking again costs nobody its place."""
+        """Waiters are served in the order in which they asked. A waiter that asks again keeps its
+        position."""
         providers = [server.connect() for _ in range(8)]
 
         def in_order() -> bool:
@@ -75,8 +75,8 @@ class TestOrder:
         assert tried(in_order)
 
     def test_nobody_barges_in(self, locks: LockProvider, server: LockServer) -> None:
-        """A key that was released is the first waiter's at once: nobody who asks before it comes
-        gets it, from the line or from outside, and is told who has it."""
+        """A released key belongs to the first waiter at once. Until that comes, all other owners
+        are refused, and learn the first waiter's name."""
 
         def is_kept() -> bool:
             key, holder, first, second = fresh("a"), *(new_owner(name) for name in "mfs")
@@ -98,7 +98,7 @@ class TestOrder:
         assert tried(is_kept)
 
     def test_nobody_comes_in_between(self, locks: LockProvider, server: LockServer) -> None:
-        """Nor when the holder died: the lease runs out for the first who waits."""
+        """The same if the holder died: when its lease ends, the key is the first waiter's."""
 
         lasts_s = iter((0.05, 0.2, 0.8, 2.0, 2.0))
 
@@ -122,7 +122,7 @@ class TestOrder:
         assert tried(runs_out_for_the_first)
 
     def test_dead_waiter(self, locks: LockProvider, server: LockServer) -> None:
-        """A waiter that is gone without a word is passed over nearly without a pause."""
+        """A waiter that vanished is passed over nearly without a pause."""
 
         def wait() -> float:
             key, holder, second = fresh("a"), new_owner("m"), new_owner("second")
@@ -146,8 +146,7 @@ class TestOrder:
         assert within(0.7, wait)  # by asking once a second it would be more
 
     def test_late_waiter(self, locks: LockProvider) -> None:
-        """One that was late for its turn lost that, but not its place before those who came after
-        it."""
+        """A waiter that misses its turn keeps its position before the waiters behind it."""
 
         def kept_its_place() -> bool:
             key, holder, slow, second, third = fresh("a"), *(new_owner(name) for name in "mstu")
@@ -164,7 +163,7 @@ class TestOrder:
         assert tried(kept_its_place)
 
     def test_late_but_before_the_next(self, locks: LockProvider, server: LockServer) -> None:
-        """One that comes late, but before the next one took the key, has it."""
+        """A waiter that comes late gets the key, if the next one has not taken it."""
 
         def has_it() -> bool:
             key, holder, slow, second = fresh("a"), *(new_owner(name) for name in "msn")
@@ -187,7 +186,7 @@ class TestOrder:
         assert tried(has_it)
 
     def test_given_up(self, locks: LockProvider, server: LockServer) -> None:
-        """Who gives up leaves nothing behind, and the next one is served at once."""
+        """A waiter that gives up leaves nothing behind, and the next one is served at once."""
         holder, gone, second = new_owner("m"), new_owner("gone"), new_owner("second")
         take(locks, KEY, holder)
         for owner in (gone, second):
@@ -199,7 +198,7 @@ class TestOrder:
         wait_until(lambda: server.leftovers() == [], message="nothing left of who waited")
 
     def test_given_up_when_called(self, locks: LockProvider) -> None:
-        """Who gives up just when its turn has come passes that on, and has held nothing."""
+        """A waiter that gives up when its turn has come passes the turn on, and holds nothing."""
 
         def is_passed_on() -> bool:
             key, holder, gone, second = fresh("a"), *(new_owner(name) for name in "mgs")
@@ -213,8 +212,7 @@ class TestOrder:
         assert tried(is_passed_on)
 
     def test_released_twice(self, locks: LockProvider, server: LockServer) -> None:
-        """A release whose reply was lost is asked again: that takes nothing from whose turn it
-        is."""
+        """A release is repeated if its reply was lost. It takes nothing from the next waiter."""
         holder, first = new_owner("m"), new_owner("first")
         take(locks, KEY, holder)
         assert isinstance(take(locks, KEY, first, wait_s=30.0), Held)
@@ -224,8 +222,8 @@ class TestOrder:
         assert renewed(locks, KEY, first) == Renewal.RENEWED
 
     def test_asked_twice(self, locks: LockProvider, server: LockServer) -> None:
-        """An acquire whose reply was lost is asked again: there is one place for one owner, and
-        one grant when its turn has come, with a token above the one before."""
+        """An acquire is repeated if its reply was lost. The owner has one position and one grant,
+        with a token above the former holder's."""
         holder, first, second = new_owner("m"), new_owner("first"), new_owner("second")
         before = granted(locks, KEY, holder, with_fence=True).fence
         for owner in (first, second):
@@ -242,7 +240,7 @@ class TestOrder:
         assert isinstance(take(locks, KEY, new_owner("free")), Granted)
 
     def test_memory_loss(self, locks: LockProvider, server: LockServer) -> None:
-        """Where the server forgot them, waiters line up anew and are all served."""
+        """If the server forgets the waiters, they line up anew, and all are served."""
         holder, owners = new_owner("m"), [new_owner("w") for _ in range(3)]
         take(locks, KEY, holder)
         got: list[Owner] = []
@@ -262,8 +260,8 @@ class TestOrder:
         assert set(got) == set(owners)
 
     def test_several_keys(self, locks: LockProvider) -> None:
-        """Who waits for several keys holds none of them meanwhile, and is in one line: those
-        who wait for the others are served at once."""
+        """A waiter for several keys holds none of them meanwhile, and is in one line. Waiters for
+        its other keys are served at once."""
 
         def holds_none() -> bool:
             (a,), (b,) = fresh("a"), fresh("b")
@@ -312,7 +310,7 @@ class TestOrder:
 
 
 def called(locks: LockProvider, keys: tuple[str, ...]) -> Owner | None:
-    """Whose the key is just now; None where it was anybody's."""
+    """Return the owner that has the key now, or None if it was free."""
     probe = new_owner("probe")
     answer = take(locks, keys, probe)
     if isinstance(answer, Held):
