@@ -1,6 +1,8 @@
 """The README's first example and the tutorial, typed as they are printed, on real servers.
 
-Only where servers are differs from what is printed, and `pip`, which `tests/packaging` tries.
+What differs from what is printed: where servers are, `pip`, which `tests/packaging` tries, and how
+long the slow task sleeps. It sleeps until the test wakes it, because a slow machine may need more
+than the printed 20 seconds to find the process that is to be killed or paused.
 """
 
 from __future__ import annotations
@@ -30,6 +32,12 @@ pytestmark = pytest.mark.once
 
 PAGE = "docs/tutorial.md"
 STAY = ("worker",)  # until they are stopped
+SLEEP = "    time.sleep(20)\n"
+SLEEP_UNTIL_WOKEN = """
+    import os.path
+    while not os.path.exists(f"awake-{order_id}"):
+        time.sleep(0.05)
+"""
 COMMANDS = Path(sysconfig.get_path("scripts"))
 
 
@@ -96,14 +104,20 @@ class Terminals:
         return (self.folder / f"{len(self.left_running)}.log").read_text(errors="replace")
 
     def worker_pid(self, said: str) -> int:
-        """As `celery inspect active` prints it; asked again where the message is not there yet."""
+        """The process that sleeps, as `celery inspect active` prints it.
 
-        def found() -> Any:
-            return re.search(r"'worker_pid': (\d+)", said)
-
-        while not found():
+        That is the process that started first: another one may be deferring a message for the
+        same order. The command is repeated while no message runs.
+        """
+        started = re.compile(r"'time_start': ([\d.]+).*?'worker_pid': (\d+)", re.DOTALL)
+        while not (found := started.findall(said)):
             said = self._run("celery", shlex.split("-A shop inspect active"))
-        return int(found()[1])
+        _, pid = min(found, key=lambda each: float(each[0]))
+        return int(pid)
+
+    def wake(self, order: int) -> None:
+        """End the sleep of the task of this order."""
+        (self.folder / f"awake-{order}").touch()
 
     def shipments(self, order: int) -> int:
         """How often it was shipped."""
@@ -164,18 +178,20 @@ def test_the_tutorial_ships_each_order_once(terminals: Terminals) -> None:
     assert terminals._sqlite(*shlex.split(sends.text.splitlines()[-1])[1:]) == "1"
 
     terminals.press_ctrl_c()
-    terminals.write(
-        "shop.py", replace(quick, text=quick.text.partition("@app.task")[0] + slow.text)
-    )
+    assert slow.text.count(SLEEP) == 1
+    slowly = slow.text.replace(SLEEP, SLEEP_UNTIL_WOKEN)
+    terminals.write("shop.py", replace(quick, text=quick.text.partition("@app.task")[0] + slowly))
     terminals.type(worker)
     wait_until(lambda: " ready." in terminals.log(), message="it is ready")
     child = terminals.worker_pid(terminals.type(kill))
     os.kill(child, signal.SIGKILL)
+    terminals.wake(43)
     wait_until(lambda: terminals.shipments(43), message="order 43")
     assert "Worker exited prematurely" in terminals.log()
     assert terminals.shipments(43) == 1
     child = terminals.worker_pid(terminals.type(pause))
     os.kill(child, signal.SIGSTOP)
+    terminals.wake(44)
     wait_until(lambda: terminals.type(look) == "1", message="order 44")
     assert "stale commit refused" not in terminals.log()
     os.kill(child, signal.SIGCONT)
