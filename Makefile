@@ -114,7 +114,7 @@ model: setup
 
 # A warning is an error.
 docs:
-	@$(MAKE) --no-print-directory setup VENV=.venv-docs EXTRAS=celery,postgresql,rq GROUP=docs
+	@$(MAKE) --no-print-directory setup VENV=.venv-docs EXTRAS=all,pytest GROUP=docs
 	@"$(CURDIR)/.venv-docs/bin/python" -m sphinx -W --keep-going -q -b html docs docs/_build
 	@echo "docs/_build/index.html"
 

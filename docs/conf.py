@@ -2,7 +2,7 @@
 
 project = "taskguard"
 copyright = "the taskguard developers"  # noqa: A001  # Sphinx's name for it
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_design"]
 html_theme = "furo"
 html_title = "taskguard"
 myst_enable_extensions = ["colon_fence"]

@@ -690,3 +690,42 @@ def queue(place: Place) -> Iterator[None]:
         assert (job["deferrals"], job["retries"], job["due"] > job["sent"]) == (1, 0, True)
     finally:
         jobs.db.close()
+
+
+@around("docs/how-to/choose.md")
+def choose(place: Place) -> Iterator[None]:
+    """Five tasks: each recipe has the effects that its text promises."""
+    place.app()
+    place.sql("create table effects (name text)")
+    calls: list[str] = []
+
+    def effect(name: str) -> Any:
+        return sa.text("insert into effects values (:name)").bindparams(name=name)
+
+    def pay(invoice_id: int, *, key: str) -> str:
+        calls.append(key)
+        return f"payment-{invoice_id}"
+
+    place.give(
+        pay=pay,
+        paid=lambda invoice_id, payment: effect(f"{invoice_id} {payment}"),
+        fetch=lambda name: calls.append(str(name)),
+        applied=lambda account_id, event_id: effect(f"event {account_id} {event_id}"),
+        reported=lambda: effect("report"),
+    )
+    yield
+    assert place.charge.apply((7,)).get() == place.charge.apply((7,)).get() == "payment-7"
+    assert len(calls) == 1
+    yield
+    place.sync.apply((1,))
+    place.sync.apply((1,))
+    assert calls[1:] == ["1", "1"], "each message runs"
+    yield
+    place.apply.apply((1, 5))
+    place.apply.apply((1, 5))
+    yield
+    place.call.apply(("north",))
+    assert calls[-1] == "north"
+    yield
+    place.report.apply()
+    assert place.sql("select name from effects") == ["7 payment-7", "event 1 5", "report"]
