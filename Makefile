@@ -1,7 +1,8 @@
 # Needs Python 3.11 or later, make and git; everything else is installed into .venv.
 #   make check   what to run after each change: the linters, the fast tests (about a minute)
 #   make test    all tests
-#   make lint    ruff, mypy, import-linter
+#   make lint    ruff, mypy, import-linter, codespell, make prose
+#   make prose   passages of docs, comments and messages that are hard to read (SHOW=docs lists them)
 #   make demo    the main job on real servers (DATA=orders.csv takes your own order numbers)
 #   make docs    the documentation, into docs/_build
 #   make build   the wheel and the source distribution into dist, checked
@@ -28,6 +29,7 @@ STORM_ARGS ?=
 INPUT ?=
 SUITE ?=
 MODEL_ARGS ?=
+SHOW ?=
 # Tests wait much: three times as many processes as there are processors, eight at most.
 WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); test $$n -gt 2 && echo 8 || echo $$((3 * n)))
 # Drawn once, and printed by what goes by it.
@@ -64,7 +66,7 @@ if not u.find_spec("ensurepip"): sys.exit("$(PYTHON) cannot make virtual environ
 endef
 export CHECK_PYTHON
 
-.PHONY: setup demo check check-tests test explore lint format docs build bench simulate storm foreign fuzz model debian-servers clean
+.PHONY: setup demo check check-tests test explore lint prose format docs build bench simulate storm foreign fuzz model debian-servers clean
 
 setup: $(STAMP)
 
@@ -103,6 +105,11 @@ lint: setup
 	@"$(BIN)/python" -m ruff format --check .
 	@"$(BIN)/python" -m mypy
 	@"$(BIN)/lint-imports" --no-logo
+	@"$(BIN)/codespell"
+	@"$(BIN)/python" .ci/prose.py --quiet
+
+prose: setup
+	@"$(BIN)/python" .ci/prose.py $(if $(SHOW),--show $(SHOW))
 
 format: setup
 	@"$(BIN)/python" -m ruff check --fix-only --quiet .
