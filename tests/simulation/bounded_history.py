@@ -1,7 +1,7 @@
-"""What must hold of keys that several may hold, or that are not to be begun too often: S5 by the
-database's own record, S12, and that whoever is refused by a full line is told, beside all the rest.
+"""Invariants of keys with a limit, a rate or a full line: S5 by the database's own record, S7 for
+refused messages, S12, and all invariants of lines.
 
-It reads rows, and reckons by itself what a rate allows.
+The checks read rows, and compute by themselves what a rate allows.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ __all__ = ["BoundedHistory"]
 
 
 class BoundedHistory(LineHistory):
-    """One schedule's, so far."""
+    """Events of one schedule so far."""
 
     _world: BoundedWorld
 
     def __init__(self, world: BoundedWorld) -> None:
         super().__init__(world)
-        # When each key was begun, by the database's clock.
+        # Starts of each key, by the database's clock.
         self._starts: dict[str, list[int]] = {}
         self._charged: Counter[str] = Counter()
         self._refused: set[tuple[str, str]] = set()
@@ -86,7 +86,7 @@ class BoundedHistory(LineHistory):
         self._world.counts["called before one who was sent earlier"] += bool(earlier)
 
     def refused(self, request: ClaimRequest, rows: dict[str, Work]) -> None:
-        """S7: by a line that is full, and it neither stood there nor had begun."""
+        """S7: only a full line refuses a message, and never one that is queued or has begun."""
         self._refused.add((request.message.name, request.task))
         self._world.counts["messages refused by a full line"] += 1
         mine = rows.get(request.work or "")
@@ -96,7 +96,7 @@ class BoundedHistory(LineHistory):
             raise ViolationError("S7", f"{request.work} is refused, and fewer wait")
 
     def parked(self, request: ClaimRequest, rows: dict[str, Work]) -> None:
-        """It is none too many."""
+        """S7: the line holds no more than `max_waiting` messages."""
         mine = rows.get(request.work or "")
         if request.max_waiting is None or (mine is not None and (mine.parked or mine.attempts)):
             return
@@ -104,7 +104,7 @@ class BoundedHistory(LineHistory):
             raise ViolationError("S7", f"{request.work} waits, and is one too many")
 
     def acknowledged(self, message: Message, told: Any) -> None:
-        """S8: whoever was told that the line is full was refused."""
+        """S8: a message that reports a full line was refused by one."""
         if not isinstance(told, LineFullError):
             super().acknowledged(message, told)
         elif message.name not in self._refused:
@@ -124,7 +124,7 @@ class BoundedHistory(LineHistory):
         return answered or super()._is_excused(message, task)
 
     def _newest_of(self, message: str, task: Task) -> str:
-        """The message of which the work is, if this one's call was replaced."""
+        """Return the message that the work is for, if this message's call was replaced."""
         work = self._row(task, message)
         return message if work is None else message_of(work)
 
@@ -137,12 +137,12 @@ class BoundedHistory(LineHistory):
             self._check_charges(before)
 
     def _check_charges(self, before: dict[str, KeyRow]) -> None:
-        """S12: the next start is later than it was only by a start."""
+        """S12: the next start moves to a later time only if a body starts."""
         for key, row in self._keys.items():
             known = before.get(key, row)
             later = (row.next_start or 0) > (known.next_start or 0)
             if later and not self._charged[key]:
-                raise ViolationError("S12", f"{key} was charged, and nobody has begun")
+                raise ViolationError("S12", f"{key} was charged, but no work has begun")
         self._charged.clear()
 
 

@@ -1,7 +1,7 @@
-"""The mistakes that can be made of orders, slots and rates. Each must be found out.
+"""Mistakes in orders, slots and rates. The simulation must detect each of them.
 
-They are changes of the ledger in memory, and of what is asked of it; the contract suite finds the
-same ones in the statements of the databases.
+They change the ledger in memory and the requests it gets. The contract suite detects the same
+mistakes in the statements of the databases.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["BOUNDED_MUTANTS"]
 
 
 def _slot_without_a_fence(world: BoundedWorld) -> None:
-    """Who holds a slot counts, and has the fence that this had before."""
+    """A claim of a slot counts as a holder, but gets the slot's last fence again."""
     right = world.ledger._grant
 
     def grant(request: ClaimRequest, *rest: Any) -> Any:
@@ -43,7 +43,7 @@ def _slot_without_a_fence(world: BoundedWorld) -> None:
 
 
 def _slot_whatever_others_hold(world: BoundedWorld) -> None:
-    """A slot that is free may be had, however many hold others."""
+    """A free slot is granted, even if `limit` holders exist already."""
     right = world.ledger._held_up
 
     def held_up(request: ClaimRequest, *rest: Any) -> Busy | None:
@@ -71,7 +71,7 @@ def _slot_that_is_held(world: BoundedWorld) -> None:
 
 
 def _place_given_up_at_a_retry(world: BoundedWorld) -> None:
-    """What has failed leaves its line, though its retry is on its way."""
+    """Failed work leaves its line, although its retry is on its way."""
 
     def keep(claim: Claim, *, retries: int, **how: Any) -> bool:
         del how
@@ -81,12 +81,12 @@ def _place_given_up_at_a_retry(world: BoundedWorld) -> None:
 
 
 def _place_never_given_up(world: BoundedWorld) -> None:
-    """What has failed for good keeps its place."""
+    """Work that has failed for good keeps its position."""
     world.patch(Line, "gave_up", lambda *_, **how: None)
 
 
 def _hint_taken_for_nobody(world: BoundedWorld) -> None:
-    """Who holds the key for work that keeps its place goes by a hint that its last holder took."""
+    """A holder whose work keeps its position relies on a hint that the last holder consumed."""
     world.hints = True
     right = Line.released
 
@@ -98,17 +98,17 @@ def _hint_taken_for_nobody(world: BoundedWorld) -> None:
 
 
 def _no_strict_place(world: BoundedWorld) -> None:
-    """What has begun holds up nobody when its holder is gone."""
+    """Strict work that has begun blocks no other work after its holder is gone."""
     world.patch(stored_calls, "keeps", lambda row: False)
 
 
 def _rank_ignored(world: BoundedWorld) -> None:
-    """Who was sent first is called first."""
+    """The message that was sent first is promoted first, whatever its rank."""
     world.patch(stored_calls, "_place", lambda row: (0, row.parked or 0))
 
 
 def _rank_of_newcomers_ignored(world: BoundedWorld) -> None:
-    """Who comes while others wait has the lowest rank."""
+    """A message that arrives while others wait is treated as if it had the lowest rank."""
     right = world.ledger.is_behind
 
     def is_behind(request: ClaimRequest, *, room: int = 1) -> bool:
@@ -155,7 +155,7 @@ def _lost_claims_charge(world: BoundedWorld) -> None:
 
 
 def _refused_starts_charge(world: BoundedWorld) -> None:
-    """Who comes too early moves the next start."""
+    """A claim that comes too early moves the next start."""
     right = world.ledger._held_up
 
     def held_up(request: ClaimRequest, *rest: Any) -> Busy | None:
@@ -168,7 +168,7 @@ def _refused_starts_charge(world: BoundedWorld) -> None:
 
 
 def _newest_past_the_rate(world: BoundedWorld) -> None:
-    """A message that supersedes others begins whenever its key is free."""
+    """A message that supersedes others begins as soon as its key is free, whatever the rate."""
     right = world.ledger._held_up
 
     def held_up(request: ClaimRequest, *rest: Any) -> Busy | None:
@@ -179,7 +179,7 @@ def _newest_past_the_rate(world: BoundedWorld) -> None:
 
 
 def _superseded_and_silent(world: BoundedWorld) -> None:
-    """A message whose position a newer one took is sent to no worker, and is not overdue."""
+    """A superseded message is sent to no worker, and is not overdue."""
     right = world.ledger.park_newest
 
     def park_newest(request: ClaimRequest, **how: Any) -> Any:
@@ -194,7 +194,7 @@ def _superseded_and_silent(world: BoundedWorld) -> None:
 
 
 def _never_called_ahead(world: BoundedWorld) -> None:
-    """Nobody is called before his time, and at that time nobody looks."""
+    """No message is promoted before its start, and nothing checks the line at that time."""
     right = stored_calls.room
 
     def at_once(*asked: Any) -> int | None:
@@ -205,7 +205,7 @@ def _never_called_ahead(world: BoundedWorld) -> None:
 
 
 def _relay_forgets_rates(world: BoundedWorld) -> None:
-    """A line that had to wait for its rate is not looked at again."""
+    """The relay does not check a line again after it had to wait for its rate."""
     right = world.ledger.look
 
     def look(**asked: Any) -> Seen:
@@ -220,7 +220,7 @@ def _relay_forgets_rates(world: BoundedWorld) -> None:
 
 
 def _one_at_a_time(world: BoundedWorld) -> None:
-    """Of several for whom there is room one is called, as if there were one slot."""
+    """One message is promoted at a time, even if several slots are free."""
     right = world.ledger.call_next
 
     def call_next(key: str, **asked: Any) -> Overdue | None:
@@ -232,7 +232,7 @@ def _one_at_a_time(world: BoundedWorld) -> None:
 
 
 def _full_and_silent(world: BoundedWorld) -> None:
-    """Who finds the line full is acknowledged as if he waited."""
+    """A message that a full line refuses is acknowledged as if it were parked."""
     right = world.ledger.park
 
     def park(request: ClaimRequest, **how: Any) -> bool:
@@ -245,7 +245,7 @@ def _full_and_silent(world: BoundedWorld) -> None:
 
 
 def _full_for_who_has_begun(world: BoundedWorld) -> None:
-    """A retry, or one who was called, is refused where the line is full."""
+    """A full line refuses a retry or a promoted message."""
     right = stored_calls._is_full
     world.patch(stored_calls, "_is_full", lambda ledger, row, request: right(ledger, (), request))
 
@@ -257,7 +257,7 @@ BOUNDED_MUTANTS = (
     Mutant("place given up at a retry", _place_given_up_at_a_retry, ("L6", "S9")),
     Mutant("place never given up", _place_never_given_up, ("L1", "L6")),
     Mutant("hint taken for nobody", _hint_taken_for_nobody, ("L6",)),
-    Mutant("no place of who has begun", _no_strict_place, ("S9",)),
+    Mutant("no position for begun work", _no_strict_place, ("S9",)),
     Mutant("rank ignored", _rank_ignored, ("S9",)),
     Mutant("rank of newcomers ignored", _rank_of_newcomers_ignored, ("S9",)),
     Mutant("start for nothing", _start_for_nothing, ("S12",)),
@@ -269,5 +269,5 @@ BOUNDED_MUTANTS = (
     Mutant("relay forgets rates", _relay_forgets_rates, ("L1",)),
     Mutant("one of several is called", _one_at_a_time, ("L6",)),
     Mutant("full, and silent", _full_and_silent, ("L1", "S7")),
-    Mutant("full for who has begun", _full_for_who_has_begun, ("S7",)),
+    Mutant("full for begun work", _full_for_who_has_begun, ("S7",)),
 )

@@ -1,9 +1,10 @@
-"""Lines with an order or bounds of their own, in the shop of `line_world.py`, with all that befalls
-it there: `order="strict"` and `"priority"`, `limit=`, `rate=` and `burst=`, `max_waiting=`;
-`busy="latest"` and `"supersede"`, mostly with a rate.
+"""Lines with an order, a limit or a rate, in the shop of `line_world.py` with all its faults.
 
-All tasks of a key have the same kind of line. Some have another limit than others, as after a
-deploy, and some are of no order among those that have one.
+The options are `order="strict"` and `"priority"`, `limit=`, `rate=` and `burst=`, and
+`max_waiting=`; also `busy="latest"` and `"supersede"`, mostly with a rate.
+
+All tasks of a key have the same kind of line. Some have a different limit, as after a deploy, and
+some have no order although others have one.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ _KINDS = ("strict", "priority", "limit", "rate", "both", "strict rate", "newest"
 _NEWEST: tuple[Newest, ...] = ("latest", "supersede")
 _RATES = ("2/s", "1/s", "20/m")
 _BODIES = ("gives up", "always exits")
-# As long as it takes until the highest burst of the lowest rate may begin at once again.
+# The time after which the highest burst of the lowest rate may begin at once again.
 _RETENTION_US = 6_000_000
 
 
 @dataclass(frozen=True)
 class _Clock:
-    """In place of `time`, for what is sent to come later."""
+    """Replaces `time` for messages that are sent with a delay."""
 
     time: Callable[[], float]
 
@@ -104,7 +105,8 @@ class BoundedWorld(LineWorld):
 
     def _fill(self) -> None:
         super()._fill()
-        # What keeps its place, and never comes, keeps the others waiting for more than an hour.
+        # A strict message that keeps its position and never arrives blocks the others for over an
+        # hour.
         strict = {task.key for task in self.tasks.values() if task.policy.order == "strict"}
         self.unreachable -= {
             name for (name, _), task in self.published.items() if task.key in strict
@@ -148,7 +150,7 @@ class BoundedWorld(LineWorld):
         return found
 
     def _comes_later(self, key: str, ahead_s: float) -> bool:
-        """Whether the rate of a key allows its next start so late that a relay is to call."""
+        """Return whether the key's rate puts its next start so late that a relay has to promote."""
         rate, row = self._lines.get(key, {}).get("rate"), self.ledger.keys.get(key)
         if rate is None or row is None:
             return False

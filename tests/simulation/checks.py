@@ -1,4 +1,4 @@
-"""What is expected of the schedules of each kind of world, and of mistakes that are made there."""
+"""Expectations of the schedules of each kind of world, and of the mistakes made there."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def expect_no_failure(
     record: Any,
     kind: Kind = World,
 ) -> None:
-    """None of them breaks anything. Each thing that it `sees` it has seen once in `one_in`."""
+    """No schedule violates an invariant, and each counter in `sees` rises once in `one_in`
+    schedules."""
     report = explore(schedules, seed, processes=os.cpu_count() or 1, kind=kind)
     for failure in report.failures[:1]:
         small = shrink(failure, kind=kind)
@@ -37,7 +38,7 @@ def expect_no_failure(
 
 
 def expect_found_out(mutant: Mutant, seeds: range, *, kind: Kind = World) -> Failure:
-    """It breaks an invariant that it may, and that schedule replays exactly."""
+    """The mistake violates one of its expected invariants, and that schedule replays exactly."""
     report = run_many(seeds, kind=kind, mistake=mutant.mistake)
     assert report.failures, f"nothing was broken in {report.schedules} schedules"
     failure = report.failures[0]

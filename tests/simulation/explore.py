@@ -34,7 +34,7 @@ KINDS: dict[str, Kind] = {kind.__name__: kind for kind in (World, LineWorld, Bou
 
 @dataclass
 class Failure:
-    """A schedule that broke something: its seed, its choices, and what broke."""
+    """A schedule that violated an invariant: its seed, its choices, and the violation."""
 
     seed: int
     choices: list[int]
@@ -44,7 +44,7 @@ class Failure:
 
 @dataclass
 class Report:
-    """What many schedules saw."""
+    """Counts and failures of many schedules."""
 
     schedules: int = 0
     counts: Counter[str] = field(default_factory=Counter)
@@ -64,7 +64,7 @@ def run_one(
     lines: list[str] | None = None,
     mistake: Mistake | None = None,
 ) -> tuple[Failure | None, Counter[str]]:
-    """One schedule; the same seed, or the same choices, give the same one."""
+    """Run one schedule; the same seed or the same choices give the same schedule."""
     choices = Choices(seed, replay=replay)
     world = kind(choices, trace=None if lines is None else lines.append)
     failure = None
@@ -86,7 +86,7 @@ def run_many(
     stop_at: int = 1,
     mistake: Mistake | None = None,
 ) -> Report:
-    """Schedules one after the other, until `stop_at` have failed."""
+    """Run schedules one after the other, until `stop_at` have failed."""
     report = Report()
     for seed in seeds:
         failure, counts = run_one(seed, kind=kind, mistake=mistake)
@@ -106,7 +106,8 @@ def shrink(
     within_s: float = _SHRINK_S,
     mistake: Mistake | None = None,
 ) -> Failure:
-    """The same violation with fewer choices that are not 0: whole stretches first, then each."""
+    """Return the same violation with fewer choices that are not 0: first clear whole stretches,
+    then single choices."""
     best = failure
     until_s = time.monotonic() + within_s
 
@@ -134,7 +135,7 @@ def shrink(
 
 
 def _trimmed(choices: list[int]) -> list[int]:
-    """Without the zeros at the end, which a replay adds by itself."""
+    """Remove the zeros at the end, which a replay adds by itself."""
     end = len(choices)
     while end and not choices[end - 1]:
         end -= 1
@@ -146,14 +147,14 @@ def _weight(choices: list[int]) -> tuple[int, int]:
 
 
 def trace(failure: Failure, *, kind: Kind = World, mistake: Mistake | None = None) -> str:
-    """What happens in a failing schedule, line by line."""
+    """Return the trace of a failing schedule, one event a line."""
     lines: list[str] = []
     run_one(failure.seed, kind=kind, replay=failure.choices, lines=lines, mistake=mistake)
     return "\n".join(lines)
 
 
 def explore(schedules: int, seed: int, *, processes: int, kind: Kind = World) -> Report:
-    """Many schedules on several processors; ends with the first that fails."""
+    """Run many schedules on several processors, until the first failure."""
     report = Report()
     if processes == 1:
         report.add(run_many(range(seed, seed + schedules), kind=kind))
@@ -205,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--part", type=int, nargs=3, help=argparse.SUPPRESS)
     asked = parser.parse_args(arguments)
     kind = KINDS[asked.kind]
-    logging.disable(logging.CRITICAL)  # what workers have to say about their faults
+    logging.disable(logging.CRITICAL)  # workers log their faults
     if asked.part:
         return _part(kind, *asked.part)
     started_s = time.monotonic()

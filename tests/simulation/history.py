@@ -1,8 +1,8 @@
-"""What must hold, as docs/architecture.md names it: S1 to S8 and S11 after every step, L1
-and L4 at the end.
+"""The invariants that docs/architecture.md names: S1 to S8 and S11 after every step, L1 and L4 at
+the end.
 
-Told of what happens, it looks for itself at the rows, the locks and the broker; it asks nothing of
-the code that it judges.
+The world reports what happens. The checks read the rows, the locks and the broker themselves, and
+use none of the code that they judge.
 """
 
 from __future__ import annotations
@@ -38,29 +38,29 @@ __all__ = [
 _FAILING = ("fails once", "swallows once", "gives up")
 _FINAL = (State.DONE, State.DEAD, State.FAILED)
 
-# What a deploy makes of a key begins so.
+# Prefix of the keys that a deploy introduces.
 CHANGED = "shop:"
 
 
 def thing_of(key: str) -> str:
-    """What a key is about: before a deploy and after it the same."""
+    """Return the subject of a key: it is the same before and after a deploy."""
     return key.removeprefix(CHANGED)
 
 
 class BoomError(Exception):
-    """What a body that fails raises: an end of its own."""
+    """An error that a failing body raises on purpose."""
 
 
 class GaveUpError(Exception):
-    """What a body raises that is not to be retried."""
+    """An error that a body raises if its message must not be retried."""
 
 
 class OwnWordError(Exception):
-    """What a body makes of that which ended its transaction: no queue may hear of it."""
+    """An error by which a body hides the end of its transaction. It never reaches the queue."""
 
 
 class ViolationError(AssertionError):
-    """Something that must never be was."""
+    """An invariant does not hold."""
 
     def __init__(self, name: str, text: str) -> None:
         super().__init__(f"{name}: {text}")
@@ -68,7 +68,7 @@ class ViolationError(AssertionError):
 
 
 class History:
-    """One schedule's, so far."""
+    """Events of one schedule so far."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -79,7 +79,7 @@ class History:
         self._published: dict[tuple[str, str], list[tuple[int, int]]] = {}
         self._effects: Counter[Any] = Counter()
         self._seen = 0
-        # When the newest message was sent that has begun, by task and key.
+        # Send time of the newest message that has begun, by task and key.
         self._newest: dict[tuple[str, str], float] = {}
         self.sent_s: dict[tuple[str, str], float] = {}
         self.bodies: dict[int, tuple[str, Process]] = {}
@@ -88,7 +88,7 @@ class History:
     # -- what happens -------------------------------------------------------------------------
 
     def claimed(self, process: Process, found: Claimed) -> None:
-        """S1: fences of a key grow. S5: nobody else trusts a lease on it."""
+        """S1: the fences of a key grow. S5: no other process trusts a lease on it."""
         claim = found.claim
         things = set(map(thing_of, claim.keys))
         for key in claim.keys:
@@ -110,19 +110,19 @@ class History:
                 self._world.counts["second holders"] += 1
 
     def _check_trust(self, claim: Claim, tracked: TrackedLease) -> None:
-        """S5 for a lease on a key that is claimed, in a process that is alive."""
+        """S5: no live process trusts a lease on a key that another one claims."""
         lease = tracked.lease
         if tracked.claim is None or lease.owner == claim.owner:
             return
         if _supersedes(claim, tracked.claim):
             self._world.counts["living holders superseded"] += 1
         elif not any(self._was_held_by(lease.owner, key) for key in lease.keys):
-            pass  # its work was done a moment ago, and it does not know yet
+            pass  # another worker has just done its work, which this one does not know yet
         elif lease.remaining_s > 0 and self.trusts_are_disjoint:
             raise ViolationError("S5", f"{lease.key} was claimed while its lease was trusted")
 
     def _newest_begins(self, claim: Claim) -> None:
-        """S11: of messages that take each other's place none begins after a newer one."""
+        """S11: no message begins after a newer one that supersedes it."""
         family = claim.request.task, claim.keys[0]
         sent_s = self.sent_s[claim.request.message.name, claim.request.task]
         if sent_s < self._newest.get(family, 0.0):
@@ -130,12 +130,12 @@ class History:
         self._newest[family] = sent_s
 
     def _was_held_by(self, owner: Owner, key: str) -> bool:
-        """Before this step."""
+        """Return whether it was the holder before this step."""
         row = self._keys.get(key)
         return row is not None and row.owner == str(owner)
 
     def committing(self, tx: MemoryTransaction, claim: Claim) -> None:
-        """S3: nothing commits behind a claim with a higher fence."""
+        """S3: no commit follows a claim with a higher fence."""
         if not any(work.state is State.DONE for work in tx.work_items.values()):
             return
         for key in claim.keys:
@@ -145,7 +145,7 @@ class History:
                 )
 
     def released(self, owner: Owner, before: dict[str, Owner], after: dict[str, Owner]) -> None:
-        """S4: nobody frees another's lease."""
+        """S4: no process frees another one's lease."""
         for key in before.keys() - after.keys():
             if before[key] != owner:
                 raise ViolationError("S4", f"{owner} freed {key}, which was {before[key]}'s")
@@ -156,7 +156,7 @@ class History:
 
     @contextmanager
     def running(self, work: str, process: Process) -> Iterator[None]:
-        """A body."""
+        """Record that a body runs."""
         self._world.counts["bodies"] += 1
         number = max(self.bodies, default=0) + 1
         self.bodies[number] = (work, process)
@@ -166,7 +166,7 @@ class History:
             del self.bodies[number]
 
     def acknowledged(self, message: Message, told: Any) -> None:
-        """S7: nothing is acknowledged that is not done. S8: what was told is so."""
+        """S7: only done work is acknowledged. S8: what the queue was told is true."""
         work = _record(self._world.ledger.work_items, message.task, message.id)
         state = None if work is None else work.state
         self._world.counts[f"told {type(told).__name__}"] += 1
@@ -196,23 +196,24 @@ class History:
             raise ViolationError("S7", f"{message.id}{message.number} went without a later copy")
 
     def _expect_newer(self, message: Message, work: Work | None) -> None:
-        """One that was sent later, or at the same moment, has begun, and the record says so."""
+        """Check that a message that was sent later or at the same moment has begun, and that the
+        record says so."""
         if work is not None and work.final and work.error == "revoked":
-            return  # since it was told so
+            return  # since its caller was told
         if not self._has_newer(message.id, message.task, work):
             raise ViolationError("S7", f"{message.id} is superseded by none that has begun")
         if work is None or not is_outdated(work):
             raise ViolationError("S8", f"{message.id} was told that it is superseded, it is {work}")
 
     def _has_newer(self, message: str, task: Task, work: Work | None) -> bool:
-        """Whether a message that was sent later, or at the same moment, has begun."""
+        """Return whether a message that was sent later, or at the same moment, has begun."""
         del work
         return self._newest.get((task.name, task.key), 0.0) >= self.sent_s[message, task.name]
 
     # -- what is ------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """After every step."""
+        """Check all rows after a step."""
         ledger = self._world.ledger
         if ledger.work_items != self._work_items:
             for name, work in ledger.work_items.items():
@@ -233,7 +234,8 @@ class History:
                 raise ViolationError("S2", f"{work} has two effects, the second with fence {fence}")
 
     def _check_record(self, name: str, before: Work | None, after: Work) -> None:
-        """What holds of each, also of one that others have overtaken, and that is a copy now."""
+        """Check the rules for every record, also for one that another id has overtaken and that is
+        now a copy."""
         if before is None or before == after:
             return
         if after.fence < before.fence:
@@ -251,7 +253,7 @@ class History:
             raise ViolationError("S6", f"{task.work(message)}: {said}")
 
     def at_the_end(self) -> None:
-        """L1: everything was done, and once. L4: nothing is left behind."""
+        """L1: all work was done, once. L4: nothing is left behind."""
         for (message, _), task in self._world.published.items():
             if not self._is_excused(message, task):
                 self._check_end(task, message)
@@ -291,37 +293,36 @@ class History:
             counts["messages revoked"] or counts["messages expired"] or counts["broker emptied"]
         )
         if unclaimed and counts["processes killed"]:
-            # Nobody takes over what a dead holder had of work that has ended so, or of a lost
-            # message.
+            # No process takes over what a dead holder had of finished work, or of a lost message.
             return
         for key, row in world.ledger.keys.items():
             if key.startswith("taskguard"):
-                continue  # a relay's, which goes on
+                continue  # a lease of a relay, which goes on
             if row.fence < self._fences.get(thing_of(key), 0):
-                continue  # its holder was overtaken under the former key; this runs out by itself
+                continue  # the lease of a former key, which expires by itself
             if row.owner and row.lease_until > now_us:
                 raise ViolationError("L4", f"{key} is held by {row.owner}")
 
     def _is_excused(self, message: str, task: Task) -> bool:
-        """Whether it may be lost."""
+        """Return whether the message may be lost."""
         del message, task
         return False
 
 
 def _supersedes(claim: Claim, other: Claim | None) -> bool:
-    """Whether the one may be granted while the other's lease is trusted."""
+    """Return whether one claim may be granted while the other's lease is trusted."""
     if claim.request.newest != "supersede" or other is None:
         return False
     return other.request.newest is not None and other.request.task == claim.request.task
 
 
 def is_outdated(work: Work) -> bool:
-    """Whether a newer message took its place, for good."""
+    """Return whether a newer message has superseded it for good."""
     return work.final and work.state is State.FAILED and (work.error or "").startswith(OUTDATED)
 
 
 def _record(work_items: dict[str, Work], task: Task, message: str) -> Work | None:
-    """What is on record of a work: DONE under any of its ids, else what the last one wrote."""
+    """Return the work's record: DONE under any of its ids, else the one written last."""
     found = [work_items[name] for name in task.work_ids(message) if name in work_items]
     said = [(work.state is State.DONE, work.fence, work.state in _FINAL) for work in found]
     return found[said.index(max(said))] if found else None

@@ -1,11 +1,11 @@
 """A ledger in memory: rows, row locks and transactions as a database has them, and nothing else.
 
-Guarantees what `ledger/ports.py` says, and passes the contract suite of ledgers, so that
-what a simulation finds out is about the real ones. Every change of rows happens at one moment;
-what a transaction writes is seen by others when it commits. Whoever meets a row that another
-transaction has locked calls `wait` until it is free or the time is up.
+Guarantees what `ledger/ports.py` says. It passes the contract suite of ledgers, so that a fault
+that the simulation finds is a fault of the real ones. Every change of rows happens at one moment.
+Others see what a transaction writes when it commits. A process that meets a row of another open
+transaction calls `wait` until the row is free or the time is up.
 
-Does not guarantee that anything survives: that is what makes it fast.
+Does not guarantee that anything survives a process. That makes it fast.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class WorkItems(dict[str, Work]):
         super().__setitem__(name, row)
 
     def values(self) -> list[Work]:  # type: ignore[override]
-        """As of now: other threads go on."""
+        """Return the rows as of now; other threads go on."""
         return list(super().values())
 
     def update(self, rows: Mapping[str, Work]) -> None:  # type: ignore[override]
@@ -110,7 +110,7 @@ class WorkItems(dict[str, Work]):
 
 @dataclass
 class MemoryTransaction:
-    """One open transaction; what it writes is kept apart until it commits.
+    """One open transaction. Its writes are kept apart until it commits.
 
     `db` is the transaction itself: bodies call `write(effect)`.
     """
@@ -127,7 +127,7 @@ class MemoryTransaction:
         return self
 
     def write(self, effect: Any) -> None:
-        """An effect of the body's."""
+        """Write an effect of the body."""
         self.effects.append(effect)
 
     def complete_in_block(self, claim: Claim, result_json: str | None) -> None:
@@ -151,7 +151,7 @@ class MemoryTransaction:
 
 
 def records_of(work_items: Sequence[str]) -> list[tuple[str, str | None]]:
-    """The rows of this work, to be locked."""
+    """Return the rows of this work to lock."""
     return [("work", work) for work in work_items]
 
 
@@ -171,14 +171,14 @@ class MemoryLedger(NewestMessages, StoredCalls):
         # The highest number of a message in a work.
         self.numbers: dict[tuple[str, str | None], tuple[int, int]] = {}
         self.effects: list[Any] = []
-        # How much of the lease that was asked for is granted; all of it, but for a mutant.
+        # How much of the requested lease is granted: all of it, except for a mutant.
         self.lease_share = 1.0
-        # For so long a purge remembers of a rate when the next start is allowed.
+        # How long a purge keeps the next start that a rate allows.
         self.starts_kept_us = 0
         self.lock_timeout_s = lock_timeout_s
         self._wait = wait or (lambda: clock.sleep(0.001))
         self._locked: dict[tuple[str, str | None], object] = {}
-        # Held for moments, never while somebody waits or publishes.
+        # Held for moments only, never while a thread waits or publishes.
         self._mutex = threading.RLock()
 
     def now_us(self) -> int:
@@ -186,7 +186,7 @@ class MemoryLedger(NewestMessages, StoredCalls):
         return int(self.clock.wall_s() * 1e6)
 
     def purge_keys(self) -> int:
-        """Forget keys whose lease is over, as of now, whoever held them. How many are gone."""
+        """Forget keys whose lease has expired. Return their number."""
         now_us = self.now_us()
         with self._mutex:
             gone = [
@@ -194,7 +194,7 @@ class MemoryLedger(NewestMessages, StoredCalls):
                 for key, row in self.keys.items()
                 if row.lease_until < now_us
                 and row.fence < now_us
-                and row.stamp is None  # a mark is purged when its messages are too old to run
+                and row.stamp is None  # its messages may still be too young to purge it
                 and (row.next_start or 0) < now_us - self.starts_kept_us
                 and ("key", key) not in self._locked
             ]
@@ -221,21 +221,21 @@ class MemoryLedger(NewestMessages, StoredCalls):
             self._wait()
 
     def unlock(self, by: object) -> None:
-        """The transaction `by` has ended."""
+        """Release the row locks of the transaction `by`, which has ended."""
         with self._mutex:
             self._locked = {row: who for row, who in self._locked.items() if who is not by}
 
     def is_locked(self, row: tuple[str, str | None]) -> bool:
-        """Whether an open transaction has locked it."""
+        """Return whether an open transaction has locked the row."""
         return row in self._locked
 
     def is_held(self, key: str) -> bool:
-        """Whether somebody's lease on the key stands."""
+        """Return whether the key has a lease that has not expired."""
         row = self.keys.get(key)
         return row is not None and row.lease_until > self.now_us()
 
     def holders(self, key: str, *, but: str = FREE) -> list[KeyRow]:
-        """Who holds the key, or one of its slots; other than one owner."""
+        """Return the rows by which owners other than `but` hold the key or its slots."""
         return [
             row
             for name, row in self.keys.items()
@@ -246,7 +246,7 @@ class MemoryLedger(NewestMessages, StoredCalls):
     def _at_once(
         self, rows: Sequence[tuple[str, str | None]], timeout_s: float = _PUBLISH_LOCK_S
     ) -> Iterator[None]:
-        """A transaction of one statement."""
+        """Run a transaction of one statement."""
         by = object()
         try:
             with self.locking(by, rows, timeout_s):
@@ -263,13 +263,13 @@ class MemoryLedger(NewestMessages, StoredCalls):
         return rows if claim.work is None else rows + records_of((claim.work, *claim.formerly))
 
     def standing(self, claim: Claim, state: State = State.PROCESSING) -> list[Work]:
-        """The claim's records that are still its own: old state, fence and owner."""
+        """Return the claim's records that still have its state, fence and owner."""
         mine = state, claim.fence, str(claim.owner)
         records = [self.work_items[work] for work in claim.work_ids if work in self.work_items]
         return [work for work in records if (work.state, work.fence, work.owner) == mine]
 
     def works_stand(self, claim: Claim) -> bool:
-        """All records of its work are still its own."""
+        """Return whether all records of the claim's work are still its own."""
         return len(self.standing(claim)) == len(claim.work_ids)
 
     def keys_stand(self, claim: Claim) -> bool:
@@ -280,7 +280,7 @@ class MemoryLedger(NewestMessages, StoredCalls):
         )
 
     def stands(self, claim: Claim) -> bool:
-        """What a completion asks for."""
+        """Return whether a completion of the claim may commit."""
         return self.keys_stand(claim) and self.works_stand(claim)
 
     @staticmethod
@@ -292,7 +292,7 @@ class MemoryLedger(NewestMessages, StoredCalls):
     # -- claims -------------------------------------------------------------------------------
 
     def records(self, request: ClaimRequest) -> Records:
-        """What is on record of its work, under each id that this has."""
+        """Return the records of the work, under each of its ids."""
         ids = (request.work, *request.formerly)
         rows = tuple(self.work_items.get(work or "") for work in ids)
         numbers = tuple(self.numbers.get(self.numbered(request, work), (0, 0)) for work in ids)
@@ -304,7 +304,7 @@ class MemoryLedger(NewestMessages, StoredCalls):
         return records, decide_row(request, row, recorded, now_us)
 
     def numbered(self, request: ClaimRequest, work: str | None) -> tuple[str, str | None]:
-        """Whose number a delivery has: a message's, in a work."""
+        """Return what a delivery's number belongs to: a message, in a work."""
         return request.message.name, work
 
     def peek(self, request: ClaimRequest) -> ClaimAnswer:
@@ -326,13 +326,13 @@ class MemoryLedger(NewestMessages, StoredCalls):
                 rows += self.rows_beside(request)
             with self._at_once(rows, self.lock_timeout_s):
                 if self._of_one_slot(request) != request:
-                    return self._busy(records.speaking)  # while this waited for its rows
+                    return self._busy(records.speaking)  # while this request waited for its rows
                 return self._claim(request)
         except LedgerUnavailableError:
             return Busy(None, None, same_work=False, started=True)
 
     def _catch_up(self, records: Records, decision: Decision) -> None:
-        """What a worker with a former guard has done stands under the work's own id, too."""
+        """Copy what a worker with a former guard has done to the work's own id."""
         mine, row = records.own, records.speaking
         if decision is Decision.DONE and mine is not None and mine.fence < row.fence:
             with self._at_once(records_of([mine.id]), self.lock_timeout_s):
@@ -341,12 +341,12 @@ class MemoryLedger(NewestMessages, StoredCalls):
                     self.work_items[mine.id] = replace(row, created=mine.created, **same)
 
     def _others(self, request: ClaimRequest) -> list[KeyRow]:
-        """Who else holds its key, or one of the slots."""
+        """Return the rows of other holders of its key or its slots."""
         assert request.bounds is not None
         return self.holders(request.bounds.key, but=str(request.owner))
 
     def _of_one_slot(self, request: ClaimRequest) -> ClaimRequest:
-        """Of the slot that it has, or of the first that is free, or of the first."""
+        """Return the request for one slot: its own, else the first free one, else the first."""
         if request.bounds is None or not request.bounds.slots:
             return request
         slots, owner = request.bounds.slots, str(request.owner)
@@ -361,7 +361,7 @@ class MemoryLedger(NewestMessages, StoredCalls):
         return Busy(None, after_s, same_work=False, started=started, too_early=too_early)
 
     def _held_up(self, request: ClaimRequest, row: Work | None, now_us: int) -> Busy | None:
-        """What keeps it from a key that is free; if nothing does, its start is charged."""
+        """Return what refuses a claim of a free key. If nothing does, charge its start."""
         bounds, others = request.bounds, []
         if bounds is not None and bounds.slots:
             others = self._others(request)
@@ -468,7 +468,7 @@ class MemoryLedger(NewestMessages, StoredCalls):
     def _write(
         self, request: ClaimRequest, records: Records, decision: Decision, granted: KeyRow
     ) -> None:
-        """The work's own record, and a copy under each former id."""
+        """Write the work's own record, and a copy under each former id."""
         row = records.speaking
         calls = [request.call, *(each.call for each in (records.own, row) if each is not None)]
         call = next((each for each in calls if each is not None), None)
@@ -509,7 +509,7 @@ class MemoryLedger(NewestMessages, StoredCalls):
             self.work_items[fresh.id] = fresh
 
     def new_work(self, request: ClaimRequest, **values: Any) -> Work:
-        """The record of work that nobody has claimed."""
+        """Return a record of work that has never been claimed."""
         return Work(
             id=str(request.work),
             task=request.task,
@@ -529,7 +529,7 @@ class MemoryLedger(NewestMessages, StoredCalls):
 
     @staticmethod
     def next_fence(last: Sequence[int], now_us: int) -> int:
-        """Above every one of these, and by the clock after a loss of the tables."""
+        """Return a fence above all of these, taken from the clock if the tables were lost."""
         return max(now_us, *(fence + 1 for fence in last))
 
     # -- the holder's transactions ------------------------------------------------------------
@@ -546,19 +546,19 @@ class MemoryLedger(NewestMessages, StoredCalls):
             self.unlock(tx)
 
     def begin(self, claim: Claim, *, look_first: bool) -> MemoryTransaction:
-        """A transaction; `commit()` or `unlock()` ends it."""
-        # As in the databases, the own one alone: what that does not show, the completion will.
+        """Begin a transaction, which `commit()` or `unlock()` ends."""
+        # As in the databases, only the own record: the completion checks the others.
         self.expect(
             not look_first or claim.work in {each.id for each in self.standing(claim)}, claim
         )
         return MemoryTransaction(self)
 
     def begin_plain(self) -> MemoryTransaction:
-        """A transaction that is no holder's."""
+        """Begin a transaction that has no claim."""
         return MemoryTransaction(self)
 
     def commit(self, tx: MemoryTransaction) -> None:
-        """Everything at one moment."""
+        """Write all changes at one moment."""
         with self._mutex:
             self.work_items.update(tx.work_items)
             self.keys.update(tx.keys)
@@ -718,7 +718,7 @@ class MemoryLedger(NewestMessages, StoredCalls):
                 if self.numbers.get(row, (0, 0)) >= number:
                     return False
             publish(deferrals)  # others may go on meanwhile; the message's row stays locked
-            # A replacement writes its number without the row's lock here: it is the higher one.
+            # A replacement writes its number without this row's lock. Its number is the higher one.
             self.numbers[row] = max(number, self.numbers.get(row, number))
             return True
         finally:
@@ -773,14 +773,14 @@ class MemoryLedger(NewestMessages, StoredCalls):
         return None
 
     def check_schema(self, rows: Any = ()) -> None:
-        """There is none."""
+        """Do nothing: there is no schema."""
 
     def create_schema(self) -> None:
-        """There is none."""
+        """Do nothing: there is no schema."""
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing."""
 
     def count_effects(self) -> Counter[str]:
-        """How often each item was written."""
+        """Return how often each item was written."""
         return Counter(str(each[0]) for each in self.effects)

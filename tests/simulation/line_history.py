@@ -1,6 +1,6 @@
-"""What must hold of messages that wait for their key: S7, S9, S10 and L6, beside all the rest.
+"""The invariants of messages that wait for their key, S7, S9, S10 and L6, and all others.
 
-It reads rows, and asks nothing of the code that it judges.
+The checks read rows, and use none of the code that they judge.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ if TYPE_CHECKING:
 
 __all__ = ["LineHistory"]
 
-# The place of who stands in no line: behind all of his rank.
+# Sort position of work that is not queued: last within its rank.
 _LAST = 2**63 - 1
 _ANSWERS = Completed | Answered | WorkDeadError | GaveUpError
 
 
 class LineHistory(History):
-    """One schedule's, so far."""
+    """Events of one schedule so far."""
 
     _world: LineWorld
 
     def __init__(self, world: LineWorld) -> None:
         super().__init__(world)
         self._answered: set[tuple[str, str]] = set()
-        # Work whose message the broker has lost, and that did not wait in the ledger then.
+        # Work whose message the broker lost while it did not wait in the ledger.
         self._lost: set[str] = set()
-        # Messages that the broker has lost, while the ledger could send them again.
+        # Messages that the broker has lost, but that the ledger could send again.
         self._kept: set[tuple[str, str]] = set()
         self._replaced: set[tuple[str, str]] = set()
         self._gave_up: set[tuple[str, str]] = set()
-        # Messages whose callers were told so, and those of them of which the ledger has heard.
+        # Messages whose callers were told that they expired, and those that the ledger knows of.
         self._told_expired: set[tuple[str, str]] = set()
         self._expired: set[tuple[str, str]] = set()
         self._waited_for: set[str] = set()
         self._ranks: dict[tuple[str, str], int] = {}
-        # Of strict work that has begun: how often its message was retried then; its place.
+        # Strict work that has begun: how often its message had been retried, and its position.
         self._begun: dict[str, int] = {}
         self._places: dict[str, int] = {}
 
@@ -59,8 +59,8 @@ class LineHistory(History):
         super().published(message)
 
     def granting(self, request: ClaimRequest) -> None:
-        """S9: nobody who came before it waits. S10: nobody has replaced its message, nor has the
-        ledger heard that it has expired."""
+        """S9: no earlier message waits. S10: the message was not replaced, and the ledger has not
+        been told that it expired."""
         name = request.message.name
         if (name, request.task) in self._replaced:
             raise ViolationError("S10", f"{name} was replaced, and begins {request.work}")
@@ -81,12 +81,12 @@ class LineHistory(History):
         self._expect_turn(before, request)
 
     def _expect_turn(self, before: list[Work], request: ClaimRequest) -> None:
-        """Nobody of those before it waits; no more are expected than may begin beside it."""
+        """Check that no earlier message waits, except those that may begin beside it."""
         now_us = self._world.ledger.now_us()
         if request.newest is not None:  # of its own task they are older
             before = [row for row in before if row.task != request.task]
         if request.newest == "supersede" and self._world.ledger.holders(request.line):
-            return  # it takes no message's turn
+            return  # it takes no other message's turn
         waits = [row.id for row in before if stands(row) and row.due is None]
         called = [row.id for row in before if is_expected(row, now_us)]
         room = 1 if request.bounds is None else request.bounds.limit
@@ -95,25 +95,26 @@ class LineHistory(History):
             raise ViolationError("S9", f"{request.work} begins before {waits or called}")
 
     def _expect_ended(self, before: list[Work], work: str) -> None:
-        """Nobody of them has begun, and keeps his place until he has ended."""
+        """Check that no earlier strict work has begun without having ended."""
         for row in before:
             if row.id in self._begun and row.id != work and self._goes_on(row):
                 raise ViolationError("S9", f"{work} begins before {row.id} has ended")
 
     def _goes_on(self, row: Work) -> bool:
-        """Whether work that has begun has not ended: its retry is on its way, too."""
+        """Return whether work that has begun goes on. Its retry may be on its way."""
         if row.state is State.FAILED and not row.final:
             alive = self._world.broker.alive(message_of(row))
             return any(each.retries > self._begun[row.id] for each in alive)
         return row.state in (State.NEW, State.PROCESSING)
 
     def _place(self, row: Work) -> tuple[int, int]:
-        """By what its message says of its rank, and what was its place when it began."""
+        """Return the sort position, by its message's rank and its position when it began."""
         rank = self._ranks.get((message_of(row), row.task), 0)
         return rank, self._places.get(row.id, row.parked or 0)
 
     def granted(self, request: ClaimRequest) -> None:
-        """It has begun. What is strict keeps its place from now on; what expires has none."""
+        """Record that it has begun. Strict work keeps its position from now on, other work has
+        none."""
         row = self._world.ledger.work_items.get(request.work or "")
         if request.strict and row is not None:
             self._begun[row.id] = request.message.retries
@@ -123,7 +124,7 @@ class LineHistory(History):
             self._places.pop(row.id, None)
 
     def called(self, before: dict[str, Work], row: Work) -> None:
-        """S9: it was the first of those who waited, and nobody before it goes on."""
+        """S9: it was the first waiting message, and no earlier strict work goes on."""
         line = [each for each in before.values() if each.key == row.key]
         waiting = [each for each in line if stands(each) and each.due is None]
         if min(map(self._place, waiting)) < self._place(row):
@@ -137,19 +138,19 @@ class LineHistory(History):
         self._leave(message.name)
 
     def _leave(self, name: tuple[str, str]) -> None:
-        """Its work has ended, and keeps no place."""
+        """Record that its work has ended, and keeps no position."""
         for work in self._world.published[name].work_ids(name[0]):
             self._begun.pop(work, None)
             self._places.pop(work, None)
 
     def acknowledged(self, message: Message, told: Any) -> None:
-        """S7: who is parked stands in the ledger."""
+        """S7: a parked message is in the ledger's line."""
         dropped = told.reason if isinstance(told, Dropped) else ""
         if dropped == "expired":
             self._told_expired.add(message.name)
             return
         if dropped == "superseded" and message.name in self._expired:
-            return  # by what its caller was told
+            return  # according to what its caller was told
         if isinstance(told, _ANSWERS) or dropped in ("revoked", "outdated"):
             self._answered.add(message.name)
         if isinstance(told, Parked):
@@ -162,7 +163,7 @@ class LineHistory(History):
         elif dropped == "superseded" and self._is_replaced(*message.name):
             self._world.counts["replaced, and not told"] += 1  # the ledger gave no answer
         elif dropped == "superseded" and message.name in self._gave_up:
-            pass  # a copy of one whose caller has heard that it failed
+            pass  # a copy of a message whose caller was told that it failed
         else:
             super().acknowledged(message, told)
 
@@ -171,12 +172,12 @@ class LineHistory(History):
         if row is None:
             raise ViolationError("S7", f"{message.id} was parked, and is in no line")
         own = row.state is State.NEW and message_of(row) == message.id
-        own = own and row.id not in self._lost  # what was claimed and put off since
+        own = own and row.id not in self._lost  # the work was claimed and deferred since
         if own and not stands(row) and len(self._world.broker.alive(message.id)) < 2:
             raise ViolationError("S7", f"{message.id} was parked, and waits in no line")
 
     def _has_newer(self, message: str, task: Task, work: Work | None) -> bool:
-        """Return True also if the record names a newer message, which waited, and may be gone."""
+        """Return True also if the record names a newer message, which waited and may be gone."""
         named = "" if work is None else (work.error or "").partition(": ")[2]
         by = self._world.ledger.work_items.get(named)
         if by is not None and by.task == task.name:
@@ -184,16 +185,16 @@ class LineHistory(History):
         return super()._has_newer(message, task, work)
 
     def expired(self, name: tuple[str, str]) -> None:
-        """As the ledger was told, which had work of that message."""
+        """Record that the ledger, which had work of that message, was told that it expired."""
         self._expired.add(name)
         self._leave(name)
 
     def replaced(self, message: str, task: Task) -> None:
-        """By a newer call, as who enqueued that was told."""
+        """Record that a newer message replaced it, as its caller was told."""
         self._replaced.add((message, task.name))
 
     def lost(self, messages: Iterable[Message]) -> None:
-        """By the broker. Who stands in the ledger is not lost."""
+        """Record that the broker lost these messages. Those in the ledger's line are not lost."""
         for message in messages:
             row = self._row(message.task, message.id)
             kept = row is not None and (stands(row) or keeps(row))
@@ -203,10 +204,11 @@ class LineHistory(History):
                 self._kept.add((message.id, message.task.name))
 
     def awaited(self) -> bool:
-        """Whether somebody waits in line, or is to be sent again, for nobody has his message.
+        """Return whether work waits in line or for being sent again, and no worker will get its
+        message.
 
-        Nobody waits for one whose caller was told that it has expired, while a holder lived who was
-        late: a relay ends that.
+        Ignore a message whose caller was told that it has expired while a slow holder was alive: a
+        relay ends that state.
         """
         return any(
             (row.state in (State.NEW, State.PROCESSING) or keeps(row) or is_untold(row))
@@ -229,7 +231,7 @@ class LineHistory(History):
     def check(self) -> None:
         world, before = self._world, self._work_items
         super().check()
-        if self._work_items is not before:  # something was written
+        if self._work_items is not before:  # a transaction has written since
             self._check_rows(before)
         if not world.needs_relay and not world.relays:
             for key in self._waited_for:
@@ -257,8 +259,9 @@ class LineHistory(History):
             raise ViolationError("S9", f"{after.id} has lost its place")
 
     def _expect_progress(self, key: str) -> None:
-        """L6: as many hold the key as may, or somebody has a delivery of it in hand beside those
-        who hold it, or was called and comes; or he comes who keeps the first place."""
+        """L6: a line moves on. It does if as many deliveries hold the key as may, a further
+        delivery of it is in a worker's hands, or a promoted message is on its way. The message that
+        keeps the first position counts too."""
         world, broker = self._world, self._world.broker
         taken = [each.message for each in broker.taken.values() if not each.process.dead]
         in_hand = sum(each.task.key == key for each in taken)
@@ -268,14 +271,14 @@ class LineHistory(History):
         if comes or in_hand > held or held >= world.fewest_at_once(key):
             return
         if world.counts["lock server emptied"] and key in world.locks.held():
-            # Handed over, after it was emptied, to a holder who had just ended: until its lease
-            # ends everybody takes it for held.
+            # After the lock server was emptied, the key was given to a holder that had just ended.
+            # Until that lease expires, all workers take the key for held.
             world.need_relay()
         else:
-            raise ViolationError("L6", f"{key} is free, somebody waits for it, and nobody comes")
+            raise ViolationError("L6", f"{key} is free and has a line, but no message comes")
 
     def _comes(self, message: Message) -> bool:
-        """Whether its delivery will look after the line."""
+        """Return whether its delivery will promote from the line."""
         row = self._row(message.task, message.id)
         return (
             message.called
@@ -285,18 +288,19 @@ class LineHistory(History):
         )
 
     def _was_put_off_after_its_call(self, row: Work | None, message: Message) -> bool:
-        """Whether the work was called, and a delivery from before then was put off after it.
+        """Return whether the work was promoted, and an earlier delivery of it was deferred
+        afterwards.
 
-        That delivery's process was paused between its decision and its publish. The copy has a
-        higher number than the message of the call, which is dropped for it, and claims when it
-        comes. The call's time limits how long the line waits for it.
+        That delivery's process was paused between its decision and its publish. The deferred copy
+        has a higher number than the promoted message, which is dropped. The copy claims when it
+        arrives. The promotion's time limits how long the line waits for it.
         """
         if row is None or message_of(row) != message.id or not message.deferrals:
             return False
         return is_expected(row, self._world.ledger.now_us())
 
     def _keeps_first(self, row: Work | None, message: Message) -> bool:
-        """Whether nobody who waits goes before it."""
+        """Return whether no waiting message goes before it."""
         if row is None or not keeps(row) or message_of(row) != message.id:
             return False
         waiting = [
@@ -307,17 +311,17 @@ class LineHistory(History):
         return all(self._place(row) < place for place in waiting)
 
     def _ran_elsewhere(self, message: Message) -> bool:
-        """Whether another copy, which was not called, has run in its place.
+        """Return whether another copy, which was not promoted, has run instead.
 
-        That one goes by the hint, which the call has used up; whoever waits is called when the
-        copy comes that was put off meanwhile.
+        That copy relies on the hint, which the promotion has consumed. The next waiting message is
+        promoted when the copy arrives that was deferred meanwhile.
         """
         row = self._row(message.task, message.id)
         ended = row is not None and row.state is not State.NEW
         return self._world.hints and message.deferrals > 0 and ended
 
     def at_the_end(self) -> None:
-        """L1: and whoever was parked got an answer."""
+        """L1: each parked message also got an answer."""
         super().at_the_end()
         for (message, name), task in self._world.published.items():
             work = self._row(task, message)
@@ -328,7 +332,9 @@ class LineHistory(History):
                 raise ViolationError("L1", f"{message} was never answered")
 
     def _is_excused(self, message: str, task: Task) -> bool:
-        """Whether it may be lost; or a claim that came late took what had failed for good; or its
+        """Return whether the message may go without an answer.
+
+        That is so if it may be lost, if a late claim took work that had failed for good, or if its
         caller was told that it has expired.
 
         A record keeps the message that claimed last. If the broker has lost an earlier message of
@@ -346,5 +352,5 @@ class LineHistory(History):
 
 
 def in_line(row: Work) -> bool:
-    """Whether it has a place: it waits, was called, or keeps it."""
+    """Return whether it has a position: it waits, was promoted, or keeps its position."""
     return stands(row) or keeps(row)

@@ -1,7 +1,7 @@
-"""The mistakes that can be made of a line. Each must be found out, most of them without a relay.
+"""Mistakes in lines. The simulation must detect each of them, most of them without a relay.
 
-Those of the ledger itself (what `claim` asks of a line, where a place is) are changes of the ledger
-in memory here; the contract suite finds the same ones in the statements of the databases.
+Mistakes of the ledger itself (how `claim` checks a line, how positions are sorted) change the
+ledger in memory. The contract suite detects the same mistakes in the statements of the databases.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["LINE_MUTANTS"]
 
 
 def _no_look_after_parking(world: LineWorld) -> None:
-    """Whoever holds the key will call us, it seems."""
+    """A worker does not check the key again after it has parked a message."""
     park = Line.park
 
     def without(line: Line, *args: Any, **values: Any) -> bool:
@@ -42,7 +42,7 @@ def _no_look_after_parking(world: LineWorld) -> None:
 
 
 def _only_in_park(world: LineWorld, name: str) -> None:
-    """Nobody is called but by who has just been parked, while this method runs."""
+    """Only the method that has just parked a message promotes others, while `name` runs."""
     right = getattr(Runner, name)
 
     def without(runner: Runner, *args: Any) -> Any:
@@ -67,22 +67,22 @@ def _only_in_park(world: LineWorld, name: str) -> None:
 
 
 def _no_look_after_release(world: LineWorld) -> None:
-    """Who is done goes home."""
+    """A holder promotes no message after its work is done."""
     _only_in_park(world, "_run")
 
 
 def _no_look_after_an_answer(world: LineWorld) -> None:
-    """Who does not run had nothing to release, it seems."""
+    """A delivery that is refused promotes no message, as if it had held nothing."""
     _only_in_park(world, "_admit")
 
 
 def _no_second_look_at_the_lock(world: LineWorld) -> None:
-    """The lock server said that it is taken: so it is."""
+    """After parking, a worker trusts the lock server that the key is still taken."""
     world.patch(Line, "_is_free", lambda *_: False)
 
 
 def _probe_left_behind(world: LineWorld) -> None:
-    """Whether the key is free is asked by taking it, of a lock server that keeps no hints."""
+    """A lock server without hints is probed by taking the key, which is not released."""
     world.hints = False
 
     def is_free(line: Line, delivery: Delivery, request: ClaimRequest, refused: Busy) -> bool:
@@ -100,7 +100,7 @@ def _probe_left_behind(world: LineWorld) -> None:
 
 
 def _no_hint(world: LineWorld) -> None:
-    """Who is parked looks whether the key is free, and tells nobody that he waits."""
+    """A worker that parks a message checks whether the key is free, but leaves no hint."""
     world.hints = True
     leave = world.locks.leave_hint
 
@@ -113,7 +113,7 @@ def _no_hint(world: LineWorld) -> None:
 
 
 def _hint_before_it_is_free(world: LineWorld) -> None:
-    """The hint is taken, and then the key is released."""
+    """A holder consumes the hint before it releases the key."""
     world.hints = True
 
     def taken_first(key: str, owner: Owner) -> tuple[bool, bool]:
@@ -126,25 +126,25 @@ def _hint_before_it_is_free(world: LineWorld) -> None:
 
 
 def _kept_for_nobody(world: LineWorld) -> None:
-    """A key that nobody was called to is left to its expiry."""
+    """A key that was kept for a message that was not promoted is held until its lease expires."""
     world.hints = True
     world.patch(Line, "_give_back", lambda *_: None)
 
 
 def _trusts_who_forgets(world: LineWorld) -> None:
-    """A lock server that has forgotten who held a key is believed that nobody waits for it."""
+    """A lock server that has forgotten the holder of a key is trusted to have no hint for it."""
     world.hints = True
     release = world.release_and_take_hint
     world.release_and_take_hint = lambda key, owner: (True, release(key, owner)[1])  # type: ignore[method-assign]
 
 
 def _acknowledge_first(world: LineWorld) -> None:
-    """Before it stands in the ledger."""
+    """A message is acknowledged before it is in the ledger's line."""
     world.acknowledges_first = True
 
 
 def _unflushed(world: LineWorld) -> None:
-    """A message is acknowledged whose record a crash of the database takes back."""
+    """A message is acknowledged, and a crash of the database loses its record."""
     right = world.park
 
     def park(request: ClaimRequest, **how: Any) -> bool:
@@ -159,7 +159,7 @@ def _unflushed(world: LineWorld) -> None:
 
 
 def _after_park(world: LineWorld, change: Callable[[Any, Any], Any]) -> None:
-    """What is written of a message that is parked, given its record before."""
+    """Change the record that a parked message leaves, given its record before."""
     ledger = world.ledger
     right = ledger.park
 
@@ -175,7 +175,7 @@ def _after_park(world: LineWorld, change: Callable[[Any, Any], Any]) -> None:
 
 
 def _stays_called(world: LineWorld) -> None:
-    """Who was called and finds the key taken counts as called still."""
+    """A promoted message that finds its key taken still counts as promoted."""
 
     def change(before: Any, after: Any) -> Any:
         if before.due is None or before.line is None:
@@ -187,17 +187,17 @@ def _stays_called(world: LineWorld) -> None:
 
 
 def _place_lost(world: LineWorld) -> None:
-    """Who was called and finds the key taken stands at the end."""
+    """A promoted message that finds its key taken goes to the end of its line."""
     _after_park(world, lambda before, after: replace(after, parked=world.ledger.now_us()))
 
 
 def _claim_ignores_the_line(world: LineWorld) -> None:
-    """Who comes while the key is free has it."""
+    """A message that arrives while the key is free claims it before those in line."""
     world.ledger.is_behind = lambda request, **_: False  # type: ignore[method-assign]
 
 
 def _work_has_the_place(world: LineWorld) -> None:
-    """Any message of a work has the place of the one that waits."""
+    """Every message of a work has the position of the message that waits."""
     right = world.ledger.is_behind
 
     def is_behind(request: ClaimRequest, *, room: int = 1) -> bool:
@@ -211,7 +211,7 @@ def _work_has_the_place(world: LineWorld) -> None:
 
 
 def _claim_keeps_the_place(world: LineWorld) -> None:
-    """Who is at work stands in line."""
+    """Work that is in progress keeps its position in line."""
     write = world.ledger._write
 
     def written(request: ClaimRequest, *values: Any) -> None:
@@ -219,7 +219,7 @@ def _claim_keeps_the_place(world: LineWorld) -> None:
         write(request, *values)
         if before is not None:
             after = world.ledger.work_items[before.id]
-            if before.line is not None:  # as a strict one does
+            if before.line is not None:  # as strict work does
                 kept = replace(after, line=LineState.KEPT, parked=before.parked)
                 world.ledger.work_items[before.id] = kept
 
@@ -227,7 +227,7 @@ def _claim_keeps_the_place(world: LineWorld) -> None:
 
 
 def _all_are_called(world: LineWorld) -> None:
-    """The next one is called while another one is on his way."""
+    """The next message is promoted while an earlier one is on its way."""
 
     def is_open(ledger: Any, first: Any, now_us: int) -> bool:
         del now_us
@@ -237,7 +237,7 @@ def _all_are_called(world: LineWorld) -> None:
 
 
 def _called_for_ever(world: LineWorld) -> None:
-    """Who was called and does not come holds up all who stand behind him."""
+    """A promoted message that never arrives blocks all messages behind it."""
 
     def is_expected(row: Any, now_us: int) -> bool:
         del now_us
@@ -247,17 +247,17 @@ def _called_for_ever(world: LineWorld) -> None:
 
 
 def _replaced_keeps_its_place(world: LineWorld) -> None:
-    """A call is replaced, and its message runs all the same."""
+    """A message is replaced, and runs although its caller was told so."""
     world.patch(stored_calls._Enqueue, "_supersede", lambda *_: None)
 
 
 def _no_look_after_an_expiry(world: LineWorld) -> None:
-    """Who has expired had no turn, it seems."""
+    """A message that has expired promotes no other."""
     world.patch(Line, "left", lambda *_: None)
 
 
 def _expired_and_runs(world: LineWorld) -> None:
-    """Its caller was told, and another copy of it runs all the same."""
+    """A message expires, its caller is told, and another copy of it runs."""
     expire = world.ledger.expire
 
     def noting_less(work: str, *, message: MessageRef) -> bool:
@@ -271,7 +271,7 @@ def _expired_and_runs(world: LineWorld) -> None:
 
 
 def _expired_keeps_its_place(world: LineWorld) -> None:
-    """The ledger hears nothing of it: it is sent again, and again."""
+    """The ledger is not told that a message has expired, and sends it again and again."""
     world.patch(stored_calls.StoredCalls, "expired", lambda *_, **__: [])
     world.ledger.expire = lambda *_, **__: False  # type: ignore[method-assign]
 
@@ -284,7 +284,7 @@ LINE_MUTANTS = (
     Mutant("a probe that is left behind", _probe_left_behind, ("L6",)),
     Mutant("no hint", _no_hint, ("L6",)),
     Mutant("hint taken before the release", _hint_before_it_is_free, ("L6",)),
-    Mutant("a key that is kept for nobody", _kept_for_nobody, ("L6",)),
+    Mutant("a key that is kept for no message", _kept_for_nobody, ("L6",)),
     Mutant("a server that forgets is trusted", _trusts_who_forgets, ("L6",)),
     Mutant("acknowledge before it is parked", _acknowledge_first, ("L1", "L6", "S7")),
     Mutant("parked and not flushed", _unflushed, ("L1", "S7")),

@@ -1,11 +1,13 @@
 """Messages that wait for their key in the ledger: `busy="park"`, in the shop of `world.py`.
 
-The runner, the line, the relay, the sweep and `enqueue()` are the library's own. In two thirds of
-the schedules no process dies, nothing gets lost, and there is no relay: then nobody may wait for a
-key that is free, at no moment. In the rest anything may befall, and a relay comes at last. Beside
-what befalls every shop, the broker may lose what it has waiting, the database may lose what it had
-not flushed, messages are revoked, and one may have no task any more. Some messages expire: whoever
-has one then tells its caller, as Celery's workers do.
+The runner, the line, the relay, the sweep and `enqueue()` are the library's own.
+
+In two thirds of the schedules no process dies, no message is lost, and there is no relay. Then no
+message may ever wait for a free key. The other schedules have all faults, and a relay at the end.
+
+In addition to the shop's faults, the broker may lose its waiting messages, and the database may
+lose what it has not flushed. Messages are revoked, and one may have no task any more. Some messages
+expire: the worker that gets one tells its caller, as Celery's workers do.
 """
 
 from __future__ import annotations
@@ -46,17 +48,17 @@ __all__ = ["QUEUE", "LineWorld"]
 
 QUEUE = "sim"
 _BODIES = ("transaction", "transaction", "plain", "atomic", "fails once", "exits once")
-# After what befalls every shop: the broker loses what waits there, the database crashes, a message
-# is revoked.
+# In addition to the shop's faults: the broker loses its waiting messages, the database crashes, a
+# message is revoked.
 _ROUGH = (1, 1, 2)
-# What is seen to without a relay: a pause, a duplicate, a lock server that is emptied, a
-# transaction that is ended, a purge, a message that is revoked.
+# Faults that need no relay: a pause, a duplicate, an emptied lock server, an ended transaction, a
+# purge, a revoked message.
 _GENTLE = (300, 0, 4, 6, 3, 0, 1, 0, 2, 0, 0, 3)
 
 
 @dataclass
 class PortParking:
-    """How a message is parked, and how others are called."""
+    """Parks messages and promotes others, for the runner."""
 
     worker: Worker
     message: Message
@@ -73,7 +75,7 @@ class PortParking:
         world.send(self.worker.process, call, message, called=True)
 
     def failed(self, claim: Claim) -> None:
-        """What becomes of it is known once the queue has heard how the delivery ended."""
+        """Remember the claim: the queue decides what happens to it after the delivery has ended."""
         self.worker.failed = claim
 
 
@@ -91,17 +93,17 @@ class LineWorld(World):
         self.fault_weights = (*self.fault_weights, *_ROUGH) if self.is_rough else _GENTLE
         self.relays = self.is_rough and choices.one_in(2)
         self.hints = choices.one_in(2)
-        # Whether something happened after which a relay is needed.
+        # Whether a fault needs a relay to repair it.
         self.needs_relay = False
         self.is_calm = False
         self.tasks: dict[str, Task] = {}
         self.bodies = _BODIES
         self.expiring: dict[tuple[str, str], float] = {}
         self.unreachable: set[str] = set()
-        # Records as they are after a crash of the database: what they are now, what they were.
+        # Records that a crash of the database would take back: current value, flushed value.
         self.unflushed: list[tuple[Work, Work | None]] = []
         self.senders = 0
-        # Of which keys somebody enqueues work at this moment, or sends a message that was called.
+        # Keys of work that is being enqueued, or of a promoted message that is being sent.
         self.sending: Counter[str] = Counter()
         self.ledger._grant = self._granting(self.ledger._grant)  # type: ignore[method-assign]
 
@@ -150,16 +152,16 @@ class LineWorld(World):
         return task
 
     def _policy(self, key: str, **options: Any) -> Policy:
-        """Of a task of this key."""
+        """Return the policy of a task of this key."""
         del key
         return Policy(**options)
 
     def _message(self, name: str, task: Task) -> Message:
-        """One that is sent now."""
+        """Return a message that is sent now."""
         return Message(name, task, sent_s=self.scheduler.now_s)
 
     def _enqueue_some(self, keys: list[str]) -> None:
-        """Somebody who enqueues work of a key again and again, and what it says of duplicates."""
+        """Enqueue work of a key again and again, with a choice of `duplicate=`."""
         duplicate = ("attach", "replace")[self.choices.pick((1, 2))]
         key = keys[self.choices.pick([1.0] * len(keys))]
         policy = self._policy(key, ttl_s=1.0, busy="park", max_crashes=50)
@@ -231,7 +233,7 @@ class LineWorld(World):
             super().replace_process(process)
 
     def _start_relay(self, process: Process) -> None:
-        """In a worker; none is elected, for two at a time do no harm."""
+        """Start a relay in a worker. There is no election: two relays at a time do no harm."""
 
         def send(call: Mapping[str, Any], message: MessageRef) -> None:
             self.send(process, call, message, called=False)
@@ -259,18 +261,18 @@ class LineWorld(World):
             self.need_relay()
 
     def most_at_once(self, key: str) -> int:
-        """By the highest limit that a task of this key has."""
+        """Return the highest limit of the key's tasks."""
         return max(self._limits(key), default=1)
 
     def fewest_at_once(self, key: str) -> int:
-        """By the lowest."""
+        """Return the lowest limit of the key's tasks."""
         return min(self._limits(key), default=1)
 
     def _limits(self, key: str) -> list[int]:
         return [task.policy.limit for task in self.tasks.values() if task.key == key]
 
     def need_relay(self) -> None:
-        """Something happened that takes one; it comes when nothing more befalls."""
+        """Start a relay after the last fault, because a fault needs it."""
         self.needs_relay = True
         if self.is_calm and not self.relays:
             self.relays = True
@@ -300,10 +302,10 @@ class LineWorld(World):
 
     def _empty_the_lock_server(self) -> None:
         super()._empty_the_lock_server()
-        # With the hints that somebody waits, which whoever releases a key goes by.
+        # The hints of waiting messages are lost too. A holder that releases a key relies on them.
 
     def _empty_the_broker(self) -> None:
-        """What it had waiting is gone; who stands in the ledger comes all the same."""
+        """Lose the broker's waiting messages. The ledger still delivers those in its line."""
         self.needs_relay = True
         self.counts["broker emptied"] += 1
         self.say("broker EMPTIED")
@@ -311,12 +313,12 @@ class LineWorld(World):
         self.broker.waiting.clear()
 
     def _crash_the_database(self) -> None:
-        """It comes back with what it had flushed."""
+        """Restart the database with what it had flushed."""
         self.needs_relay = True
         self.counts["database crashed"] += 1
         rows = self.ledger.work_items
         for after, before in reversed(self.unflushed):
-            if rows.get(after.id) is after:  # else it was written since, and flushed
+            if rows.get(after.id) is after:  # otherwise it was written since then, and flushed
                 self.say(f"database CRASHES, and forgets what it wrote of {after.id}")
                 rows.pop(after.id)
                 if before is not None:
@@ -324,14 +326,14 @@ class LineWorld(World):
         self.unflushed.clear()
 
     def _revoke_a_message(self) -> None:
-        """One that waits, or anyone."""
+        """Revoke a message, waiting or not."""
         names = [each.message for each in self.ledger.waiting()]
         names = names or [name for name, _ in self.published]
         name = names[self.choices.pick([1.0] * len(names))]
         for (message, _), task in list(self.published.items()):
             row = self.ledger.work_items.get(task.work(name))
             if message == name and row is not None and keeps(row):
-                self.need_relay()  # nobody is at hand who would look after the line
+                self.need_relay()  # no worker has its delivery, so none will promote the next
             if message == name and self.ledger.revoke(task.work(name), message=name):
                 self.counts["messages revoked"] += 1
                 self.say(f"message {name} REVOKED")
@@ -339,7 +341,8 @@ class LineWorld(World):
     # -- what servers do ----------------------------------------------------------------------
 
     def told(self, worker: Worker, message: Message, told: Any) -> None:
-        """As Celery's signals do it: after the retry was sent, before it is acknowledged."""
+        """Tell the caller as Celery's signals do: after the retry is sent, before the
+        acknowledgement."""
         claim, worker.failed = worker.failed, None
         if isinstance(told, GaveUpError):
             self.history.gave_up(message)
@@ -369,7 +372,8 @@ class LineWorld(World):
         return ended
 
     def announce(self, worker: Worker, delivery: Delivery) -> Dropped:
-        """Its caller hears of it; then the ledger, and the next in line is called."""
+        """Tell the caller that the message expired; then tell the ledger, and promote the next in
+        line."""
         ledger = PortLedger(self, worker.process)
         self.counts["messages expired"] += 1
         self.say(f"message {delivery.message.id} has EXPIRED")
@@ -389,7 +393,7 @@ class LineWorld(World):
     def send(
         self, process: Process, call: Mapping[str, Any], ref: MessageRef, *, called: bool
     ) -> None:
-        """A stored call; who is called comes with that word."""
+        """Send a stored message, marked if it was promoted."""
         self.boundary(process, f"broker.send {ref.id} asked")
         lost = self.loses("broker.send")
         numbers = ref.retries, ref.deferrals
@@ -412,7 +416,7 @@ class LineWorld(World):
 
     def park(self, request: ClaimRequest, *, only_new: bool) -> bool:
         parked = self.ledger.park(request, only_new=only_new)
-        self.unflushed.clear()  # it is flushed, and with it all that was written before
+        self.unflushed.clear()  # this row is flushed, and with it all earlier writes
         if parked:
             self.say(f"  {request.work}: parked")
         return parked
@@ -426,7 +430,7 @@ class LineWorld(World):
         return found
 
     def tells(self, request: ClaimRequest, replaced: Sequence[Overdue]) -> None:
-        """Messages whose position another one took are sent, so that their callers hear of it."""
+        """Send the messages that were superseded, so that their callers are notified."""
         self.sending[request.line] += len(replaced)
         self.counts["superseded while they waited"] += len(replaced)
 

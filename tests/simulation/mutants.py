@@ -1,7 +1,7 @@
-"""The mistakes that a library of this kind can make. Each must be found out by the simulation.
+"""Mistakes that a library of this kind can make. The simulation must detect each of them.
 
-A simulation that lets one of them pass proves nothing. They exist here alone, as changes of one
-world before its schedule begins.
+A simulation that lets one of them pass proves nothing. Each mistake changes one world before its
+schedule begins.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["MUTANTS", "Mutant"]
 
 @dataclass(frozen=True)
 class Mutant:
-    """A mistake, and the invariants by one of which it is found out."""
+    """A mistake, and the invariants of which it must violate one."""
 
     name: str
     mistake: Callable[[World], Any]
@@ -33,7 +33,7 @@ class Mutant:
 
 
 def _no_fence_check(world: World) -> None:
-    """DONE by whoever comes, as long as nobody else was."""
+    """Any claim may complete work that is in progress."""
 
     def stands(claim: Claim) -> bool:
         work = world.ledger.work_items.get(claim.work or "")
@@ -43,7 +43,7 @@ def _no_fence_check(world: World) -> None:
 
 
 def _at_most_for_less(world: World) -> None:
-    """`<=` for `<` between the number of a delivery and the highest number known."""
+    """Compare the number of a delivery with the highest known number by `<=`, not `<`."""
     right = taskguard.model.states.is_superseded
 
     def is_superseded(row: Any, *, number: Any, recorded: Any, **values: Any) -> bool:
@@ -54,12 +54,12 @@ def _at_most_for_less(world: World) -> None:
 
 
 def _numbers_by_message(world: World) -> None:
-    """One number for all work that the id of a message was used for."""
+    """All work of a message id shares one number."""
     world.ledger.numbered = lambda request, work: (request.message.id, None)  # type: ignore[method-assign]
 
 
 def _release_without_compare(world: World) -> None:
-    """DEL, whoever holds the key."""
+    """Release deletes the key, whatever its holder."""
     right = world.locks.release
 
     def release(keys: tuple[str, ...], owner: Owner) -> bool:
@@ -70,7 +70,7 @@ def _release_without_compare(world: World) -> None:
 
 
 def _counted_tokens(world: World) -> None:
-    """INCR at the lock server, which forgets its counter with all the rest."""
+    """The lock server counts the fences, and forgets its counter when it is emptied."""
     counter: list[int] = []
     empty = world.locks.flush
 
@@ -88,37 +88,37 @@ def _counted_tokens(world: World) -> None:
 
 
 def _acknowledge_first(world: World) -> None:
-    """As with acks_late off."""
+    """A message is acknowledged before its body runs, as without `acks_late`."""
     world.acknowledges_first = True
 
 
 def _no_nonce(world: World) -> None:
-    """Every attempt at a message is the same owner."""
+    """Every attempt of a message has the same owner."""
     world.owner = lambda message="": Owner("0" * 24, message)  # type: ignore[method-assign]
 
 
 def _drop_duplicates_in_progress(world: World) -> None:
-    """Somebody is at it, so this delivery is acknowledged, and no copy is left behind."""
+    """A delivery of work in progress is acknowledged without a deferred copy."""
     world.publishes_again = False
 
 
 def _takeover_at_once(world: World) -> None:
-    """Leases that the database ends long before their holders think so."""
+    """The database ends leases long before their holders expect it."""
     world.ledger.lease_share = 0.05
 
 
 def _any_end_is_done(world: World) -> None:
-    """A body that catches what ended its transaction has nothing to write, it seems."""
+    """A body that catches the end of its transaction counts as done, as if it wrote nothing."""
     world.patch(Attempt, "refuse_end", lambda attempt: None)
 
 
 def _own_word_is_believed(world: World) -> None:
-    """A body that has a name of its own for what ended its transaction has failed, it seems."""
+    """A body that hides the end of its transaction in an error of its own counts as failed."""
     world.patch(Attempt, "said_by_ledger", None)
 
 
 def _exits_uncounted(world: World) -> None:
-    """A body that ends its process is given back as at a shutdown."""
+    """A body that ends its process is given back as at a shutdown, and is not counted."""
 
     def crash(claim: Claim, error: str) -> bool:
         del error
@@ -128,17 +128,17 @@ def _exits_uncounted(world: World) -> None:
 
 
 def _believe_every_lock(world: World) -> None:
-    """Whatever the lock server says, for however long: the ledger is not asked."""
+    """Trust each lease of the lock server, for any length, without a claim in the ledger."""
     world.patch(taskguard.run.admission.Admission, "_is_lease", lambda *_: True)
 
 
 def _former_key_unheld(world: World) -> None:
-    """A worker with the new guard holds its new key alone."""
+    """A worker with the new guard holds only its new key."""
     world.holds_former_keys = False
 
 
 def _former_record_unread(world: World) -> None:
-    """What a work was before its guard was changed is not looked at."""
+    """A worker ignores the work's records from before its guard was changed."""
     right = world.ledger.records
 
     def records(request: ClaimRequest) -> Records:
@@ -149,7 +149,7 @@ def _former_record_unread(world: World) -> None:
 
 
 def _former_record_unwritten(world: World) -> None:
-    """It is looked at, and claims and ends are written under the new id alone."""
+    """A worker reads former records, but writes claims and ends under the new id only."""
     right = world.ledger._write
 
     def write(request: ClaimRequest, records: Records, *values: Any) -> None:
@@ -160,12 +160,12 @@ def _former_record_unwritten(world: World) -> None:
 
 
 def _by_arrival(world: World) -> None:
-    """Who comes later is the newer one, whenever it was sent."""
+    """The message that arrives later counts as newer, whatever its send time."""
     world.ledger.is_outdated = lambda *_: False  # type: ignore[method-assign]
 
 
 def _mark_forgotten(world: World) -> None:
-    """What was newest is known as long as it holds the key."""
+    """The newest message is remembered only while it holds the key."""
     right = world.ledger.is_outdated
 
     def is_outdated(sent_us: int, mark: KeyRow, waits: int | None) -> bool:
@@ -179,7 +179,7 @@ def _mark_forgotten(world: World) -> None:
 
 
 def _superseded_runs_again(world: World) -> None:
-    """Work that has lost its key to a newer one stays as it was."""
+    """Work that lost its key to a newer message stays as it was."""
     world.ledger.outdated = lambda work, by: work  # type: ignore[method-assign]
 
 

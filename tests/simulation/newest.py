@@ -1,7 +1,7 @@
-"""Messages that take each other's place, for the ledger in memory.
+"""Messages that supersede each other, for the ledger in memory.
 
-Guarantees what `taskguard/ledger/lines/newest.py` does of the databases: it passes the same
-contract suite. What is asked of rows here happens at one moment, over rows that are locked.
+Guarantees what `taskguard/ledger/lines/newest.py` does in the databases, and passes the same
+contract suite. Each change happens at one moment, over locked rows.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class KeyRow:
 
 
 class _Rows(Protocol):
-    """What is asked of the ledger that these messages are on record in."""
+    """The parts of the ledger that this module uses."""
 
     keys: dict[str, KeyRow]
     work_items: dict[str, Work]
@@ -66,24 +66,24 @@ class _Rows(Protocol):
 
 
 class NewestMessages:
-    """The part of a `LineLedger` by which a newer message takes an older one's place."""
+    """The part of a `LineLedger` by which a newer message supersedes an older one."""
 
     def rows_beside(self: _Rows, request: ClaimRequest) -> list[tuple[str, str | None]]:
-        """What is locked beside key and work: the mark, and the work that may end."""
+        """Return the rows to lock in addition to key and work: the stamp, and work that may end."""
         others = [row.id for row in _others(self.work_items, request)]
         ends = [*others, self.mark(request).owner]
         return [("key", mark_of(request)), *(("work", work) for work in ends if work)]
 
     def mark(self: _Rows, request: ClaimRequest) -> KeyRow:
-        """What is known of the newest message of the task and key that has begun."""
+        """Return the record of the newest message of the task and key that has begun."""
         return self.keys.get(mark_of(request), KeyRow())
 
     def is_outdated(self: _Rows, sent_us: int, mark: KeyRow, waits: int | None) -> bool:
-        """Whether a newer one has begun, or waits."""
+        """Return whether a newer message has begun, or waits."""
         return is_outdated(sent_us, others_us=[mark.stamp, waits])
 
     def outdated(self: _Rows, work: Work, by: str) -> Work:
-        """The work's record, once a newer one has taken its place."""
+        """Return the work's record after a newer message has superseded it."""
         return replace(
             work,
             state=State.FAILED,
@@ -95,7 +95,8 @@ class NewestMessages:
         )
 
     def turn_away(self: _Rows, request: ClaimRequest, records: Records) -> Answer | Busy | None:
-        """As superseded, for good; or as busy, for the key is another's than is thought."""
+        """Refuse it as superseded for good, or as busy because the key has another holder than
+        expected."""
         row: Any = records.own
         answer = _outdate(self, request, row, records.now_us)
         if answer is not None:
@@ -109,7 +110,7 @@ class NewestMessages:
     def take_place(
         self: _Rows, request: ClaimRequest, records: Records, fence: int
     ) -> tuple[Overdue, ...]:
-        """This one is the newest that has begun: what is older, and not done, has ended."""
+        """Record the message as the newest that has begun, and end older work that is not done."""
         mark, work = self.mark(request), str(request.work)
         older = self.work_items.get(mark.owner)
         begun = older is not None and older.state is State.PROCESSING
@@ -163,7 +164,7 @@ def _sent_us(request: ClaimRequest, row: Any, now_us: int) -> int:
 
 
 def _others(work_items: dict[str, Work], request: ClaimRequest) -> Iterator[Work]:
-    """Who of the task waits for the key, beside the request's own work."""
+    """Return other work of the task that waits for the key."""
     for row in work_items.values():
         mine = row.id == request.work
         if stands(row) and (row.key, row.task) == (request.keys[0], request.task) and not mine:
@@ -171,7 +172,7 @@ def _others(work_items: dict[str, Work], request: ClaimRequest) -> Iterator[Work
 
 
 def _outdate(ledger: _Rows, request: ClaimRequest, row: Work | None, now_us: int) -> Answer | None:
-    """FAILED, final, if a newer one has begun or waits; nobody is at work on it."""
+    """Set work to FAILED, final, if a newer message has begun or waits. No worker runs it."""
     mark, sent_us = ledger.mark(request), _sent_us(request, row, now_us)
     waiting = {each.id: each.parked or 0 for each in _others(ledger.work_items, request)}
     if not ledger.is_outdated(sent_us, mark, max(waiting.values(), default=None)):
@@ -184,7 +185,8 @@ def _outdate(ledger: _Rows, request: ClaimRequest, row: Work | None, now_us: int
 
 
 def _replace_waiting(ledger: _Rows, request: ClaimRequest) -> tuple[Overdue, ...]:
-    """NEW -> FAILED, final, for those that wait; what is to be sent, for them to be told."""
+    """Set waiting work to FAILED, final. Return the messages to send, so that their callers are
+    notified."""
     told = []
     for row in list(_others(ledger.work_items, request)):
         due = row.due or ledger.now_us() + _TOLD_US

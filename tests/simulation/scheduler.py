@@ -1,9 +1,9 @@
-"""Who goes on next, and what time it is: threads of the simulation, one at a time.
+"""Choose which thread of the simulation runs next, one at a time, and keep its clock.
 
-A thread is a greenlet. It runs until it calls `step()`, `sleep()` or `block()`; then the scheduler
-chooses who goes on. Every choice is an index drawn from `Choices`, of which 0 is the least eventful
-(the same thread goes on, no fault), so that a schedule is the list of its choices, replays exactly,
-and can be made smaller by putting zeros into it.
+A thread is a greenlet. It runs until it calls `step()`, `sleep()` or `block()`. Then the scheduler
+chooses the thread that goes on. Every choice is an index drawn from `Choices`, of which 0 is the
+least eventful (the same thread goes on, no fault). So a schedule is the list of its choices,
+replays exactly, and becomes smaller if choices are set to zero.
 
 Guarantees: nothing depends on real time or real threads. A process that was killed does nothing
 more: `Crashed` is raised in each of its threads, and again wherever they try to go on.
@@ -39,15 +39,15 @@ class Crashed(BaseException):
 
 
 class StuckError(AssertionError):
-    """Nobody can go on, or nobody comes to an end."""
+    """No thread can go on, or the threads do not end."""
 
 
 class IdleError(StuckError):
-    """Everybody waits for somebody else."""
+    """Every thread waits for another one."""
 
 
 class Choices:
-    """Where every decision of a schedule comes from: a seed, or the list of an earlier schedule."""
+    """Source of every decision of a schedule: a seed, or the list of an earlier schedule."""
 
     def __init__(self, seed: int = 0, *, replay: Sequence[int] | None = None) -> None:
         self._random = random.Random(seed)
@@ -55,7 +55,7 @@ class Choices:
         self.made: list[int] = []
 
     def pick(self, weights: Sequence[float]) -> int:
-        """An index; in a replay, beyond the end of its list, 0."""
+        """Return an index; 0 beyond the end of a replayed list."""
         if self._replay is not None:
             at = len(self.made)
             chosen = self._replay[at] if at < len(self._replay) else 0
@@ -72,13 +72,13 @@ class Choices:
         return chosen
 
     def one_in(self, number: float) -> bool:
-        """True once in `number` times."""
+        """Return True once in `number` times."""
         return self.pick((number - 1, 1)) == 1
 
 
 @dataclass(eq=False)
 class Process:
-    """An operating system's process: it is killed as a whole, and paused as a whole."""
+    """A process of the operating system: all its threads are killed or paused together."""
 
     name: str
     dead: bool = False
@@ -101,7 +101,7 @@ class Thread:
 
 
 class Scheduler:
-    """Runs threads one at a time, by the choices given."""
+    """Runs threads one at a time, by the given choices."""
 
     def __init__(self, choices: Choices) -> None:
         self.choices = choices
@@ -115,12 +115,12 @@ class Scheduler:
 
     @property
     def process(self) -> Process:
-        """The process whose thread is running."""
+        """Return the process whose thread is running."""
         assert self._current is not None
         return self._current.process
 
     def spawn(self, process: Process, function: Callable[[], None]) -> None:
-        """A new thread of `process`."""
+        """Start a thread of `process`."""
 
         def run() -> None:
             with contextlib.suppress(Crashed):
@@ -131,7 +131,7 @@ class Scheduler:
         self._threads.append(made)
 
     def step(self) -> None:
-        """Others may go on here."""
+        """Let other threads go on."""
         self._give_way(self.now_s, None)
 
     def sleep(self, seconds: float) -> None:
@@ -139,7 +139,7 @@ class Scheduler:
         self._give_way(self.now_s + seconds, None)
 
     def block(self, until: Callable[[], bool], timeout_s: float = float("inf")) -> bool:
-        """Wait for a condition; False if the time was up."""
+        """Wait for a condition. Return False if the time is up."""
         if not until():
             self._give_way(self.now_s + timeout_s, until)
         return until()
@@ -157,7 +157,7 @@ class Scheduler:
     # -- for the world ------------------------------------------------------------------------
 
     def kill(self, process: Process) -> None:
-        """At once; its threads unwind without being able to do anything."""
+        """Kill the process at once. Its threads unwind without any further effect."""
         process.dead = True
         for thread in process.threads:
             if thread is not self._current:
@@ -173,7 +173,7 @@ class Scheduler:
             self._current = before
 
     def run(self, *, after_step: Callable[[], None], until: Callable[[], bool], limit: int) -> None:
-        """Until a condition holds. StuckError if it does not within `limit` steps."""
+        """Run until a condition holds. Raise StuckError if it does not within `limit` steps."""
         while not until():
             if self.steps >= limit:
                 raise StuckError(f"not quiet after {limit} steps, at {self.now_s - 1_000:.1f} s")
@@ -187,7 +187,7 @@ class Scheduler:
             if not ready:
                 wakes_at_s = min((each.wakes_at_s for each in self._threads), default=float("inf"))
                 if wakes_at_s == float("inf"):
-                    raise IdleError("everybody waits for somebody else")
+                    raise IdleError("every thread waits for another one")
                 self.now_s = max(self.now_s, wakes_at_s)
                 continue
             self.steps += 1
@@ -196,7 +196,7 @@ class Scheduler:
             after_step()
 
     def _choose(self, ready: list[Thread]) -> Thread:
-        """0 stays with whoever ran last."""
+        """Choose a thread; 0 is the one that ran last."""
         if len(ready) == 1:
             return ready[0]
         if self._current in ready:
@@ -212,7 +212,7 @@ class Scheduler:
             self._threads.remove(thread)
 
     def end(self) -> None:
-        """Let every frame go."""
+        """End every thread."""
         for thread in list(self._threads):
             thread.process.dead = True
         for thread in list(self._threads):
@@ -221,7 +221,7 @@ class Scheduler:
 
 
 class SimClock:
-    """The scheduler's time, as `taskguard.clock.Clock`, with a wall clock `ahead_s` wrong."""
+    """The scheduler's time as a `taskguard.clock.Clock`, with a wall clock `ahead_s` wrong."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -238,7 +238,7 @@ class SimClock:
 
 
 class SimMutex:
-    """In place of a native lock: whoever waits for it lets others go on."""
+    """Replaces a native lock: a thread that waits for it lets others go on."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -254,7 +254,7 @@ class SimMutex:
 
 
 class SimWakeup:
-    """In place of `taskguard.native.Wakeup`."""
+    """Replaces `taskguard.native.Wakeup`."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler

@@ -1,8 +1,8 @@
-"""The lock server, the database and the broker as one process sees them: calls that can go wrong.
+"""The lock server, the database and the broker as a process sees them: calls that can fail.
 
-Each call is asked, done at the server at one moment, and answered; before it is asked and before
-it is answered others may go on, and the process may be killed or paused. A call may get no answer,
-whether it was done, will be done later, or never is.
+Each call is sent, done at the server at one moment, and answered. Before it is sent and before it
+is answered, other threads may run, and the process may be killed or paused. A call without an
+answer may be done, not done, or done later.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ __all__ = ["Boundary", "BrokerError", "DatabaseError", "PortLedger", "PortLocks"
 Answer = TypeVar("Answer")
 
 _TIMEOUT_S = 0.5
-_TRIES = 2  # a call that got no answer is asked once more, with the same nonce
+_TRIES = 2  # a call without an answer is repeated once, with the same nonce
 
 
 class BrokerError(Exception):
-    """The broker did not say that it took a message."""
+    """The broker did not confirm a message."""
 
 
 class DatabaseError(Exception):
@@ -48,7 +48,7 @@ class DatabaseError(Exception):
 
 
 class _NoAnswerError(Exception):
-    """The time-out of one call; `late` if the server is going to do it all the same."""
+    """A call timed out. If `late` is set, the server will still do it."""
 
     def __init__(self, name: str, *, late: bool = False) -> None:
         super().__init__(name)
@@ -56,7 +56,7 @@ class _NoAnswerError(Exception):
 
 
 class Boundary:
-    """Where calls of one process leave it."""
+    """The point at which calls of one process leave it."""
 
     def __init__(self, world: World, process: Process) -> None:
         self.world = world
@@ -65,7 +65,7 @@ class Boundary:
     def call(
         self, name: str, do: Callable[[], Answer], when_late: Callable[[], None] = lambda: None
     ) -> Answer:
-        """Ask once. _NoAnswerError if the question or the answer was lost."""
+        """Send the call once. Raise _NoAnswerError if the request or the answer is lost."""
         world = self.world
         world.boundary(self.process, f"{name} asked")
         lost = world.loses(name)
@@ -85,7 +85,7 @@ class Boundary:
     def ask(
         self, name: str, do: Callable[[], Answer], unavailable: type[Exception], tries: int = _TRIES
     ) -> Answer:
-        """Ask, and ask again."""
+        """Send the call, and repeat it."""
         for left in reversed(range(tries)):
             try:
                 return self.call(name, do)
@@ -141,7 +141,8 @@ class PortLocks(Boundary):
         return self._ask("leave_hint", lambda: self.world.locks.leave_hint(key))
 
     def release_and_take_hint(self, key: str, owner: Owner) -> tuple[bool, bool]:
-        """Asked twice, both are True: the first time may have had them."""
+        """Release the key, and consume its hint. A repeated call returns True twice, because the
+        first one may have done both."""
         found: list[tuple[bool, bool]] = []
         self._ask("release", lambda: found.append(self.world.release_and_take_hint(key, owner)))
         return (True, True) if len(found) > 1 else found[0]
@@ -154,11 +155,11 @@ class PortLocks(Boundary):
         return []
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing."""
 
 
 class PortTransaction:
-    """A transaction of a process; `db` is what its body writes with."""
+    """A transaction of a process. Its body writes with `db`."""
 
     def __init__(self, port: PortLedger, tx: MemoryTransaction) -> None:
         self._port = port
@@ -221,7 +222,7 @@ class PortLedger(Boundary):
         return self._ask("renew", lambda: self.world.ledger.renew(claims))
 
     def defer(self, request: ClaimRequest, publish: Callable[[int], None]) -> bool:
-        """The transaction around a publish; its COMMIT may get lost."""
+        """Run the transaction around a publish. Its COMMIT may get lost."""
 
         def publish_and_lose(deferrals: int) -> None:
             publish(deferrals)
@@ -242,7 +243,8 @@ class PortLedger(Boundary):
     def transaction(
         self, claim: Claim, *, look_first: bool = True, on: None = None
     ) -> Iterator[PortTransaction]:
-        """As `SqlTransaction`: broken connections are TransactionRetryError."""
+        """Begin a transaction like `SqlTransaction`: a broken connection raises
+        TransactionRetryError."""
         world = self.world
         tx = self._ask(
             "begin", lambda: world.begin(self.process, claim, look_first=look_first), tries=1
@@ -268,12 +270,12 @@ class PortLedger(Boundary):
                 self.world.close(tx)
             self.world.counts["unknown outcomes"] += 1
             self._resolve(claim, error, tx)
-        except BaseException:  # killed, or asked and not done
+        except BaseException:  # killed, or sent and not done
             self.world.close(tx)
             raise
 
     def complete_alone(self, claim: Claim, result_json: str | None) -> None:
-        """One statement that commits itself; asked again when it turns out not to have happened."""
+        """Complete in one statement that commits itself. Repeat it if it was not done."""
 
         def do() -> None:
             tx = self.world.begin(self.process, claim, look_first=False)
@@ -355,7 +357,7 @@ class PortLedger(Boundary):
         return self._ask("abandon", lambda: self.world.ledger.abandon(work, error=error))
 
     def enqueue(self, db: None, request: ClaimRequest, **how: Any) -> None:
-        """Never late: of several statements the server does none but the COMMIT by itself."""
+        """Enqueue, never late: of several statements the server does only the COMMIT by itself."""
 
         def do() -> None:
             self.world.ledger.enqueue(db, request, **how)
@@ -372,7 +374,7 @@ class PortLedger(Boundary):
             if not left:
                 raise LedgerUnavailableError("enqueue: no answer")
 
-    # -- not called by the runner -------------------------------------------------------------
+    # -- not used by the runner --------------------------------------------------------------
 
     def revoke(self, work: str, *, message: str) -> bool:
         return self._ask("revoke", lambda: self.world.ledger.revoke(work, message=message))
@@ -393,10 +395,10 @@ class PortLedger(Boundary):
         return self.world.ledger.done_elsewhere(request)
 
     def check_schema(self, rows: Any = ()) -> None:
-        """There is none."""
+        """Do nothing: there is no schema."""
 
     def create_schema(self) -> None:
-        """There is none."""
+        """Do nothing: there is no schema."""
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing."""

@@ -1,8 +1,8 @@
-"""Work whose call is stored, for the ledger in memory: the outbox, and the lines of keys.
+"""Stored messages, for the ledger in memory: the outbox, and the lines of keys.
 
-Guarantees what `ledger/parts/outbox.py`, `ledger/unique.py` and `ledger/lines/` do of the
-databases: it passes the same contract suites. Each change happens at one moment, over rows that
-nobody else has locked.
+Guarantees what `ledger/parts/outbox.py`, `ledger/unique.py` and `ledger/lines/` do in the
+databases, and passes the same contract suites. Each change happens at one moment, over rows that no
+other transaction has locked.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ SUPERSEDED = (2**31 - 1, 2**31 - 1)
 """The number of a message that was replaced."""
 
 _OPEN = (State.NEW, State.PROCESSING)
-# FAILED work is due only where it keeps its place, or its caller is to hear that it lost it.
+# FAILED work is due only if it keeps its position, or its caller has to learn that it lost it.
 _SENDABLE = (*_OPEN, State.FAILED)
 _LAST = 2**63 - 1
 _BEFORE_CLAIM = (LineState.WAITING, LineState.PROMOTED, LineState.RESENT, LineState.EXPIRED)
 
 
 class _Rows(Protocol):
-    """What is asked of the ledger that these calls are stored in."""
+    """The parts of the ledger that this module uses."""
 
     keys: dict[str, KeyRow]
     work_items: dict[str, Work]
@@ -81,7 +81,7 @@ class StoredCalls:
         due_in_s: float = 5.0,
         once: Once | None = None,
     ) -> None:
-        """In the transaction of the user's, or in one of its own."""
+        """Store work in the user's transaction, or in one of its own."""
         tx = self.begin_plain() if db is None else db
         try:
             _Enqueue(self, tx, request, once, self.now_us() + int(due_in_s * 1e6)).write()
@@ -323,9 +323,9 @@ class StoredCalls:
         ]
 
     def is_behind(self: _Rows, request: ClaimRequest, *, room: int = 1) -> bool:
-        """Whether somebody who goes before this work waits, or has not ended.
+        """Return whether earlier work waits, or has begun and not ended.
 
-        Or as many as there is room for, if they were called.
+        If several slots are free, return whether as much promoted work takes them all.
         """
         now_us, ids = self.now_us(), (str(request.work), *request.formerly)
         places = []
@@ -351,7 +351,8 @@ class StoredCalls:
 
 
 def is_open(ledger: _Rows, first: Work, now_us: int) -> bool:
-    """Whether nobody holds the key, is expected, or keeps a place before this one."""
+    """Return whether the key is free, no promoted message is on its way, and no earlier work keeps
+    its position."""
     if ledger.is_held(first.key):
         return False
     return not any(
@@ -362,7 +363,8 @@ def is_open(ledger: _Rows, first: Work, now_us: int) -> bool:
 
 
 def room(ledger: _Rows, first: Work, now_us: int, bounds: Bounds | None) -> int | None:
-    """In how many µs this one may begin if it is called now; None: nobody may be called."""
+    """Return in how many µs this work may begin if it is promoted now, or None if no work may be
+    promoted."""
     key = first.key
     noted = ledger.keys.get(key)
     slots, next_start = (None, None) if noted is None else (noted.slots, noted.next_start)
@@ -387,7 +389,7 @@ def room(ledger: _Rows, first: Work, now_us: int, bounds: Bounds | None) -> int 
 
 
 def _is_awaited(row: Work, now_us: int) -> bool:
-    """Whether it waits, or is expected."""
+    """Return whether it waits, or was promoted a short while ago."""
     return row.line == LineState.WAITING or is_expected(row, now_us)
 
 
@@ -396,7 +398,7 @@ def _was_sent_again(row: Work) -> bool:
 
 
 def keeps(row: Work) -> bool:
-    """Whether it is strict, and does not wait: it was sent, or has begun, and has not ended."""
+    """Return whether it is strict, was sent or has begun, and has not ended."""
     return row.line == LineState.KEPT
 
 
@@ -431,17 +433,18 @@ def _change_kept(ledger: _Rows, claim: Claim, **values: Any) -> bool:
 
 
 def is_expected(row: Work, now_us: int) -> bool:
-    """Whether it was promoted a short while ago."""
+    """Return whether it was promoted a short while ago."""
     return row.line == LineState.PROMOTED and (row.due or 0) > now_us
 
 
 def stands(row: Work) -> bool:
-    """Whether it is NEW, and in the line of its key, promoted or not."""
+    """Return whether it is NEW, and in the line of its key, promoted or not."""
     return row.line in _BEFORE_CLAIM or (keeps(row) and row.state is State.NEW)
 
 
 def is_untold(row: Work) -> bool:
-    """Whether a newer message took its place while it waited, and its caller has not heard."""
+    """Return whether a newer message superseded it while it waited, and its caller was not notified
+    yet."""
     return row.line == LineState.SUPERSEDED
 
 
@@ -456,7 +459,7 @@ def _is_for(row: Work, app: str, queues: Sequence[str] | None) -> bool:
 
 
 def may_park(row: Work, request: ClaimRequest) -> bool:
-    """Whether the work may wait for this message."""
+    """Return whether the work may wait for this message."""
     same = row.message == request.message.name
     if same and row.retries > request.message.retries:
         return False
@@ -466,7 +469,7 @@ def may_park(row: Work, request: ClaimRequest) -> bool:
 
 
 def waits_again(row: Work, request: ClaimRequest, *, due: int | None, **values: Any) -> Work:
-    """The work's record, once it waits for this message."""
+    """Return the work's record after it waits for this message."""
     waits = waiting_values(request, due=due)
     return replace(row, **{**waits, "state": State(waits["state"]), **values})
 
@@ -476,7 +479,7 @@ def _left(row: Work, now_us: int) -> bool:
 
 
 def called(ledger: _Rows, row: Work) -> Called:
-    """What is sent of the work."""
+    """Return the message that is sent for the work."""
     known = ledger.numbers.get((message_of(row), row.id), (None, None))
     call, due = row.call or "", row.due or 0
     return Called(
@@ -513,7 +516,7 @@ class _Enqueue:
     def write(self) -> None:
         row = self._row()
         if row is not None and row.state is State.PROCESSING and self._is_alive(row):
-            self._tell(row)  # a live holder's row is not locked
+            self._tell(row)  # the row of a live holder is not locked
             return
         with self.ledger.locking(self.tx, [("work", self.work)]):
             row = self._row()
@@ -526,7 +529,7 @@ class _Enqueue:
             self._tell(row)
 
     def _place(self) -> dict[str, Any]:
-        """The columns of its position, if the request is strict."""
+        """Return the columns of its position, if the request is strict."""
         if not self.request.strict:
             return {}
         return place_of(self.request, self.ledger.now_us(), LineState.KEPT)
@@ -541,7 +544,8 @@ class _Enqueue:
         return not _left(row, self.ledger.now_us())
 
     def _again(self, row: Work) -> Work:
-        """Work that is known: FAILED is NEW again; what nobody would send gets this call."""
+        """Enqueue known work again: FAILED becomes NEW, and work that nothing would send gets this
+        call."""
         request, known = self.request, row.fingerprint
         fits = known is None or request.fingerprint is None or known == request.fingerprint
         if row.state is State.FAILED and not row.final:
@@ -565,7 +569,8 @@ class _Enqueue:
         self.tx.numbers[message, self.work] = SUPERSEDED
 
     def _tell(self, row: Work) -> None:
-        """What stands there, where it is another message's; and replace it if that is said."""
+        """Report the work on record if it has another message, and replace it if `duplicate=` says
+        so."""
         message = message_of(row)
         if self.once is None or row.state not in _OPEN or message == self.request.message.name:
             return

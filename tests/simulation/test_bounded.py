@@ -1,6 +1,6 @@
-"""Thousands of schedules of lines with an order, slots and rates; and every mistake is found.
+"""Thousands of schedules of lines with an order, slots and rates; and every mistake is detected.
 
-`make explore` draws other and many more schedules.
+`make explore` runs other schedules, and many more.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from support.exploration import Exploration
 def test_no_schedule_exceeds_a_bound_or_breaks_an_order(
     exploration: Exploration, record_property: pytest.RecordProperty
 ) -> None:
-    """Nor loses or forgets anybody, with all that befalls lines; who is one too many is told."""
+    """No schedule exceeds a limit, breaks an order, or loses a message. A message that a full line
+    refuses is reported."""
     sees = (
         "begun beside others",
         "starts by a rate",
@@ -42,6 +43,6 @@ def test_no_schedule_exceeds_a_bound_or_breaks_an_order(
 
 @pytest.mark.parametrize("mutant", BOUNDED_MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_mistake_is_found_out(mutant: Mutant, exploration: Exploration) -> None:
-    """Each breaks an invariant within few schedules, and that schedule replays exactly."""
+    """A mistake violates an invariant within few schedules, and the schedule replays exactly."""
     seeds = range(exploration.seed, exploration.seed + 3_000)
     expect_found_out(mutant, seeds, kind=BoundedWorld)

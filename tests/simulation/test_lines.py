@@ -1,6 +1,7 @@
-"""Thousands of schedules of messages that wait in line for their key; and every mistake is found.
+"""Thousands of schedules of messages that wait in line for their key; and every mistake is
+detected.
 
-`make explore` draws other and many more schedules.
+`make explore` runs other schedules, and many more.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from support.exploration import Exploration
 def test_no_schedule_loses_or_forgets_anybody(
     exploration: Exploration, record_property: pytest.RecordProperty
 ) -> None:
-    """With all that befalls a shop, and a broker and a database that lose what they may; in two
-    thirds of them without a relay, which is needed only where a process died or an answer was lost,
-    and not where the lock server was emptied.
+    """No schedule loses or forgets a message, with all faults of a shop, its broker and its
+    database.
+
+    Two thirds of the schedules have no relay. A relay is needed only if a process died or an answer
+    was lost, and not if the lock server was emptied.
     """
     sees = (
         "messages parked",
@@ -47,6 +50,6 @@ def test_no_schedule_loses_or_forgets_anybody(
 
 @pytest.mark.parametrize("mutant", LINE_MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_mistake_is_found_out(mutant: Mutant, exploration: Exploration) -> None:
-    """Each breaks an invariant within few schedules, and that schedule replays exactly."""
+    """A mistake violates an invariant within few schedules, and the schedule replays exactly."""
     seeds = range(exploration.seed, exploration.seed + 3_000)
     expect_found_out(mutant, seeds, kind=LineWorld)

@@ -1,9 +1,9 @@
-"""A small shop: workers, their servers, their messages, and what may befall them.
+"""A small shop: workers, their servers, their messages, and their faults.
 
-The runner, the watchdog and the guard are the library's own, unchanged; each worker is a process
-that takes messages as a Celery worker with `acks_late` does. What a schedule is like (how many
-workers, how long leases are, what bodies do) is chosen like everything else in it. In some a deploy
-changes guards, and workers of both run side by side.
+The runner, the watchdog and the guard are the library's own, unchanged. Each worker is a process
+that takes messages as a Celery worker with `acks_late` does. A schedule also chooses the number of
+workers, the length of leases, and what bodies do. In some schedules a deploy changes guards, and
+workers of both versions run side by side.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ from taskguard.run.runner import Runner
 
 __all__ = ["Message", "Task", "World"]
 
-# Nothing, a kill, a pause, a duplicate, a lock server that is emptied, a clock that jumps, a
-# transaction that is ended, the lock server's clock, a purge.
+# Nothing, a kill, a pause, a duplicate, an emptied lock server, a clock that jumps, an ended
+# transaction, a wrong clock of the lock server, a purge.
 _FAULT_WEIGHTS = (300, 2, 3, 2, 1, 1, 1, 1, 2)
 
 _BODIES = (
@@ -80,7 +80,8 @@ _BODIES = (
 
 @dataclass(frozen=True)
 class Task:
-    """A kind of work: its key, what its body does, its options, what a deploy changes of its guard.
+    """A kind of work: its key, what its body does, its options, and what a deploy changes in its
+    guard.
 
     `changed` is "key", "once_per", or "" for nothing.
     """
@@ -94,11 +95,11 @@ class Task:
     changed: str = ""
 
     def work(self, message: str) -> str:
-        """The work's id before the deploy, which is its name here."""
+        """Return the work's id before the deploy."""
         return self._work(self.key, message)
 
     def work_ids(self, message: str) -> tuple[str, ...]:
-        """The ids of all records of a work: that after the deploy, that before it."""
+        """Return the ids of all records of a work: after and before the deploy."""
         former = self.work(message)
         return (self._work(CHANGED + self.key, message), former) if self.changed else (former,)
 
@@ -108,7 +109,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Message:
-    """What lies in the broker."""
+    """A message in the broker."""
 
     id: str
     task: Task
@@ -125,7 +126,7 @@ class Message:
 
     @property
     def name(self) -> tuple[str, str]:
-        """What tells it from others: its id may be that of another task's message, too."""
+        """Return what distinguishes the message. Another task's message may have the same id."""
         return self.id, self.task.name
 
 
@@ -140,7 +141,7 @@ class Taken:
 
 @dataclass
 class OpenTransaction:
-    """A transaction as its server knows it: whose it is, and until when it may idle."""
+    """A transaction as its server knows it: its owner, and the end of its idle timeout."""
 
     tx: MemoryTransaction
     process: Process
@@ -148,7 +149,7 @@ class OpenTransaction:
 
 
 class Broker:
-    """Messages, delivered at least once: again after a death or beyond the visibility timeout."""
+    """Delivers messages at least once: again after a death or after the visibility timeout."""
 
     def __init__(self, world: World, visibility_s: float) -> None:
         self._world = world
@@ -162,13 +163,13 @@ class Broker:
         return next((each for each in self.waiting if each.ready_at_s <= now_s), None)
 
     def idle_s(self) -> float:
-        """How long it takes until a message may be ready, if none is published."""
+        """Return how long it takes until a message is ready, if none is published."""
         waiting = [each.ready_at_s for each in self.waiting]
         taken = [each.visible_at_s for each in self.taken.values()]
         return min([*waiting, *taken], default=float("inf")) - self._world.scheduler.now_s
 
     def take(self, process: Process) -> tuple[int, Message] | None:
-        """The next message that is ready, with the tag to acknowledge it by."""
+        """Return the next message that is ready, with the tag to acknowledge it by."""
         message = self.ready()
         if message is None:
             return None
@@ -179,7 +180,7 @@ class Broker:
         return self._tags, message
 
     def restore(self) -> None:
-        """Put back what nobody has in hand any more."""
+        """Put back messages that are in no worker's hands any more."""
         now_s = self._world.scheduler.now_s
         for tag, taken in list(self.taken.items()):
             if taken.process.dead:
@@ -198,14 +199,14 @@ class Broker:
             self.waiting.append(taken.message)
 
     def alive(self, message: str) -> list[Message]:
-        """Every copy of a message that will be delivered or is in somebody's hands."""
+        """Return every copy of a message that a worker has or will get."""
         held = [each.message for each in self.taken.values() if not each.process.dead]
         return [each for each in [*self.waiting, *held] if each.id == message]
 
 
 @dataclass
 class PortQueue:
-    """How a delivery is put off, for the runner."""
+    """Defers a delivery, for the runner."""
 
     worker: Worker
     message: Message
@@ -224,9 +225,9 @@ class Worker:
 
     def __init__(self, world: World, name: str, *, former: bool) -> None:
         self.world = world
-        self.former = former  # it has the guards from before the deploy
+        self.former = former  # whether it has the guards from before the deploy
         self.process = Process(name)
-        self.failed: Claim | None = None  # of the message in hand, which keeps its place
+        self.failed: Claim | None = None  # claim of the message in hand, which keeps its position
         locks = PortLocks(world, self.process) if world.has_locks else None
         self.runner = Runner(
             locks=locks,
@@ -282,14 +283,14 @@ class Worker:
             try:
                 told: Any = self._deliver(message)
                 if isinstance(told, BoomError):
-                    # As autoretry_for: the next try is published before this one is acknowledged.
+                    # As autoretry_for: the retry is published before this message is acknowledged.
                     self.publish(message, deferrals=message.deferrals, delay_s=0.5, retries=1)
                 world.told(self, message, told)
             except BrokerError:
                 world.broker.reject(tag)
                 continue
             except SystemExit:
-                # A pool's child: the broker keeps what it had in hand.
+                # A child of a pool: the broker keeps the messages it had.
                 world.scheduler.kill(self.process)
                 world.start_worker()
                 raise Crashed from None
@@ -368,7 +369,7 @@ class Worker:
 
 
 class World:
-    """Everything there is in one schedule."""
+    """All parts of one schedule."""
 
     def __init__(self, choices: Choices, *, trace: Callable[[str], None] | None = None) -> None:
         self.scheduler = Scheduler(choices)
@@ -400,27 +401,28 @@ class World:
         self._patches = _Patches()
         self.workers: list[Worker] = []
         self.published: dict[tuple[str, str], Task] = {}
-        # Whether workers before the deploy, and after it, have claimed a work.
+        # Whether workers from before and after the deploy have claimed a work.
         self._claimed_by: dict[str, set[bool]] = {}
 
     # -- a schedule ---------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Everything: with faults for a while, then without, until it is quiet."""
+        """Run the schedule with faults for a while, then without, until no work is left."""
         with self._patches:
             self._replace_the_system()
             try:
                 self._fill()
                 many = 150 + 100 * self.choices.pick((1, 1, 1))
                 self.faulty = self.has_faults
-                with contextlib.suppress(IdleError):  # until somebody comes to mend it
+                with contextlib.suppress(IdleError):  # all threads wait until the faults end
                     self.scheduler.run(
                         after_step=self._after_step,
                         until=lambda: self.scheduler.steps >= many or self._quiet(),
                         limit=many,
                     )
                 self._calm()
-                # Four works of one key, each of whose five attempts ends its process, take 6,700.
+                # Four works of one key, each of whose five attempts ends its process, take 6,700
+                # steps.
                 self.scheduler.run(
                     after_step=self._after_step, until=self._quiet, limit=many + 10_000
                 )
@@ -452,11 +454,11 @@ class World:
             )
             sent_s: dict[str, float] = {}
             for copy in range(1 + self.choices.pick((1, 2, 1)) + 2 * (busy != "retry")):
-                # The same message again, or another one about the same thing.
+                # The same message again, or another one for the same key.
                 same = copy > 0 and self.choices.one_in(2)
                 name = f"m{0 if same else copy}"
                 name = name if ids_are_used_twice else task.name + name
-                # In any order, and some at the same moment.
+                # In any order, some at the same moment.
                 when_s = self.clock.wall_s() - 60.0 + self.choices.pick((1, 1, 1, 1))
                 ready_s = self.scheduler.now_s + (0.0, 0.3, 1.5)[self.choices.pick((2, 1, 1))]
                 ready_s = ready_s if busy != "retry" else 0.0
@@ -473,34 +475,35 @@ class World:
         return ("key", "once_per", "")[self.choices.pick((2, 1, 1))]
 
     def parking_of(self, worker: Worker, message: Message) -> Parking | None:
-        """How the message is parked; here none is."""
+        """Return how the message is parked; here none is."""
         del worker, message
         return None
 
     def options_of(self, message: Message) -> dict[str, Any]:
-        """What else a delivery of the message has; here nothing."""
+        """Return further options of a delivery; here none."""
         del message
         return {}
 
     def told(self, worker: Worker, message: Message, told: Any) -> None:
-        """The queue has heard how a delivery ended, and has sent its retry, if there is one."""
+        """Record that the queue knows how a delivery ended, and has sent its retry, if there is
+        one."""
 
     def expires_at_s(self, message: Message) -> float | None:
-        """When the message expires; here none does."""
+        """Return when the message expires; here none does."""
         del message
         return None
 
     def has_expired(self, message: Message) -> bool:
-        """Whether whoever has the message now announces that, and does not run it."""
+        """Return whether a worker announces the message as expired now, and does not run it."""
         expires_at_s = self.expires_at_s(message)
         return expires_at_s is not None and expires_at_s < self.scheduler.now_s
 
     def announce(self, worker: Worker, delivery: Delivery) -> Any:
-        """What a worker tells the queue of a message that has expired."""
+        """Tell the queue that a message has expired."""
         raise AssertionError(f"{delivery.message.id} expires: {worker.process.name}")
 
     def start_worker(self) -> None:
-        """One more; a deploy may be taken back, so that it has either guard."""
+        """Start one more worker. A deploy may be taken back, so it has either guard."""
         self._workers += 1
         former = self.deploys and self.choices.one_in(2)
         name = f"w{self._workers}" + (" (former)" if former else "")
@@ -509,12 +512,12 @@ class World:
     def _after_step(self) -> None:
         self.broker.restore()
         for each in list(self.open.values()):
-            if each.process.dead:  # the server sees that its connection is gone
+            if each.process.dead:  # the server notices the closed connection
                 self.close(each.tx)
         self.history.check()
 
     def _calm(self) -> None:
-        """No more faults; whoever died has been replaced."""
+        """End all faults, and replace workers that died."""
         self.faulty = False
         self.database_clock.ahead_s = max(0.0, self.database_clock.ahead_s)
         for worker in self.workers:
@@ -531,7 +534,7 @@ class World:
     # -- what befalls -------------------------------------------------------------------------
 
     def boundary(self, process: Process, name: str) -> None:
-        """A place where a process may be killed or paused, and others may go on."""
+        """A point at which a process may be killed or paused, and others may go on."""
         scheduler = self.scheduler
         if process.dead:
             raise Crashed
@@ -554,12 +557,12 @@ class World:
         scheduler.step()
 
     def replace_process(self, process: Process) -> None:
-        """Whoever was killed has a successor."""
+        """Start a worker in place of the killed one."""
         del process
         self.start_worker()
 
     def strike(self, fault: int) -> None:
-        """What befalls servers and messages, by its place in `_FAULT_WEIGHTS`."""
+        """Apply a fault to servers and messages, by its index in `_FAULT_WEIGHTS`."""
         (
             self._duplicate,
             self._empty_the_lock_server,
@@ -577,7 +580,7 @@ class World:
     def _let_the_clock_jump(self) -> None:
         jump_s = (-3.0, 5.0)[self.choices.pick((1, 1))]
         if self.counts["keys purged"]:
-            jump_s = abs(jump_s)  # what is purged is older than clocks are set back
+            jump_s = abs(jump_s)  # purged rows are older than clocks are ever set back
         self.counts["database clock jumped"] += 1
         self.say(f"database clock JUMPS by {jump_s} s")
         self.database_clock.ahead_s += jump_s
@@ -598,7 +601,7 @@ class World:
             self.broker.waiting.append(chosen)
 
     def _set_the_lock_servers_clock_back(self) -> None:
-        """By a day: what nobody renews or frees outlives every lease."""
+        """Set it back by a day: a lease that is not renewed or released outlives all others."""
         self.counts["lock server's clock set back"] += 1
         self.say("lock server's clock SET BACK")
         for lock in self.locks._locks.values():
@@ -612,7 +615,7 @@ class World:
             self.close(tx)
 
     def loses(self, name: str) -> str | None:
-        """Whether this call's question or answer gets lost."""
+        """Return whether this call's request or answer gets lost."""
         if not self.faulty:
             return None
         lost = (None, "question", "answer", "late")[self.choices.pick((120, 1, 2, 1))]
@@ -622,17 +625,17 @@ class World:
         return lost
 
     def keep_open(self, tx: MemoryTransaction) -> None:
-        """A request is on its way to the server: its process is not needed any more."""
+        """Keep a request that is on its way to the server: it no longer needs its process."""
         if id(tx) in self.open:
             self.open[id(tx)].process = self.servers
 
     def later(self, do: Callable[[], object]) -> None:
-        """A request that was thought lost is done by the server after a while."""
+        """Let the server do a request after a while that seemed lost."""
         delay_s = (0.1, 1.0, 4.0)[self.choices.pick((1, 1, 1))]
 
         def run() -> None:
             self.scheduler.sleep(delay_s)
-            with contextlib.suppress(TaskguardError, DatabaseError):  # nobody is there to hear
+            with contextlib.suppress(TaskguardError, DatabaseError):  # no process waits for it
                 do()
 
         self.scheduler.spawn(self.servers, run)
@@ -687,7 +690,7 @@ class World:
         return tx
 
     def _end_idle(self, tx: MemoryTransaction) -> None:
-        """As idle_in_transaction_session_timeout does."""
+        """End idle transactions, as idle_in_transaction_session_timeout does."""
         while (known := self.open.get(id(tx))) is not None and known.tx is tx:
             left_s = known.ends_at_s - self.scheduler.now_s
             if left_s <= 0:
@@ -714,7 +717,7 @@ class World:
         self.close(tx)
 
     def close(self, tx: MemoryTransaction) -> None:
-        """Its locks end with it; what was not committed is gone."""
+        """Close a transaction: release its locks, and drop what was not committed."""
         self.open.pop(id(tx), None)
         self.ledger.unlock(tx)
 
@@ -729,11 +732,11 @@ class World:
     # -- in place of the operating system -----------------------------------------------------
 
     def patch(self, module: Any, name: str, value: Any) -> None:
-        """For the time of this schedule."""
+        """Replace an attribute for the time of this schedule."""
         self._patches.wanted.append((module, name, value))
 
     def _replace_the_system(self) -> None:
-        """Native threads and locks of the watchdog, and nonces."""
+        """Replace native threads and locks of the watchdog, and nonces."""
         scheduler, put = self.scheduler, self._patches.put_here
         for module in (taskguard.run.tracked, taskguard.run.watchdog):
             put(module, "allocate_lock", lambda: SimMutex(scheduler))
@@ -754,7 +757,7 @@ class World:
 
 @dataclass
 class _Patches:
-    """Names of modules that mean something else for a while."""
+    """Names of modules that are replaced for a while."""
 
     wanted: list[tuple[Any, str, Any]] = field(default_factory=list)
     _before: list[tuple[Any, str, Any]] = field(default_factory=list)
@@ -764,7 +767,7 @@ class _Patches:
         setattr(module, name, value)
 
     def put_here(self, module: Any, name: str, function: Callable[..., Any]) -> None:
-        """For this native thread: a lease that another test left has a watchdog that goes on."""
+        """Apply to this native thread only: a lease of another test has a watchdog that goes on."""
         before, here = getattr(module, name), threading.get_ident()
 
         def chosen(*args: Any, **values: Any) -> Any:
