@@ -314,3 +314,16 @@ def test_each_decision_is_a_short_page_of_the_index() -> None:
         headings = re.findall(r"^## (.+)$", text, re.MULTILINE)
         assert headings[:3] == ["Context", "Decision", "Consequences"], file.name
         assert headings[3:] in ([], ["Measured"]), file.name
+
+
+def test_each_picture_is_drawn_by_the_script() -> None:
+    """Each SVG file is what `docs/pictures/draw.py` writes, and a page shows it."""
+    drawn = runpy.run_path(str(ROOT / "docs" / "pictures" / "draw.py"))["PICTURES"]
+    files = {file.stem: file for file in (ROOT / "docs" / "pictures").glob("*.svg")}
+    assert files.keys() == drawn.keys()
+    pages = "".join((ROOT / name).read_text(encoding="utf-8") for name in PAGES)
+    for name, draw in drawn.items():
+        assert files[name].read_text(encoding="utf-8") == draw().svg(), (
+            "run `python docs/pictures/draw.py`"
+        )
+        assert f"pictures/{name}.svg" in pages
