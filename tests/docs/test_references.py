@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import importlib
 import importlib.util
 import re
@@ -273,10 +274,18 @@ def test_what_a_page_links_to_is_there(name: str) -> None:
 
 def test_each_error_that_a_page_names_exists() -> None:
     """Ours; those of others are named with whose they are."""
-    others = {"DuplicateJobError", "CancelledError", "TaskRevokedError"}
+    others = {"DuplicateJobError", "CancelledError", "TaskRevokedError", *vars(builtins)}
     for name in PAGES:
         named = set(re.findall(r"`(\w+Error)`", (ROOT / name).read_text(encoding="utf-8")))
         assert named - others <= set(errors.__all__) | {"EffectsError"}, name
+
+
+def test_the_page_of_errors_has_each_error() -> None:
+    """With the classes that it derives from, and what to do."""
+    rows = re.findall(r"^\| `(\w+)` \| .+ \| (.+) \|$", page("reference/errors.md"), re.MULTILINE)
+    bases = {name: [each.__name__ for each in getattr(errors, name).__bases__] for name, _ in rows}
+    assert {name: re.findall(r"`(\w+)`", told) for name, told in rows} == bases
+    assert {name for name, _ in rows} == {*errors.__all__} - {"TaskguardError"}
 
 
 def test_the_readme_is_short_and_defines_its_words() -> None:
