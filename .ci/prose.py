@@ -152,7 +152,7 @@ def in_python(text: str) -> Paragraphs:
         code = words.count("\n") > 2 and id(node) not in alone
         if len(words.split()) > 4 and not code and not STATEMENT.match(words):
             line = node.lineno
-            for paragraph in re.split(r"\n\s*\n|\n(?=\s+\*{0,2}\w+: )", words):
+            for paragraph in re.split(r"\n\s*\n|\n(?=\s+\*{0,2}\w+: |\s*\* )", words):
                 yield line, " ".join(paragraph.split())
                 line += paragraph.count("\n") + 1
     tokens = tokenize.generate_tokens(iter(text.splitlines(keepends=True)).__next__)

@@ -20,7 +20,7 @@ def check(session: Session) -> list[Finding]:
 
 
 def judge(opened: Opened, *, in_galera: bool, where: str) -> Iterator[Finding]:
-    """Judge what a session told when it was opened."""
+    """Judge the facts that a session reported when it was opened."""
     if not opened.own:
         yield findings.ADVISORY_POOLED.at(where)
     if opened.replica:

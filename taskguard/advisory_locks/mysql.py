@@ -1,6 +1,6 @@
-"""GET_LOCK of MariaDB 10.6 and MySQL 8.0 or later, by PyMySQL: each question is one round trip.
+"""GET_LOCK of MariaDB 10.6 and MySQL 8.0 or later with PyMySQL: one round trip per operation.
 
-A server that turns read-only, as at a switch-over, loses the session by its next answer.
+If the server becomes read-only, for example at a switchover, the session ends at its next answer.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ __all__ = ["MySQLSession"]
 
 _SESSION = "select connection_id(), @@global.read_only"
 _LAST = "set session wait_timeout = %(seconds)s"
-_NUMBERS = 1 << 32  # a greeting has so many bits of a session's number
-_MOST_NAMES = 1_000  # of one question
+_NUMBERS = 1 << 32  # the server's greeting has 32 bits of the session's number
+_MOST_NAMES = 1_000  # in one statement
 
 
 class MySQLSession(Session):
-    """By functions of the server's own."""
+    """A session that holds locks of GET_LOCK."""
 
     def name(self, key: str) -> Name:
         return name_of(key, database=self.database.engine.url.database or "")
@@ -41,7 +41,7 @@ class MySQLSession(Session):
         return float(whole_s)
 
     def _take(self, names: Sequence[Name]) -> int:
-        # The first that is not granted ends it: those after it are not asked for.
+        # CASE stops at the first lock that is not granted, and does not try the others.
         tried = " ".join(
             f"when not (get_lock(%(n{at})s, 0) <=> 1) then {at}" for at in range(len(names))
         )
@@ -61,12 +61,12 @@ class MySQLSession(Session):
         return found
 
     def _each(self, columns: str, names: Sequence[Name]) -> Sequence[Any]:
-        """These columns of one row, in which `%(n0)s` is the first name."""
+        """Return the values of these columns. `%(n0)s` in them is the first name."""
         values = {f"n{at}": name for at, name in enumerate(names)}
         [row] = self._ask(f"{_SESSION}{', ' if columns else ''}{columns}", **values)
         if row[1]:
             self.invalidate(None)
-            raise LedgerUnavailableError("The server has become read-only")
+            raise LedgerUnavailableError("the server has become read-only")
         return row[2:]  # type: ignore[no-any-return]
 
 

@@ -1,7 +1,8 @@
-"""From keys to what a database calls a lock.
+"""Names of locks in the database, made from keys.
 
-Guarantees: the same for the same key, in each process and version. Keys with the same name exclude
-each other: by chance that is as good as never, and by intent it needs 2^32 keys on PostgreSQL.
+Guarantees: a key has the same name in each process and version. Keys with the same name exclude
+each other. By chance that practically never happens; an attacker needs about 2^32 keys on
+PostgreSQL.
 """
 
 from __future__ import annotations
@@ -15,15 +16,16 @@ _DIGEST_BYTES = 27  # 64 characters in all, which is the most that MySQL takes
 
 
 def number_of(key: str) -> int:
-    """A signed number of 64 bits."""
+    """Return a signed 64-bit number for the key."""
     digest = blake2b(_bytes(key), digest_size=8, person=b"taskguard").digest()
     return int.from_bytes(digest, "big", signed=True)
 
 
 def name_of(key: str, *, database: str) -> str:
-    """A text of 64 characters. Such a lock is the server's: its database is a part of it.
+    """Return a text of 64 characters for the key and its database.
 
-    Of that case does not count: whether it does in the database's name is a setting.
+    The name contains the database because such locks belong to the whole server. The case of the
+    database's name is ignored, because a server's setting decides whether case matters.
     """
     told_apart = f"{len(database)}:{database.lower()}:{key}"
     digest = blake2b(_bytes(told_apart), digest_size=_DIGEST_BYTES, person=b"taskguard").hexdigest()

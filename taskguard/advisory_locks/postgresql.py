@@ -1,4 +1,4 @@
-"""Advisory locks of PostgreSQL 14 or later, by psycopg: each question is one round trip."""
+"""Advisory locks of PostgreSQL 14 or later with psycopg: one round trip for each operation."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from taskguard.lock_table.postgresql import array
 
 __all__ = ["PostgreSQLSession"]
 
-# A pooler greets with a number of its own.
+# Behind a pooler, this pid differs from the one that the connection got at its start.
 _OPEN = "select pg_backend_pid(), pg_is_in_recovery()"
 _LAST = "select pg_backend_pid(), set_config('idle_session_timeout', %(ms)s::text, false)"
-# A locking function waits for nothing here, and stops at the first lock that is another session's.
+# The try functions do not wait. The recursion stops at the first lock of another session.
 _TAKE = """\
 with recursive tried (number, got) as (
     select 1, pg_try_advisory_lock((%(names)s::bigint[])[1])
@@ -27,7 +27,7 @@ _FREE = """\
 select pg_backend_pid(), count(*) filter (where pg_advisory_unlock(name))
 from unnest(%(names)s::bigint[]) name"""
 _ALIVE = "select pg_backend_pid()"
-# As the server keeps them: the two halves of the number, and 1 for a number that is not two.
+# pg_locks has the two halves of the number. objsubid is 1 for locks with one 64-bit number.
 _TAKEN = """\
 select pg_backend_pid(), array_to_string(array(
     select (classid::bigint << 32) | objid::bigint from pg_locks
@@ -38,7 +38,7 @@ select pg_backend_pid(), array_to_string(array(
 
 
 class PostgreSQLSession(Session):
-    """By functions of the server's own."""
+    """A session that holds advisory locks."""
 
     def name(self, key: str) -> Name:
         return number_of(key)

@@ -1,6 +1,6 @@
-"""The steps of a lock that a session holds: who in the process has it, second tries, waiting.
+"""`AdvisoryLocks`: owners within the process, retries and waiting.
 
-What they guarantee is in the package's docstring.
+The package's docstring has its guarantees.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = ["AdvisoryLocks"]
 _T = TypeVar("_T")
 
 _MIN_TTL_S = 1.0
-# By the kind of database: the driver, and how it is asked.
+# For each kind of database: its driver and its session.
 _KINDS: dict[str, tuple[str, type[Session]]] = {
     "postgresql": ("psycopg", PostgreSQLSession),
     "mariadb": ("pymysql", MySQLSession),
@@ -43,11 +43,11 @@ _KINDS: dict[str, tuple[str, type[Session]]] = {
 
 
 class AdvisoryLocks:
-    """A `LockProvider` on advisory locks of a PostgreSQL, or GET_LOCK of a MariaDB or MySQL.
+    """A `LockProvider` on advisory locks of PostgreSQL, or GET_LOCK of MariaDB or MySQL.
 
     Args:
-        database: postgresql+advisory://, mariadb+advisory:// or mysql+advisory://, else as a
-            SQLAlchemy URL; or an Engine of the user's own.
+        database: a SQLAlchemy URL with postgresql+advisory://, mariadb+advisory:// or
+            mysql+advisory://; or an Engine of the user's own.
         answer_s: how many seconds one answer may take.
     """
 
@@ -55,9 +55,9 @@ class AdvisoryLocks:
         check_number("answer_s", answer_s, at_least=0.001, at_most=DAY_S)
         if (kind := greenlets()) is not None:
             raise ConfigurationError(
-                f"One session holds all locks of a process, and {kind} has replaced its threads: "
-                "keep the locks in a table (`taskguard locks create`), or take a pool of processes "
-                "or threads."
+                f"Advisory locks do not work with {kind}: one session holds all locks of a "
+                "process, and needs real threads. Keep the locks in a table (`taskguard locks "
+                "create`), or use a pool of processes or threads."
             )
         if not isinstance(database, sa.Engine):
             database = _url(database)
@@ -79,7 +79,7 @@ class AdvisoryLocks:
 
     @property
     def traits(self) -> Traits:
-        """A session's locks, without tokens, which do not say whose they are."""
+        """Locks of a session, without tokens. Other processes cannot read their owners."""
         return Traits(
             session=True,
             tokens=False,
@@ -92,8 +92,8 @@ class AdvisoryLocks:
     def acquire(
         self, keys: tuple[str, ...], owner: Owner, *, ttl_s: float, with_fence: bool, wait_s: float
     ) -> Granted | Held:
-        """Take all keys or none: one round trip, or two where one of several is taken."""
-        del with_fence, wait_s  # there are no tokens, and waiters look for themselves
+        """Take all keys or none: one round trip, or two if one of several keys is taken."""
+        del with_fence, wait_s  # no tokens; waiters poll
 
         ttl_s = max(ttl_s, _MIN_TTL_S)
 
@@ -112,9 +112,9 @@ class AdvisoryLocks:
         return self._ask(take)
 
     def release(self, keys: tuple[str, ...], owner: Owner) -> bool:
-        """Free the keys that are still the owner's: one round trip, none if it has none.
+        """Free the keys that the owner still holds, in at most one round trip.
 
-        False if none was; True if the session was lost by asking, which frees them.
+        Return False if it held none. Return True if the call lost the session, which frees them.
         """
         lost: list[None] = []
 
@@ -124,16 +124,16 @@ class AdvisoryLocks:
         return self._ask(free, on_retry=lambda: lost.append(None)) or bool(lost)
 
     def hand_over(self, keys: tuple[str, ...], owner: Owner, *, to: Owner, ttl_s: float) -> bool:
-        """Free the keys that are still `owner`'s: their true owner takes them when it renews.
+        """Free the keys that `owner` still holds. Their true owner takes them at its renewal.
 
-        False: they are nobody's.
+        Return False, because the keys have no owner then.
         """
         del to, ttl_s
         self.release(keys, owner)
         return False
 
     def renew(self, holds: Sequence[Hold]) -> list[str]:
-        """Ask whether the session is there, and who has what it has not: one round trip."""
+        """Check that the session is alive, and which missing locks others hold: one round trip."""
         if not holds:
             return []
 
@@ -159,7 +159,7 @@ class AdvisoryLocks:
         return self._ask(renew)
 
     def wait(self, key: str, owner: Owner, *, timeout_s: float) -> None:
-        """Block until the key may have been released, a second at most: then ask again."""
+        """Block until the key may have been released, or for a second. Then try to acquire it."""
         del owner
 
         def is_free(session: Session) -> bool:
@@ -183,11 +183,11 @@ class AdvisoryLocks:
         return self._ask(see)
 
     def check(self) -> list[Finding]:
-        """What is wrong with the database, and with the way to it; tries a lock of its own."""
+        """Return what is wrong with the database or the connection. It tries a lock of its own."""
         return self._answers.of(self._check)
 
     def close(self) -> None:
-        """End the session, and with it what it holds."""
+        """End the session, which frees its locks."""
         self._after_fork()
         with self._mutex:
             session, self._current = self._current, None
@@ -212,7 +212,7 @@ class AdvisoryLocks:
     def _ask(
         self, ask: Callable[[Session], _T], *, on_retry: Callable[[], None] = lambda: None
     ) -> _T:
-        """The answer of the session, or of a new one where it is lost."""
+        """Run `ask` with the session, or with a new one if the session is lost."""
         self._after_fork()
 
         def asked() -> _T:
@@ -229,12 +229,15 @@ class AdvisoryLocks:
             session.refuse_unfit()
             return ask(session)
         except BaseException:
-            # Interrupted, or refused, halfway: nobody knows what it holds.
+            # The call was interrupted or failed halfway, so the session's locks are unknown.
             session.close()
             raise
 
     def _after_fork(self) -> None:
-        """A child has a session of its own. Its parent's is kept: to forget it is to close it."""
+        """Start a new session in a forked process.
+
+        Keep a reference to the parent's session: garbage collection would close its connection.
+        """
         if self._pid != os.getpid():
             self._parents.append(self._current)
             self._begin_anew()
@@ -252,12 +255,12 @@ def _opener(database: sa.URL | sa.Engine) -> type[Session]:
     kind = url.get_backend_name()
     if kind not in _KINDS:
         raise ConfigurationError(
-            f"There are no advisory locks in {kind}: PostgreSQL, MariaDB and MySQL have them."
+            f"taskguard has no advisory locks for {kind}. Use PostgreSQL, MariaDB or MySQL."
         )
     driver, opener = _KINDS[kind]
     if url.get_driver_name() != driver:
         raise ConfigurationError(
-            f"Advisory locks go by {driver} here, not {url.get_driver_name()}: write "
+            f"Advisory locks on {kind} need {driver}, not {url.get_driver_name()}: write "
             f"{kind}+advisory:// in their URL."
         )
     return opener

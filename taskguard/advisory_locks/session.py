@@ -1,8 +1,8 @@
 """One session of a database, and the locks that it holds.
 
-Guarantees: what it says that it holds, it holds in the server, until it is lost; each answer is of
-the session that was opened, or the session is lost. Whatever else goes wrong in a question loses
-it, too: nobody knows what it holds then. One thread at a time asks; see `provider.py`.
+Guarantees: until the session is lost, it holds in the server each lock that it records here. An
+answer from another session loses it. Any other failure loses it too, because its locks are unknown
+then. One thread at a time uses a session; see `provider.py`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Name = int | str
 
 
 class Opened(NamedTuple):
-    """What a new session says of itself.
+    """The facts that a new session reports.
 
     Attributes:
-        number: the server's number of it.
-        own: it is this connection's alone: no pooler is between.
-        replica: its server takes no changes, and another one may grant the same.
+        number: the session's number in the server.
+        own: whether the session belongs to this connection alone, without a pooler.
+        replica: whether its server is read-only. Its primary can grant the same locks.
     """
 
     number: int
@@ -36,7 +36,7 @@ class Opened(NamedTuple):
 
 
 class _Hold:
-    """A lock, and the keys of its owner that have this name: as a rule one."""
+    """A lock, and the keys of its owner that have this name: usually one."""
 
     __slots__ = ("keys", "owner")
 
@@ -46,12 +46,12 @@ class _Hold:
 
 
 class Session(ABC):
-    """It is opened by being made.
+    """One session. The constructor opens it.
 
     Attributes:
-        opened: what it said of itself.
-        lasts_s: for how long the server keeps it when it hears nothing.
-        is_lost: it holds nothing any more.
+        opened: the facts that the session reported at its start.
+        lasts_s: after how much idle time the server ends the session.
+        is_lost: whether the session has ended. It holds no locks then.
     """
 
     def __init__(self, database: Database, *, answer_s: float) -> None:
@@ -67,36 +67,39 @@ class Session(ABC):
             self.close()
             raise
 
-    # -- what a kind of database is asked -----------------------------------------------------
+    # -- for each kind of database ------------------------------------------------------------
 
     @abstractmethod
     def name(self, key: str) -> Name:
-        """What the database calls the lock of this key."""
+        """Return the name of the key's lock in the database."""
 
     @abstractmethod
     def _open(self) -> Opened:
-        """The first question."""
+        """Read the facts about a new session."""
 
     @abstractmethod
     def _last(self, seconds: float) -> float:
-        """Have the server keep it for so long when it hears nothing; for how long that is."""
+        """Set the session's idle timeout; return the timeout that the server applies."""
 
     @abstractmethod
     def _take(self, names: Sequence[Name]) -> int:
-        """Take them, one after the other, up to the first that is another's; how many those are."""
+        """Take the locks in this order, up to the first taken one; return how many it got."""
 
     @abstractmethod
     def _free(self, names: Sequence[Name]) -> int:
-        """Give them back; how many of them it had."""
+        """Free the locks; return how many of them the session held."""
 
     @abstractmethod
     def taken(self, names: Sequence[Name]) -> set[Name]:
-        """Which of these, that it does not hold, somebody holds. An answer also without names."""
+        """Return the names that other sessions hold. This session holds none of them.
+
+        Without names, the call only checks that the session is alive.
+        """
 
     # -- locks --------------------------------------------------------------------------------
 
     def refuse_unfit(self) -> None:
-        """Raise LockServerUnavailableError, and end, if its locks would exclude nobody for sure."""
+        """Close and raise LockServerUnavailableError if the locks might not exclude others."""
         refused = _refused(self.opened)
         if refused is not None:
             self.close()
@@ -105,18 +108,18 @@ class Session(ABC):
             )
 
     def owner_of(self, name: Name) -> Owner | None:
-        """Who in this process holds it."""
+        """Return the owner in this process that holds the lock."""
         hold = self._holds.get(name)
         return None if hold is None else hold.owner
 
     def take(self, keys: dict[str, Name], owner: Owner, *, ttl_s: float) -> Name | None:
-        """All of them for the owner, or none; None, or the name that another session holds.
+        """Take all locks for the owner, or none; return the name that another session holds.
 
-        None of them is another owner's in this process.
+        The caller has checked that no other owner in this process holds one of them.
         """
         if ttl_s > self._wanted_s or not (self._holds or ttl_s == self._wanted_s):
             self.lasts_s, self._wanted_s = self._last(ttl_s), ttl_s
-        # In one order for everybody: who is refused waits for somebody who goes on.
+        # Sorted in every process, so that one of two competing processes gets all of its locks.
         new = sorted(set(keys.values()) - self._holds.keys())
         if new:
             got = self._take(new)
@@ -124,13 +127,13 @@ class Session(ABC):
                 self._give_back(new[:got])
                 return new[got]
         else:
-            self.taken(())  # is it still there?
+            self.taken(())  # check that the session is alive
         for key, name in keys.items():
             self._holds.setdefault(name, _Hold(owner)).keys.add(key)
         return None
 
     def free(self, keys: Iterable[tuple[str, Name]], owner: Owner) -> bool:
-        """Those of them that are the owner's are free; whether there were any."""
+        """Free the keys that the owner holds; return whether it held any."""
         mine = [(key, name) for key, name in keys if self.holds(key, name, owner)]
         gone = [name for key, name in mine if self._holds[name].keys == {key}]
         self._give_back(gone)
@@ -141,31 +144,31 @@ class Session(ABC):
         return bool(mine)
 
     def holds(self, key: str, name: Name, owner: Owner) -> bool:
-        """Whether the owner has this key."""
+        """Return whether the owner holds this key."""
         hold = self._holds.get(name)
         return hold is not None and hold.owner == owner and key in hold.keys
 
     def _give_back(self, names: Sequence[Name]) -> None:
         if names and self._free(names) < len(names):
             self.invalidate(None)
-            raise LedgerUnavailableError("It had not the locks that it was given")
+            raise LedgerUnavailableError("the session did not hold locks that it had been granted")
 
     # -- the connection -----------------------------------------------------------------------
 
     def _ask(self, statement: str, **values: Any) -> list[Any]:
-        """The rows of a statement whose first column is the session's number."""
+        """Return the rows of a statement whose first column is the session's number."""
         rows = self.database.ask_alone(self, statement, values, longest_s=self._answer_s)
         if rows[0][0] != self.opened.number:
             self.invalidate(None)
-            raise LedgerUnavailableError("Another session answered")
+            raise LedgerUnavailableError("another session answered")
         return rows
 
     def close(self) -> None:
-        """Close the connection, and with it what it holds."""
+        """Close the connection, which frees its locks."""
         self.invalidate(None)
 
     def invalidate(self, error: BaseException | None) -> None:
-        """It is lost."""
+        """Record that the session is lost, and close its connection."""
         del error
         self.is_lost = True
         self._holds.clear()
@@ -176,12 +179,10 @@ class Session(ABC):
 def _refused(opened: Opened) -> str | None:
     if not opened.own:
         return (
-            "a pooler is before the database, whose sessions are not this process's own, and locks "
-            "would be whoever's gets the session next. Give a URL past the pooler, or keep the "
-            "locks in a table (`taskguard locks create`)."
+            "a pooler is in front of the database, and the next client of its session would get "
+            "the locks. Use a URL that bypasses the pooler, or keep the locks in a table "
+            "(`taskguard locks create`)."
         )
     if opened.replica:
-        return (
-            "it is a replica, and its primary knows nothing of its locks. Give the primary's URL."
-        )
+        return "it is a replica, and its primary does not know its locks. Use the primary's URL."
     return None

@@ -1,7 +1,7 @@
-"""Second tries, and what went wrong in a lock server's words.
+"""Retries, and a database's errors as those of a lock server.
 
-Guarantees: what a database does not answer comes out as LockServerUnavailableError, which says what
-to do and never a password.
+Guarantees: every failure is raised as LockServerUnavailableError, which says what to do and never
+contains a password.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _RETRIES = 3
 
 
 class Answers:
-    """Of a database that holds locks.
+    """Runs a lock provider's calls to its database.
 
     Args:
-        answer_s: how many seconds one may take.
+        answer_s: how many seconds one answer may take.
     """
 
     def __init__(self, database: Database, *, answer_s: float) -> None:
@@ -37,9 +37,9 @@ class Answers:
         self._answer_s = answer_s
 
     def of(self, ask: Callable[[], _T], *, on_retry: Callable[[], None] = lambda: None) -> _T:
-        """The answer; asked once more after a connection that was dead, some times if refused.
+        """Return the answer of `ask`. Retry if its connection was dead or its transaction failed.
 
-        Not after one that did not answer in time: the database is frozen, or far too busy.
+        A call that timed out is not repeated, because the database is frozen or overloaded.
         """
         lost = refused = 0
         asked_at_s = time.monotonic()
@@ -79,11 +79,11 @@ class Answers:
         )
         if missing:
             return (
-                "the table taskguard_locks, or a function of it, is not there. Run "
+                "the table taskguard_locks or one of its functions does not exist. Run "
                 "`taskguard locks create`."
             )
         said = str(origin.args[-1] if origin.args else origin).partition("\n")[0]
         return (
-            f"{said}. Its user needs SELECT, INSERT, UPDATE and DELETE on taskguard_locks; if a "
+            f"{said}. Grant SELECT, INSERT, UPDATE and DELETE on taskguard_locks to its user. If a "
             "column or a function is missing, run `taskguard locks create`."
         )

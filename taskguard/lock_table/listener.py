@@ -1,10 +1,10 @@
-"""Who waits for a key hears of its release: by LISTEN, on one connection for all of a process.
+"""Wakes waiters when their key is released: LISTEN on one connection for the whole process.
 
-Guarantees: nobody depends on it. It says that it hears only after it has heard a notification which
-it had sent by another connection; until then, and where sessions are pooled, waiters look for
-themselves. The connection is there while somebody waits, and a while after. A fork has none
-of its parent's; under gevent and eventlet each native thread has one of its own, as its
-greenlets share no socket with another's.
+Guarantees: waiters do not depend on it. `hears` becomes True only after the listener has received
+its own notification, sent over another connection. Until then, and behind a pooler, waiters poll.
+The connection is open while waiters exist, and a few seconds longer. A forked process does not use
+its parent's connection. Under gevent and eventlet each native thread has its own connection,
+because greenlets of different threads cannot share a socket.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ __all__ = ["Listener", "Waiter"]
 
 _LOOK_EVERY_S = 0.5
 _LINGER_S = 10.0
-_REST_S, _REST_OF_POOLED_S = 5.0, 3_600.0  # after a connection that could not be made, or hears not
+# How long to poll only, after a failure to connect, and if a pooler swallows notifications.
+_REST_S, _REST_OF_POOLED_S = 5.0, 3_600.0
 _MOST_OF_NAME = 1_000  # as in free.sql
 _END_S = 5.0
 
 
 class Waiter:
-    """One caller that waits.
+    """A caller that waits for one or more names.
 
     Attributes:
-        woken_by: the name that it was woken by; "" if it is only to look again.
+        woken_by: the name in the notification; "" if the waiter shall only check again.
     """
 
     def __init__(self, ear: _Ear) -> None:
@@ -44,21 +45,21 @@ class Waiter:
 
     @property
     def hears(self) -> bool:
-        """Whether a release from now on would wake it."""
+        """Return whether a release from now on wakes this waiter."""
         return self._ear.hears
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether it was woken, within so long."""
+        """Block until `wake()` or the timeout; return True if it was woken."""
         return self._woken.wait(timeout_s)
 
     def wake(self, name: str = "") -> None:
-        """It need not wait any longer. `name`: what was heard."""
+        """End the wait. `name` is the name in the notification."""
         self.woken_by = name
         self._woken.set()
 
 
 class Listener:
-    """For the waiters of this process."""
+    """The waiters of this process, and the connections that wake them."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -68,7 +69,7 @@ class Listener:
 
     @contextmanager
     def waiting(self, *names: str) -> Iterator[Waiter]:
-        """In the block a notification of one of these names, a key's release, wakes the waiter."""
+        """Yield a waiter that a notification of one of these names wakes."""
         ear = self._ear()
         waiter = Waiter(ear)
         for name in names:
@@ -89,7 +90,7 @@ class Listener:
 
     def _ear(self) -> _Ear:
         if self._pid != os.getpid():
-            # The parent's: kept, for to forget a connection is to close it.
+            # Keep the parent's connections: garbage collection would close them.
             self._parents.append(self._ears)
             self._ears, self._pid = {}, os.getpid()
         plain = socket.socket.__module__ == "socket"
@@ -99,7 +100,7 @@ class Listener:
 
 
 class _Ear:
-    """One connection that listens, and the thread that has it."""
+    """One listening connection and its thread."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -122,7 +123,7 @@ class _Ear:
                 )
                 try:
                     thread.start()
-                except RuntimeError:  # there can be no more threads
+                except RuntimeError:  # the process can start no more threads
                     return
                 self._thread = thread
 
@@ -136,7 +137,7 @@ class _Ear:
                 self._idle_since_s = time.monotonic()
 
     def close(self) -> None:
-        """End the thread, and with it the connection."""
+        """Stop the thread and close its connection."""
         with self._mutex:
             self._is_closed = True
             thread, connection = self._thread, self._connection
@@ -152,7 +153,7 @@ class _Ear:
             connection = self._connect()
             if connection is not None:
                 self._listen(connection)
-        except Exception:  # noqa: BLE001  # waiters look for themselves until it works again
+        except Exception:  # noqa: BLE001  # waiters poll until it works again
             self._rests_until_s = time.monotonic() + _REST_S
         finally:
             self.hears = False
@@ -163,14 +164,14 @@ class _Ear:
                 with contextlib.suppress(Exception):
                     connection.close()
             for waiter in waiters:
-                waiter.wake()  # to look, and to wait anew
+                waiter.wake()  # it checks its key and waits again
 
     def _connect(self) -> Any:
-        """A connection that is in no pool; None: it would hear nothing, or is not wanted."""
+        """Return a connection outside of the pools, or None if listening is useless or over."""
         connection = self._database.lone_connection()
         with self._mutex:
             self._connection = connection
-        # Behind a pooler of transactions what listens is a session that another has by then.
+        # Behind a transaction pooler, LISTEN runs in a session that then serves another client.
         if self._is_closed or _is_pooled(connection):
             self._rests_until_s = time.monotonic() + _REST_OF_POOLED_S
             connection.close()
@@ -179,7 +180,7 @@ class _Ear:
 
     def _listen(self, connection: Any) -> None:
         connection.execute(f"listen {CHANNEL}")
-        proof = f" {os.urandom(12).hex()}"  # no name of a key has a blank at its start
+        proof = f" {os.urandom(12).hex()}"  # names of keys do not start with a blank
         self._database.ask(f"select pg_notify('{CHANNEL}', %(proof)s::text)", {"proof": proof})
         while not self._is_over():
             for note in connection.notifies(timeout=_LOOK_EVERY_S, stop_after=1):
@@ -189,7 +190,10 @@ class _Ear:
                     self._wake(note.payload)
 
     def _is_over(self) -> bool:
-        """Whether nobody has waited for a while. Those who come now start anew."""
+        """Return True if it was closed, or no waiter came for `_LINGER_S`.
+
+        A waiter that comes later starts a new thread.
+        """
         with self._mutex:
             if self._waiters and not self._is_closed:
                 return False
@@ -206,7 +210,7 @@ class _Ear:
 
 
 def _shut(connection: Any) -> None:
-    """End what waits on this connection's socket, in whatever thread."""
+    """Shut the connection's socket down, which ends a read in another thread."""
     with contextlib.suppress(Exception):  # closed already
         shared = socket.socket(fileno=os.dup(connection.fileno()))
         try:

@@ -1,4 +1,4 @@
-"""Who waits for a key where nobody can tell of its release looks for itself."""
+"""Polling: how a waiter finds a free key if no server notifies it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 
 __all__ = ["WAIT_SLICE_S", "longer_pauses_s", "look_until"]
 
-# One wait lasts so long at most: the caller then asks again, so that a wake-up that got lost, or a
-# lease that ran out, costs a second and no more.
+# Longest time of one wait. The caller then tries again, so a lost notification or an expired lease
+# costs at most a second.
 WAIT_SLICE_S = 1.0
 _FIRST_LOOK_S, _LAST_LOOK_S = 0.02, 0.25
 
 
 def look_until(is_free: Callable[[], bool], *, ends_s: float) -> None:
-    """Block until it is free, or until `ends_s` on the monotonic clock."""
+    """Block until `is_free()` returns True, or until `ends_s` on the monotonic clock."""
     for pause_s in longer_pauses_s():
         if is_free():
             return
@@ -25,7 +25,7 @@ def look_until(is_free: Callable[[], bool], *, ends_s: float) -> None:
 
 
 def longer_pauses_s() -> Iterator[float]:
-    """For how long to wait between two looks: each time twice as long, up to four a second."""
+    """Yield pauses between two checks. Each is twice as long as the last, up to 0.25 s."""
     pause_s = _FIRST_LOOK_S
     while True:
         yield pause_s

@@ -1,8 +1,8 @@
-"""The steps on MariaDB 10.6 and MySQL 8.0 or later, by PyMySQL: one to five statements each.
+"""The operations on MariaDB 10.6 and MySQL 8.0 or later with PyMySQL.
 
-One key, which is the usual: taken by one statement on MariaDB and two on MySQL, freed by one.
-Several keys are a transaction that locks their rows in order. A thousand renewals are four
-statements. Nobody can be told of a release there: waiters look for themselves.
+To take a single key needs one statement on MariaDB and two on MySQL; to free it needs one. Several
+keys need a transaction that locks their rows in sorted order. A thousand renewals need four
+statements. These databases send no notifications, so waiters poll.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from taskguard.lock_table.steps import Found, Row, Steps, shares_in
 
 __all__ = ["MySQLSteps", "ddl_statements"]
 
-# Bytes compare as they are, blanks at the end included, whatever the collations are.
+# Binary columns: equality does not depend on collations, and trailing blanks count.
 _TABLE = """\
 create table if not exists taskguard_locks (
     `key` varbinary(2048) not null primary key,
@@ -28,9 +28,9 @@ create table if not exists taskguard_locks (
     wanted_until bigint not null
 ) engine = InnoDB"""
 
-# Of the statement's start. Not UNIX_TIMESTAMP(): local time has an hour twice in autumn.
+# The time at the statement's start. Not UNIX_TIMESTAMP(): local time repeats an hour in autumn.
 _NOW = "timestampdiff(microsecond, '1970-01-01', utc_timestamp(6))"
-# Each assignment sees what those before it have made: the owner is new where it was granted.
+# Each assignment sees the results of earlier ones: after a grant, `owner` is the new owner.
 _TAKE = f"""\
 insert into taskguard_locks (`key`, owner, until, fence, wanted_until)
 values (%(key)s, %(owner)s, {_NOW} + %(ttl_us)s, if(%(fenced)s, {_NOW}, 0), 0)
@@ -68,7 +68,7 @@ values {rows} on duplicate key update until = values(until)"""
 _CHANGE = """\
 update taskguard_locks set owner = %(owner)s, until = %(until)s, fence = %(fence)s
 where `key` = %(key)s"""
-# No lock has this key: those are written in characters that can be seen.
+# No lock has the key x'01': keys of locks consist of printable characters.
 _NOTE = f"""\
 update taskguard_locks set fence = {_NOW}
 where `key` = x'01' and not fence between {_NOW} - %(every_us)s and {_NOW}"""
@@ -81,22 +81,22 @@ _TUNED = "taskguard_locks"  # a key of the `info` that SQLAlchemy keeps with a c
 
 
 def ddl_statements() -> list[str]:
-    """The table."""
+    """Return the statement that creates the table."""
     return [_TABLE]
 
 
 class MySQLSteps(Steps):
-    """By statements, on sessions that commit each one."""
+    """The operations as statements, on sessions with autocommit."""
 
     def __init__(self, database: Database, *, answer_s: float) -> None:
         if database.engine.dialect.driver != "pymysql":
             raise ConfigurationError(
-                f"Locks in a table of MariaDB and MySQL go by PyMySQL, not {database.engine.driver}"
-                ": write mariadb+pymysql:// or mysql+pymysql:// in their URL."
+                f"A lock table on MariaDB or MySQL needs PyMySQL, not {database.engine.driver}: "
+                "write mariadb+pymysql:// or mysql+pymysql:// in its URL."
             )
         self._database = database
         self._answer_s = answer_s
-        self._keeps_tokens = False  # where the last lock had one, the next to be freed has, too
+        self._keeps_tokens = False  # whether the last lock had a token: the next probably has, too
 
     def take(
         self, keys: list[str], owner: str, *, ttl_us: int, fenced: bool, waits_us: int
@@ -113,7 +113,7 @@ class MySQLSteps(Steps):
                 cursor.execute(_SEE, values)
             row = cursor.fetchone()
         if row is None or row[1].decode() == owner:
-            # No row: it was taken, and has been freed since; only the same owner's other call does.
+            # No row: the key was taken and freed since. Only another call of this owner frees it.
             return Found(row[0] if row else 0)
         return Found(None, keys[0], row[1].decode(), row[2])
 
@@ -241,7 +241,7 @@ class MySQLSteps(Steps):
                 cursor.execute(_NOTE, {"every_us": every_us}) or cursor.execute(_NOTE_FIRST)
             ):
                 return 0
-            # Not in one: a DELETE locks each row that it reads.
+            # Two statements, because a DELETE locks each row that it reads.
             cursor.execute(_FIND_OLD, {"older_us": older_us, "most": most})
             keys = [row[0] for row in cursor.fetchall()]
             if not keys:
@@ -250,7 +250,7 @@ class MySQLSteps(Steps):
 
     @contextmanager
     def _session(self) -> Iterator[Any]:
-        """A cursor whose statements each commit."""
+        """Yield a cursor with autocommit."""
         with (
             self._database.locking(self._answer_s) as (connection, kept),
             connection.cursor() as cursor,
@@ -264,7 +264,7 @@ class MySQLSteps(Steps):
 
     @contextmanager
     def _transaction(self) -> Iterator[Any]:
-        """A cursor whose statements are committed together at the end of the block."""
+        """Yield a cursor whose statements commit together at the end of the block."""
         with self._session() as cursor:
             cursor.execute("start transaction")
             try:
@@ -277,7 +277,7 @@ class MySQLSteps(Steps):
 
 
 class _Row:
-    """A lock as it stands."""
+    """A row of the table, as a statement read it."""
 
     __slots__ = ("fence", "is_held", "key", "now_us", "owner", "until")
 
@@ -288,7 +288,7 @@ class _Row:
 
     @property
     def shares(self) -> dict[str, int]:
-        """Who shares the key just now, until when."""
+        """Return each owner with a current share, and the end of its lease."""
         return {who: until for who, until in shares_in(self.owner).items() if until > self.now_us}
 
 
@@ -298,7 +298,7 @@ def _rows(cursor: Any, statement: str, *, keys: list[str]) -> list[_Row]:
 
 
 def _change(cursor: Any, row: _Row, shares: dict[str, int], fence: int) -> None:
-    """Write who shares the key of a row that is locked."""
+    """Write the shares of a key. The transaction has locked its row."""
     values = {"key": row.key, "until": max(shares.values(), default=0), "fence": fence}
     cursor.execute(_CHANGE, values | {"owner": json.dumps(shares) if shares else ""})
 

@@ -1,8 +1,8 @@
-"""The steps of a lock in a table: names and numbers for the database, waiting.
+"""`TableLocks`: converts keys and times for the database, renews in batches, and waits.
 
-Guarantees: whatever goes wrong comes out as LockServerUnavailableError, which says what to do and
-never a password; a call ends within a few seconds, also on a database that is frozen. Where nobody
-can be told of a release (no LISTEN), waiters look for themselves.
+Guarantees: every failure is raised as LockServerUnavailableError, which says what to do and never
+contains a password. A call ends within a few seconds even if the database is frozen. If the
+database has no LISTEN, waiters poll.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ __all__ = ["TableLocks"]
 
 logger = logging.getLogger("taskguard")
 
-# A waiter's mark outlives the slice by what a slow caller needs to ask again.
+# How long `wanted_until` lasts: longer than WAIT_SLICE_S, so that a slow caller can try again.
 _WANTED_US = 3_000_000
 _KEYS_PER_RENEWAL = 1_000
 _DAY_US = 86_400_000_000
-# One release in so many asks whether it is time to delete what is of no use any more.
+# One of this many releases checks whether old rows are due for deletion.
 _RELEASES_PER_LOOK = 200
 _FORGET_EVERY_US = 600_000_000
 _MOST_FORGOTTEN = 10_000
@@ -79,12 +79,12 @@ class TableLocks:
 
     @classmethod
     def beside(cls, ledger: Any) -> TableLocks:
-        """Locks in the database of a ledger, by its connections."""
+        """Return locks in a ledger's database, which use the ledger's connections."""
         database = getattr(ledger, "database", None)
         if not isinstance(database, Database):
             raise ConfigurationError(
-                "locks=ledger:// are locks in the ledger's database, and there is no ledger that "
-                "has one. Set a ledger, or write the database's URL in the place of ledger://."
+                "locks=ledger:// needs a ledger with a database, and none is set. Set a ledger, or "
+                "write the database's URL instead of ledger://."
             )
         return cls(database)
 
@@ -98,7 +98,7 @@ class TableLocks:
 
     @property
     def traits(self) -> Traits:
-        """Leases with tokens, also for several at once."""
+        """Leases with tokens; keys can be shared."""
         return Traits(shares=True, in_database=True, failover_s=self._database.failover_s)
 
     def acquire(
@@ -144,9 +144,10 @@ class TableLocks:
         )
 
     def release(self, keys: tuple[str, ...], owner: Owner, *, limit: int = 1) -> bool:
-        """Free the keys that are still the owner's and wake who waits for them.
+        """Free the keys that the owner still holds, and wake their waiters.
 
-        False if none was; True if a first attempt got no answer, for it may have freed them.
+        Return False if it held none. Return True if a first attempt got no answer, because that
+        attempt may have freed them.
         """
         again: list[None] = []
         names, me = _texts(keys), _text(str(owner))
@@ -169,11 +170,11 @@ class TableLocks:
         )
 
     def renew(self, holds: Sequence[Hold]) -> list[str]:
-        """Renew many leases, a thousand keys in a statement, which shares have of their own.
+        """Renew many leases: 1,000 keys in a statement, and shares in statements of their own.
 
-        SKIPPED where somebody has a row locked, which usually takes no longer than a moment: those
-        are asked for once more. Where a later batch gets no answer, the whole call raises: the
-        leases of the earlier ones are renewed all the same.
+        If another transaction has locked a row, usually for a moment only, its lease is tried a
+        second time, and is then SKIPPED. If a batch gets no answer, the call raises; the leases of
+        earlier batches are renewed nevertheless.
         """
         shares = [at for at, hold in enumerate(holds) if hold.limit != 1]
         if shares and len(shares) < len(holds):
@@ -203,7 +204,7 @@ class TableLocks:
         return answers
 
     def wait(self, key: str, owner: Owner, *, timeout_s: float, limit: int = 1) -> None:
-        """Block until the key may have been released, a second at most: then ask again."""
+        """Block until the key may have been released, or for a second. Then try to acquire it."""
         del owner
         if timeout_s <= 0:
             return
@@ -218,7 +219,8 @@ class TableLocks:
         with self._listener.waiting(name) as woken:
             pauses_s = longer_pauses_s()
             while True:
-                # In this order: a release after the look is heard, one before it is seen.
+                # Read `hears` before the check: the check sees an earlier release, and the
+                # listener hears a later one.
                 hears = woken.hears
                 left_s = ends_s - time.monotonic()
                 if has_room() or left_s <= 0:
@@ -227,7 +229,7 @@ class TableLocks:
                     return
 
     def holders(self, key: str) -> list[Holder]:
-        """Return the holders of a key, by one statement."""
+        """Return the holders of a key, read by one statement."""
         row = self._answers.of(lambda: self._steps.see(_text(key)))
         if row is None:
             return []
@@ -243,7 +245,7 @@ class TableLocks:
         return self._answers.of(lambda: health.check(self._database))
 
     def close(self) -> None:
-        """Close idle connections; those of a ledger are the ledger's to close."""
+        """Close idle connections, except those of a ledger, which the ledger closes."""
         if self._listener is not None:
             self._listener.close()
         if self._owns_database:
@@ -252,16 +254,16 @@ class TableLocks:
     # -- the table itself ---------------------------------------------------------------------
 
     def create_table(self, *, unlogged: bool = False) -> None:
-        """Create the table, and its functions, where they are missing.
+        """Create the table and its functions if they are missing.
 
         Args:
-            unlogged: on PostgreSQL, without a log: no commit waits for a disk, and a crash of the
-                server empties the table. With a ledger that is what to choose.
+            unlogged: create an UNLOGGED table on PostgreSQL. Commits do not wait for the disk, and
+                a crash of the server empties the table. Recommended with a ledger.
         """
         table.make(self._database, unlogged=unlogged)
 
     def forget(self, *, older_than_s: float = 86_400.0) -> int:
-        """Delete rows that nobody has held, and tokens that nobody has asked for, since then."""
+        """Delete rows whose lease and token are older than this; return how many."""
         check_number("older_than_s", older_than_s, at_least=3_600.0)
         gone = 0
         while True:
@@ -277,12 +279,12 @@ class TableLocks:
     def _forget_in_passing(self) -> None:
         try:
             self._steps.forget(older_us=_DAY_US, every_us=_FORGET_EVERY_US, most=_MOST_FORGOTTEN)
-        except Exception as error:  # noqa: BLE001  # the lock is released, and that is what counts
-            logger.debug("%r: old rows stay for now: %s", self, error)
+        except Exception as error:  # noqa: BLE001  # the lock is released already
+            logger.debug("%r: old rows were not deleted: %s. It tries again later.", self, error)
 
 
 def _text(text: str) -> str:
-    """As it stands in the table: usual texts as they are, whatever the database can store."""
+    """Return the text in ASCII, as the table stores it. ASCII stays as it is."""
     return text.encode("unicode_escape").decode("ascii")
 
 
@@ -291,7 +293,7 @@ def _texts(keys: Sequence[str]) -> list[str]:
 
 
 def _read(text: str) -> str:
-    """The text that stands so in the table; what somebody else wrote there is no reason to fail."""
+    """Return the text that `_text()` encoded. Tolerate values that taskguard did not write."""
     return text.encode("ascii", "replace").decode("unicode_escape", "replace")
 
 

@@ -1,9 +1,9 @@
-"""What a kind of database is asked for: each of these is one transaction, and may be asked twice.
+"""The operations of a lock table: each is one transaction and may be repeated.
 
-Who shares a key stands in the place of its owner: a JSON object, of each until when, as a text.
+The owner of a shared key is a JSON object in text form: the end of the lease for each owner.
 
-Texts are ASCII here, keys are in their order, times µs. An answer that did not come is one of
-`ledger.connections.database`'s errors.
+Texts are ASCII here, keys are sorted, and times are in µs. Failures are the errors of
+`ledger.connections.database`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["Found", "Row", "Steps", "shares_in"]
 
 
 class Found(NamedTuple):
-    """What came of `take()`: a token, or else the key that is taken, by whom, and for how long."""
+    """The answer of `take()`: a token, or the first taken key, its holder and remaining time."""
 
     token: int | None
     taken: str | None = None
@@ -35,73 +35,73 @@ class Row(NamedTuple):
 
     @property
     def is_shared(self) -> bool:
-        """Whether its holders share the key."""
+        """Return whether the row is of a shared key."""
         return self.owner.startswith("{")
 
     @property
     def holders(self) -> dict[str, int]:
-        """Each holder, and how many µs its lease still lasts."""
+        """Return the remaining µs of each holder's lease."""
         ends = shares_in(self.owner) if self.is_shared else {self.owner: self.until_us}
         return {each: end - self.now_us for each, end in ends.items() if end > self.now_us}
 
 
 class Steps(ABC):
-    """The table, as one kind of database is asked for it."""
+    """The operations on the table, for one kind of database."""
 
     @abstractmethod
     def take(
         self, keys: list[str], owner: str, *, ttl_us: int, fenced: bool, waits_us: int
     ) -> Found:
-        """All keys or none; not `fenced`: the token is of no meaning."""
+        """Take all keys or none. If not `fenced`, the token has no meaning."""
 
     @abstractmethod
     def free(self, keys: list[str], owner: str) -> int:
-        """How many of them were the owner's."""
+        """Free the keys that the owner holds; return how many."""
 
     @abstractmethod
     def hand_over(self, keys: list[str], owner: str, *, to: str, ttl_us: int) -> int:
-        """How many of them are `to`'s."""
+        """Hand the owner's keys over to `to`; return how many `to` holds then."""
 
     @abstractmethod
     def renew(self, holds: Sequence[tuple[list[str], str, int]]) -> str:
-        """One letter for each lease (keys, owner, ttl), which are at least one.
+        """Renew one or more leases (keys, owner, ttl); return one letter for each.
 
-        R renewed, G gone, T taken, S a row is locked by somebody.
+        R: renewed, G: gone, T: taken, S: another transaction has locked a row.
         """
 
     @abstractmethod
     def see(self, key: str) -> Row | None:
-        """Read its row, without a lock."""
+        """Read the key's row without locking it."""
 
     @abstractmethod
     def share(
         self, key: str, owner: str, *, ttl_us: int, fenced: bool, waits_us: int, most: int
     ) -> Found:
-        """A share of the key, where fewer than `most` hold it."""
+        """Take a share of the key if fewer than `most` owners hold one."""
 
     @abstractmethod
     def unshare(self, key: str, owner: str) -> bool:
-        """Whether it had a share, which has ended."""
+        """End the owner's share; return whether it had one."""
 
     @abstractmethod
     def renew_shares(self, shares: Sequence[tuple[str, str, int]]) -> str:
-        """As `renew()`, for shares (key, owner, ttl)."""
+        """Renew shares (key, owner, ttl); return the letters of `renew()`."""
 
     def has_room(self, key: str, *, most: int) -> bool:
-        """Whether fewer than `most` hold it."""
+        """Return whether fewer than `most` owners hold the key."""
         row = self.see(key)
         return row is None or len(row.holders) < most
 
     @abstractmethod
     def forget(self, *, older_us: int, every_us: int, most: int) -> int:
-        """Delete rows of no use for `older_us`, at most so many; how many those were.
+        """Delete at most `most` rows that were unused for `older_us`; return how many.
 
-        `every_us` > 0: nothing, if that has been done since.
+        If `every_us` > 0, do nothing if a process did so in the last `every_us`.
         """
 
 
 def shares_in(owner: str) -> dict[str, int]:
-    """Who shares the key, until when in µs, by the owner in its row; {} where one has it alone."""
+    """Return each sharing owner with the end of its lease in µs; {} if the key is not shared."""
     if not owner.startswith("{"):
         return {}
     return {who: int(until_us) for who, until_us in json.loads(owner).items()}

@@ -1,6 +1,6 @@
-"""The table, and on PostgreSQL the functions: made by `taskguard locks create`, or as SQL.
+"""Creates the table and, on PostgreSQL, its functions: `taskguard locks create`, or as SQL.
 
-Guarantees: several that create it at once make it once; asked again it changes no row.
+Guarantees: concurrent calls create the table once. A repeated call changes no row.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TRIES = 5
 
 
 def make(database: Database, *, unlogged: bool = False) -> None:
-    """Create what is missing; see `TableLocks.create_table`."""
+    """Create the table and its functions if missing; see `TableLocks.create_table`."""
     kind = database.engine.dialect.name
     statements = _statements(kind, unlogged=unlogged)
     for left in range(_TRIES, -1, -1):
@@ -33,31 +33,34 @@ def make(database: Database, *, unlogged: bool = False) -> None:
 
 
 def ddl_statements(url: str, *, unlogged: bool = False) -> list[str]:
-    """The SQL that makes the table of locks, one statement after the other, for a migration.
+    """Return the SQL statements that create the lock table, for a migration.
 
     Args:
-        url: a SQLAlchemy URL, of which only the kind of database matters.
-        unlogged: on PostgreSQL, without a log; see `TableLocks.create_table`.
+        url: a SQLAlchemy URL. Only the kind of database matters.
+        unlogged: create an UNLOGGED table on PostgreSQL; see `TableLocks.create_table`.
 
     Raises:
-        ConfigurationError: the URL cannot be read, or is of a database without such a table.
+        ConfigurationError: the URL cannot be read, or taskguard has no lock table for its database.
     """
     kind = read_url(url).get_backend_name()
     return _statements(kind, unlogged=unlogged)
 
 
 def is_there(database: Database) -> bool:
-    """Whether the database has a table of locks."""
+    """Return whether the database has a lock table."""
     with database.transaction() as db:
         return sa.inspect(db).has_table("taskguard_locks")
 
 
 def refuse_other_kinds(kind: str) -> None:
-    """Raise ConfigurationError for a database that has no table of locks."""
+    """Raise ConfigurationError if taskguard has no lock table for this kind of database."""
     if kind not in ("postgresql", "mysql", "mariadb"):
-        instead = "set locks=None, and the ledger alone decides" if kind == "sqlite" else ""
-        others = "PostgreSQL, MariaDB and MySQL have such a table"
-        raise ConfigurationError(f"There is no table of locks in {kind}: {instead or others}.")
+        advice = (
+            "Set locks=None: the ledger alone decides"
+            if kind == "sqlite"
+            else "Use PostgreSQL, MariaDB or MySQL"
+        )
+        raise ConfigurationError(f"taskguard has no lock table for {kind}. {advice}.")
 
 
 def _statements(kind: str, *, unlogged: bool) -> list[str]:
@@ -65,5 +68,5 @@ def _statements(kind: str, *, unlogged: bool) -> list[str]:
     if kind == "postgresql":
         return postgresql.ddl_statements(unlogged=unlogged)
     if unlogged:
-        raise ConfigurationError(f"A table without a log is PostgreSQL's alone, not {kind}'s.")
+        raise ConfigurationError(f"UNLOGGED tables are not available on {kind}: remove unlogged.")
     return mysql.ddl_statements()

@@ -50,7 +50,7 @@ NO_LIMIT = 1_000_000_000
 
 @value
 class Traits:
-    """What a provider's locks can do.
+    """The abilities of a provider's locks.
 
     Attributes:
         session: leases end with the provider's session: `close()` and a lost session free them.
@@ -118,8 +118,8 @@ class Holder:
 
     Attributes:
         key: the key that it holds.
-        owner: the holder; NOBODY where `Traits.owners` is False and another session holds the key.
-        fence: the token of its grant; 0 where no token was asked for.
+        owner: the holder; NOBODY if `Traits.owners` is False and another session holds the key.
+        fence: the token of its grant; 0 if no token was requested.
         remaining_s: how long its lease lasts at most.
         shared: whether others may hold the key at the same time.
     """
@@ -171,7 +171,7 @@ class LockProvider(Protocol):
 
     @property
     def traits(self) -> Traits:
-        """What these locks can do."""
+        """The abilities of these locks."""
         ...
 
     def acquire(
@@ -183,7 +183,7 @@ class LockProvider(Protocol):
         keys. `wait_s` > 0 tells the server that a refused caller will `wait()` for that time, so
         that a release wakes it. The caller acquires again with the same owner, every second at
         least, until it is granted the keys or gives up by `release()`. So it keeps its position
-        among the waiters. Of several keys it waits for the one that `Held` names.
+        among the waiters. If there are several keys, it waits for the one that `Held` names.
         """
         ...
 
@@ -215,7 +215,7 @@ class LockProvider(Protocol):
         ...
 
     def holders(self, key: str) -> list[Holder]:
-        """Return the holders of a key, of which a shared one has several. Changes nothing."""
+        """Return the holders of a key: several if it is shared. Change nothing."""
         ...
 
     def check(self) -> list[Finding]:

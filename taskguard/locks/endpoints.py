@@ -1,4 +1,4 @@
-"""Lock servers with several endpoints: their URLs, and which endpoint is asked.
+"""Lock servers with several endpoints: their URLs, and which endpoint gets a request.
 
 Guarantees
 * A URL that cannot be read is a ConfigurationError, which shows no part of the URL except its
@@ -7,8 +7,8 @@ Guarantees
   first.
 * If no endpoint answers, the LockServerUnavailableError names all of them.
 
-Does not guarantee that a request without an answer had no effect. So every step of a lock provider
-may be asked twice.
+Does not guarantee that a request without an answer had no effect. So every call of a lock provider
+may be repeated.
 """
 
 from __future__ import annotations
@@ -122,9 +122,9 @@ def parse_url(url: str, *, plain: str, tls: str, port: int) -> ServerUrl:
     found = [_HOST.fullmatch(each) for each in hosts.rstrip("/").split(",")]
     if not all(found) or (at and not user and not password) or "#" in rest:
         raise ConfigurationError(
-            f"The lock server's URL {scheme}://… cannot be read. It reads "
-            f"{scheme}://[user:password@]host[:port],host[:port]; characters such as / # ? @ : , "
-            "in a password are percent-encoded (urllib.parse.quote)."
+            f"The lock server's URL {scheme}://… cannot be read. Write "
+            f"{scheme}://[user:password@]host[:port],host[:port], and percent-encode characters "
+            "such as / # ? @ : , in a password (urllib.parse.quote)."
         )
     endpoints = tuple(
         Endpoint(match["host"].strip("[]"), int(match["port"] or port)) for match in found if match

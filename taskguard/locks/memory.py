@@ -1,8 +1,8 @@
 """Locks in the memory of one process: for tests of programs that use taskguard.
 
 Guarantees what every provider guarantees, among the threads of this process, and passes the same
-contract suite; who waits, also to share a key, is served in the order in which they came. Does not
-guarantee anything to another process: a forked worker has its own locks.
+contract suite. Waiters get a key or a share in the order in which they came. Does not guarantee
+anything to another process: a forked worker has its own locks.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ __all__ = ["MemoryLocks"]
 
 _WAIT_SLICE_S = 1.0
 _POLL_S = 0.005
-# A key that was freed is kept for the first who waits, until it comes, for so long at most.
+# A freed key is reserved for its first waiter for this long.
 _GRACE_S = 0.05
-# Whoever waits asks again every second. Who is late is passed over, and then out of the line.
+# A waiter tries again every second. A late one is passed over, and later removed from the line.
 _LATE_S = 1.5
 _GONE_S = 3.0
 
@@ -52,11 +52,11 @@ class MemoryLocks:
         self._clock = clock
         self._mutex = threading.Lock()
         self._locks: dict[str, _Lock] = {}
-        # Who shares a key, and until when; nobody has it alone then.
+        # The owners that share a key, with the ends of their leases. Such a key is not in `_locks`.
         self._shares: dict[str, dict[Owner, float]] = {}
         self._fences: dict[str, int] = {}
-        # Who waits for a key, in the order in which they came. The lock of a key whose owner is
-        # still in the line is only kept for it; so is a share.
+        # The waiters of a key, in the order in which they came. If the owner of a lock or a share
+        # is still in the line, the lock or share is only reserved for it.
         self._lines: dict[str, dict[Owner, _Waiter]] = {}
         self._hints: set[str] = set()
 
@@ -65,7 +65,7 @@ class MemoryLocks:
 
     @property
     def traits(self) -> Traits:
-        """Leases with tokens, also for several at once, first come, first served; with hints."""
+        """Fair leases with tokens and hints, which several owners can share."""
         return Traits(fair=True, shares=True, hints=True)
 
     def acquire(
@@ -99,14 +99,17 @@ class MemoryLocks:
                     return self._refuse(keys, key, owner, lock, now_s, waits=wait_s > 0)
                 again = again and lock is not None and lock.owner == owner
             for key in keys:
-                self._shares.pop(key, None)  # which were only kept, for those behind
+                self._shares.pop(key, None)  # these were only reserved, for later waiters
                 self._locks[key] = _Lock(owner, now_s + ttl_s)
-                again = not self._leave(key, owner) and again  # kept for it is not held
+                again = not self._leave(key, owner) and again  # a reserved key was not held
             return Granted(self._token(keys, again=again) if with_fence else 0, ttl_s)
 
     def release(self, keys: tuple[str, ...], owner: Owner, *, limit: int = 1) -> bool:
-        """Free the keys that are still the owner's, and leave their lines; False if none was."""
-        del limit  # it is known
+        """Free the keys that the owner still holds, and leave their lines.
+
+        Return False if the owner held none.
+        """
+        del limit  # the shares are known here
         with self._mutex:
             now_s = self._clock.monotonic_s()
             freed = False
@@ -123,7 +126,7 @@ class MemoryLocks:
             return freed
 
     def leave_hint(self, key: str) -> bool:
-        """Leave a hint for whoever releases the key next; whether it is free."""
+        """Leave a hint for the next release of the key. Return whether the key is free."""
         with self._mutex:
             self._hints.add(key)
             return self._is_free(key, self._clock.monotonic_s())
@@ -132,7 +135,7 @@ class MemoryLocks:
         return self._standing(key, now_s) is None and not self._sharing(key, now_s)
 
     def release_and_take_hint(self, key: str, owner: Owner) -> tuple[bool, bool]:
-        """Release, and take the hint that was left."""
+        """Release the key, and take its hint."""
         freed = self.release((key,), owner)
         with self._mutex:
             hint = key in self._hints
@@ -145,7 +148,7 @@ class MemoryLocks:
     def acquire_called(
         self, key: str, owner: Owner, *, ttl_s: float, wait_s: float
     ) -> Granted | Held:
-        """Take a key, also where it is kept for whoever was called."""
+        """Take a key, even if it is reserved for a promoted message."""
         self.hand_over((key,), CALLED, to=owner, ttl_s=ttl_s)
         return self.acquire((key,), owner, ttl_s=ttl_s, with_fence=False, wait_s=wait_s)
 
@@ -159,14 +162,14 @@ class MemoryLocks:
             return bool(mine or handed)
 
     def renew(self, holds: Sequence[Hold]) -> list[str]:
-        """Renew many leases; one `Renewal` constant for each, in order."""
+        """Renew many leases. Return one `Renewal` constant for each, in order."""
         with self._mutex:
             return [self._renew(hold) for hold in holds]
 
     def wait(self, key: str, owner: Owner, *, timeout_s: float, limit: int = 1) -> None:
-        """Block until the key may be the owner's, a second at most: then ask again."""
-        del limit  # it is known of who is in the line
-        # Sleeps by the clock, so that a clock of a test's own moves on.
+        """Block until the owner may get the key, or for a second. Then try to acquire it."""
+        del limit  # the line knows the waiter's limit
+        # Sleep by this object's clock, so that a test's own clock advances.
         until_s = self._clock.monotonic_s() + min(timeout_s, _WAIT_SLICE_S)
         while (left_s := until_s - self._clock.monotonic_s()) > 0:
             if self._is_turn(key, owner):
@@ -198,7 +201,7 @@ class MemoryLocks:
             self._hints.clear()
 
     def held(self) -> dict[str, Owner]:
-        """Who holds what just now, or has it kept until it comes; of those who share, one."""
+        """Return the owner of each key that is held or reserved; one owner of a shared key."""
         with self._mutex:
             now_s = self._clock.monotonic_s()
             alone = {k: lock.owner for k, lock in self._locks.items() if now_s < lock.until_s}
@@ -246,7 +249,7 @@ class MemoryLocks:
     # -- a key that is shared -----------------------------------------------------------------
 
     def _sharing(self, key: str, now_s: float) -> dict[Owner, float]:
-        """Who shares the key just now, or has a share kept until it comes."""
+        """Return the owners that share the key, or for which a share is reserved."""
         held = self._shares.get(key)
         if held is None:
             return {}
@@ -267,12 +270,12 @@ class MemoryLocks:
         *,
         waits: bool,
     ) -> Granted | Held:
-        """Come in where fewer than `limit` hold the key, and nobody waits who came before."""
+        """Take a share if fewer than `limit` owners hold the key and no earlier waiter waits."""
         line = self._lines.get(key)
         held = self._sharing(key, now_s)
         may = owner in held
         if not may and line is not None:
-            self._join(key, owner, limit, now_s)  # also for this moment alone
+            self._join(key, owner, limit, now_s)  # if it does not wait, it leaves again below
             if self._standing(key, now_s) is None:
                 self._keep_for_first(key, now_s)
             may = owner in self._sharing(key, now_s)
@@ -282,22 +285,25 @@ class MemoryLocks:
         if not may:
             lock = self._standing(key, now_s)
             if lock is None:
-                first = min(held, key=lambda each: held[each])  # whose end makes room
+                first = min(held, key=lambda each: held[each])  # its share ends first
                 lock = _Lock(first, held[first])
             if not waits:
                 self._leave(key, owner)
             return self._refuse((key,), key, owner, lock, now_s, waits=waits, limit=limit)
         kept = self._lines.get(key, {})
-        beside = any(each not in kept for each in held)  # if it holds it itself, that is again
+        # Whether any owner, this one included, holds a share that is not only reserved.
+        beside = any(each not in kept for each in held)
         self._shares.setdefault(key, {})[owner] = now_s + ttl_s
         self._leave(key, owner)
         return Granted(self._token((key,), again=beside) if with_fence else 0, ttl_s)
 
-    # -- the line of those who wait -----------------------------------------------------------
+    # -- the line of waiters ------------------------------------------------------------------
 
     def _keep_for_first(self, key: str, now_s: float) -> _Lock | None:
-        """Keep a key for the first in its line who is not late, if it may come in beside those who
-        share it; then also for those behind it who may. Answers whom it called first.
+        """Reserve a key for the first waiter that is not late.
+
+        If the waiter wants a share, reserve one if there is room, and continue with the waiters
+        behind it. Return the first reservation.
         """
         line = self._lines.get(key, {})
         held = len(self._sharing(key, now_s))
@@ -307,8 +313,8 @@ class MemoryLocks:
                 self._leave(key, owner)
             elif now_s < waiter.late_at_s:
                 if held >= waiter.limit:
-                    break  # and nobody behind it comes in before it
-                waiter.late_at_s = now_s  # it is not called again before it has asked
+                    break  # later waiters do not overtake it
+                waiter.late_at_s = now_s  # no second reservation before it has tried again
                 lock = _Lock(owner, now_s + _GRACE_S)
                 first = first or lock
                 if waiter.limit == 1:
@@ -319,7 +325,7 @@ class MemoryLocks:
         return first
 
     def _may_take(self, key: str, owner: Owner, lock: _Lock) -> bool:
-        """Whether it has the lock, or comes before the one in the line for whom it is kept."""
+        """Return whether the owner has the lock, or waits before the owner it is reserved for."""
         line = list(self._lines.get(key, ()))
         if lock.owner == owner:
             return True
@@ -337,7 +343,7 @@ class MemoryLocks:
         waits: bool,
         limit: int = 1,
     ) -> Held:
-        """It waits for the key that is taken, and keeps no other one from those who wait."""
+        """Let the owner wait for the taken key only, and give up reservations of other keys."""
         for key in keys:
             if key != taken:
                 self._step_back(key, owner, now_s)
@@ -362,13 +368,13 @@ class MemoryLocks:
             waiter.late_at_s, waiter.gone_at_s = now_s + _LATE_S, now_s + _GONE_S
 
     def _step_back(self, key: str, owner: Owner, now_s: float) -> bool:
-        """Wait no longer; what is kept for it goes to the next. Whether it was in the line."""
+        """Leave the line, and pass a reservation on. Return whether the owner was in the line."""
         waited = self._leave(key, owner)
         if waited and self._owned((key,), owner):
             del self._locks[key]
             self._keep_for_first(key, now_s)
         elif waited and self._standing(key, now_s) is None:
-            self._keep_for_first(key, now_s)  # those behind it may come in beside who shares it
+            self._keep_for_first(key, now_s)  # waiters behind it may get a share now
         return waited
 
     def _leave(self, key: str, owner: Owner) -> bool:

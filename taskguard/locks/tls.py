@@ -24,14 +24,14 @@ _Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
 class Tls:
-    """The authorities to believe, and the certificate to show; both by the paths of PEM files.
+    """The trusted authorities and the client's certificate, as paths of PEM files.
 
     Raises ConfigurationError if the files cannot be used.
     """
 
     def __init__(self, files: Mapping[str, str]) -> None:
         self._files = {name: files[name] for name in FILES if name in files}
-        # Where no file is given it is the system's authorities, which are replaced as well.
+        # Without a file of authorities, watch the system's file, which updates replace, too.
         system = ssl.get_default_verify_paths().cafile
         watched = [*self._files.values(), *([] if "ca" in files or system is None else [system])]
         self._watched = tuple(watched)
@@ -65,7 +65,7 @@ class Tls:
                     error,
                 )
             return context
-        # Read before the files: what changes meanwhile is found by the next connection.
+        # `now` was read before the files. If a file changes meanwhile, the next connection sees it.
         self._read = now, context
         return context
 

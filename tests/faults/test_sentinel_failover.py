@@ -230,7 +230,7 @@ class TestWorksAgain:
         started = time.monotonic()
         with pytest.raises(LockServerUnavailableError) as caught:
             take(locks)
-        said = "is down, say its Sentinels" in str(caught.value)  # unless they were late
+        said = "is down according to its Sentinels" in str(caught.value)  # unless they were late
         return time.monotonic() - started if said else math.inf
 
     def test_a_replaced_master_is_left_though_it_goes_on_granting(self, group: Group) -> None:

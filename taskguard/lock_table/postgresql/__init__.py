@@ -1,9 +1,10 @@
-"""The steps on PostgreSQL 14 or later, by psycopg: each is one statement, one round trip,
-but for what is freed and was not as it usually is: two.
+"""The operations on PostgreSQL 14 or later with psycopg: one statement and one round trip each.
 
-Most call a function: what that reads after it waited for a row is what stands there by then, which
-a statement alone may not see. Functions have a number in their names, so that a new version's can
-stand beside the old.
+Freeing one key takes a second statement if the first guess, with or without a token, was wrong.
+
+Most operations call a function: after it has waited for a row, it reads the row's newest version,
+which a plain statement may not see. Function names end with a number, so that functions of a new
+version can exist together with the old ones.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ __all__ = ["CHANNEL", "PostgreSQLSteps", "array", "ddl_statements"]
 
 CHANNEL = "taskguard_locks"
 
-# Rows are small and change all the time: room beside them for their next versions, so that no index
-# is written, and a vacuum for a table that has few rows and many changes.
+# Rows are small and change often. The low fill factor leaves space for new row versions on a page,
+# so that updates need not write the index. Autovacuum is set for few rows and many changes.
 _TABLE = """\
 create {unlogged}table if not exists taskguard_locks (
     key text collate "C" primary key,
@@ -69,24 +70,24 @@ from taskguard_locks l where l.key = %(key)s::text"""
 
 
 def ddl_statements(*, unlogged: bool) -> list[str]:
-    """The table and its functions."""
+    """Return the statements that create the table and its functions."""
     texts = [(files(__package__) / f"{name}.sql").read_text("utf-8") for name in _FUNCTIONS]
     table = _TABLE.format(unlogged="unlogged " if unlogged else "")
     return [table, *(text.strip() for text in texts)]
 
 
 class PostgreSQLSteps(Steps):
-    """By functions."""
+    """The operations as calls of functions in the database."""
 
     def __init__(self, database: Database, *, answer_s: float) -> None:
         if database.engine.dialect.driver != "psycopg":
             raise ConfigurationError(
-                f"Locks in a table of PostgreSQL go by psycopg 3, not {database.engine.driver}: "
-                "write postgresql+psycopg:// in their URL."
+                f"A lock table on PostgreSQL needs psycopg 3, not {database.engine.driver}: "
+                "write postgresql+psycopg:// in its URL."
             )
         self._database = database
         self._answer_s = answer_s
-        self._keeps_tokens = False  # where the last row had one, the next to be freed has, too
+        self._keeps_tokens = False  # whether the last row had a token: the next probably has, too
 
     def take(
         self, keys: list[str], owner: str, *, ttl_us: int, fenced: bool, waits_us: int
@@ -179,6 +180,6 @@ class PostgreSQLSteps(Steps):
 
 
 def array(elements: Sequence[str | int]) -> str:
-    """As PostgreSQL writes an array."""
+    """Return the elements as a PostgreSQL array literal."""
     quoted = (str(each).replace("\\", "\\\\").replace('"', '\\"') for each in elements)
     return '{"' + '","'.join(quoted) + '"}'

@@ -1,5 +1,5 @@
--- Deletes rows that nobody has held, and tokens that nobody has asked for, since `before_us`.
--- `every_us` > 0: only if that has not been done for so long, by anybody.
+-- Deletes rows whose lease and token are older than `older_us`. Returns how many.
+-- If `every_us` > 0, it does nothing if a process did so in the last `every_us`.
 create or replace function taskguard_locks_forget_1(
     older_us bigint, every_us bigint, most integer
 ) returns bigint
@@ -9,7 +9,7 @@ declare
     gone bigint;
 begin
     if every_us > 0 then
-        -- No lock has this key: those are written in characters that can be seen.
+        -- No lock has the key chr(1): keys of locks consist of printable characters.
         insert into taskguard_locks as l (key, owner, until, fence, wanted_until)
         values (chr(1), '', 0, now_us, 0)
         on conflict (key) do update set fence = excluded.fence

@@ -1,8 +1,8 @@
--- Frees the keys that are still the owner's, and answers how many those were. Nobody else changes
--- such a row but to leave a waiter's mark, which a change that met it reads anew: so one statement is
--- enough, and no function. Only where somebody waits it sends a notification: one in every
--- commit would let them pass one after the other. A row with a token stays, for the next one has to be
--- higher. The commit waits for no disk: a release that a crash undoes ends with its lease.
+-- Frees the keys that the owner still holds. Returns how many.
+-- One statement is enough: other processes only set `wanted_until` in such a row, and an update that
+-- waited for that reads the new version. It notifies only if a process waits, because PostgreSQL runs
+-- commits with notifications one after the other. A row with a token stays: the next token must be
+-- higher. The commit does not wait for the disk: if a crash undoes the release, the lease expires.
 with asked as materialized (
     select
         (extract(epoch from clock_timestamp()) * 1000000)::bigint as now_us,

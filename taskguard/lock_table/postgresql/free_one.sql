@@ -1,5 +1,6 @@
--- As free.sql, of one key without a token: a row for each that was freed. By an equal sign, for a
--- list is planned anew whenever it is asked for, which takes as long as all else.
+-- free.sql for one key without a token. Returns a row if the key was freed.
+-- It compares with `=` because PostgreSQL plans `= any (...)` anew for each call, which takes as long
+-- as the rest of the statement.
 delete from taskguard_locks l
 where l.key = %(key)s::text and l.owner = %(owner)s::text
     and l.until > extract(epoch from clock_timestamp()) * 1000000 and l.fence = 0

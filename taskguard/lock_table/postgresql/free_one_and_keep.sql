@@ -1,4 +1,4 @@
--- As free_one.sql, of one key with a token, whose row stays.
+-- free_one.sql for a key with a token. Its row stays.
 update taskguard_locks l set owner = '', until = 0
 where l.key = %(key)s::text and l.owner = %(owner)s::text
     and l.until > extract(epoch from clock_timestamp()) * 1000000 and l.fence > 0

@@ -1,5 +1,5 @@
--- Hands the keys that are still the finder's over to their true owner, whose renewals then go on.
--- Answers how many are the true owner's; asked twice it changes nothing.
+-- Hands the keys that the finder still holds over to their true owner, which can then renew them.
+-- Returns how many keys the true owner holds. A repeated call changes nothing.
 create or replace function taskguard_locks_hand_over_1(
     asked text[], me text, true_owner text, ttl_us bigint
 ) returns bigint

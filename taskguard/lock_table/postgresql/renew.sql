@@ -1,6 +1,6 @@
--- Renews many leases, each only where all of its keys are still its owner's. The arrays have one
--- element for each key. Answers one letter for each lease: R renewed, G gone (a key has no owner),
--- T taken by another, S somebody has locked a row, for whom the other leases must not wait.
+-- Renews many leases, each only if its owner still holds all of its keys. The arrays have one element
+-- for each key. Returns one letter for each lease: R: renewed, G: gone (a key has no owner), T: taken
+-- by another owner, S: another transaction has locked a row, and the other leases must not wait for it.
 create or replace function taskguard_locks_renew_1(
     holds integer[], asked text[], owners text[], ttls_us bigint[]
 ) returns text

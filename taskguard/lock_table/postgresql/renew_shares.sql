@@ -1,5 +1,6 @@
--- Renews many shares. The arrays have one element for each. Answers one letter for each: R renewed,
--- G gone (nobody holds its key), T others do, S somebody has locked its row.
+-- Renews many shares. The arrays have one element for each share. Returns one letter for each share:
+-- R: renewed, G: gone (the key has no holder), T: only other owners hold the key, S: another
+-- transaction has locked its row.
 create or replace function taskguard_locks_renew_shares_1(
     asked text[], owners text[], ttls_us bigint[]
 ) returns text

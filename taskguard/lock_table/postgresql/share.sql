@@ -1,6 +1,6 @@
--- Takes a share of a key for one owner while fewer than `most` hold it; the same owner gets the same
--- grant again. The row's owner is an object then: who shares the key, until when.
--- Answers its token, or by whom the key is taken and how long that lasts. One call: one transaction.
+-- Takes a share of a key for one owner if fewer than `most` owners hold it. If the owner has a share
+-- already, it gets the same grant again. The row's owner is then a JSON object: the end of the lease
+-- for each owner. Returns the token, or the holder and how long it keeps the key. One transaction.
 create or replace function taskguard_locks_share_1(
     asked text, me text, ttl_us bigint, fenced boolean, waits_us bigint, most bigint,
     out token bigint, out holder text, out left_us bigint

@@ -1,5 +1,5 @@
--- Takes all keys for one owner or none of them; the same owner gets the same grant again.
--- Answers its token, or the key that is taken, by whom and for how long. One call: one transaction.
+-- Takes all keys for one owner, or none. If the owner has them already, it gets the same grant again.
+-- Returns the token, or the first taken key, its holder and its remaining time. One transaction.
 create or replace function taskguard_locks_take_1(
     asked text[], me text, ttl_us bigint, fenced boolean, waits_us bigint,
     out token bigint, out taken text, out holder text, out left_us bigint
@@ -9,7 +9,7 @@ declare
 begin
     loop
         now_us := extract(epoch from clock_timestamp()) * 1000000;
-        -- One free key, which is the usual: rows without a token go with their locks, others stay.
+        -- The usual case, one free key. A release deletes a row without a token and keeps the others.
         if cardinality(asked) = 1 and not fenced then
             insert into taskguard_locks (key, owner, until, fence, wanted_until)
             values (asked[1], me, now_us + ttl_us, 0, 0)
@@ -33,8 +33,8 @@ begin
             end if;
         end if;
 
-        -- Most refusals are seen here, without a lock on a row. A waiter leaves its mark in the
-        -- holder's row, unless that was released meanwhile: then it is asked for once more.
+        -- Most refusals need no row lock. A waiter sets `wanted_until` in the holder's row. If the
+        -- holder released the key meanwhile, the loop starts again.
         select l.key, l.owner, l.until - now_us, l.wanted_until
         into taken, holder, left_us, wanted
         from taskguard_locks l
@@ -62,11 +62,11 @@ begin
                 end
             where l.owner = me or l.until <= now_us
             returning l.fence into token;
-            continue when not found;  -- another came in between
+            continue when not found;  -- another owner took the key meanwhile
             return;
         end if;
 
-        -- Everybody locks rows in the order of their keys, those that are new included.
+        -- Every call locks rows in the order of their keys, including new rows.
         insert into taskguard_locks (key, owner, until, fence, wanted_until)
         select k, '', 0, 0, 0 from unnest(asked) k order by k collate "C"
         on conflict do nothing;

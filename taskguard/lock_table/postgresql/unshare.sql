@@ -1,5 +1,5 @@
--- Ends an owner's share of a key, and says so where somebody waits. Answers whether it had one. The
--- commit waits for no disk: a release that a crash undoes ends with its lease.
+-- Ends an owner's share of a key, and notifies waiters. Returns whether the owner had a share.
+-- The commit does not wait for the disk: if a crash undoes the release, the lease expires.
 create or replace function taskguard_locks_unshare_1(asked text, me text) returns boolean
 language plpgsql as $body$
 declare

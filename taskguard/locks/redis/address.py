@@ -1,7 +1,7 @@
-"""Where a lock server is: from a URL, or a redis-py client, to what makes connections there.
+"""Parses the URL of a lock server, or a redis-py client, into a connection class and its options.
 
-Guarantees: what cannot be used is refused at once, with what to write instead; no message holds a
-password, nor a part of a URL that may be one.
+Guarantees: an unusable URL or client is refused at once, with advice. No message contains a
+password, or a part of a URL that may be one.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ _SCHEMES = {
 }
 _PORT = 6379
 _CERTIFICATES = ("none", "optional", "required")  # ssl_cert_reqs, as redis-py writes it
-# What redis-py's pools keep among their connections' options for RESP3 and client-side caches.
+# Prefixes of options in redis-py's pools that are for RESP3 and client-side caches.
 _POOL_OPTIONS = ("maint", "oss_cluster", "orig_", "event_dispatcher", "himport", "cache")
 
 
 def from_url(
     url: str, driver: Any, *, called: str | None = None
 ) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """The class of connections and its options; raises ConfigurationError.
+    """Return the class of connections and its options. Raises ConfigurationError.
 
-    `called`: the scheme as its user knows it, where the URL was made of another.
+    `called`: the scheme in the user's URL, if taskguard made this URL from another one.
     """
     scheme, separator, rest = url.partition("://")
     known = _SCHEMES.get(scheme.lower()) if separator else None
     if known is None:
-        # Shown only if it looks like one: a URL that is all wrong may begin with the password.
+        # The scheme is shown only if it looks like one: a wrong URL may begin with the password.
         named = f"{scheme}:// is not known" if scheme.isalpha() and separator else "no scheme"
         raise ConfigurationError(
-            f"The lock server's URL cannot be used ({named}). It reads "
-            "redis://[user:password@]host[:port][/database], rediss://… for TLS, or "
+            f"The lock server's URL cannot be used ({named}). Write "
+            "redis://[user:password@]host[:port][/database], rediss://… for TLS, "
             "unix:///path, sentinel://[user:password@]h1,h2,h3/name/0, or "
             "redis+cluster://host:port,host:port for a Redis Cluster."
         )
@@ -59,14 +59,14 @@ def from_url(
     try:
         parts = urlsplit(plain)
         database = parts.path.strip("/")
-        # redis-py would take what follows '#' or '?' in a password for something else, in silence.
+        # redis-py would silently misread a password that contains '#' or '?'.
         if parts.fragment or "@" in database + parts.query:
             raise ValueError
         if known != "unix" and database and not database.isdecimal():
             raise ValueError
         options = dict(driver.connection.parse_url(plain))
     except ValueError:
-        # Not chained: the driver's message quotes pieces of the URL, the password's among them.
+        # Not chained: the driver's message quotes pieces of the URL, perhaps of the password.
         raise unreadable(called or scheme) from None
     options.pop("max_connections", None)
     options.pop("timeout", None)
@@ -75,21 +75,21 @@ def from_url(
 
 
 def unreadable(scheme: str) -> ConfigurationError:
-    """What is said of a URL that is wrong after its scheme."""
+    """Return the error for a URL that is wrong after its scheme."""
     hosts, path = "host[:port]", "[/database number]"
     if scheme.startswith("sentinel"):
         hosts, path = "host[:port],host[:port],…", f"/name of the master{path}"
     return ConfigurationError(
-        f"The lock server's URL {scheme}://… cannot be read. It reads "
-        f"{scheme}://[user:password@]{hosts}{path}; characters such as / # ? @ : in a password "
-        "are percent-encoded (urllib.parse.quote)."
+        f"The lock server's URL {scheme}://… cannot be read. Write "
+        f"{scheme}://[user:password@]{hosts}{path}, and percent-encode characters such as "
+        "/ # ? @ : in a password (urllib.parse.quote)."
     )
 
 
 def take_options(url: str, *names: str) -> tuple[str, dict[str, str]]:
-    """A URL without these options, and what they were."""
+    """Remove these options from a URL. Return the URL and their values."""
     plain, mark, query = url.partition("?")
-    query, hash_mark, fragment = query.partition("#")  # which is wrong, and left to be said
+    query, hash_mark, fragment = query.partition("#")  # `from_url()` refuses a fragment later
     taken: dict[str, str] = {}
     left = []
     for piece in query.split("&"):
@@ -104,10 +104,10 @@ def take_options(url: str, *names: str) -> tuple[str, dict[str, str]]:
 
 
 def apart(url: str) -> tuple[str, str, str, str]:
-    """Scheme, credentials with their "@", hosts, and what comes after them, of a URL with several.
+    """Split a URL with several hosts into scheme, credentials with "@", hosts, and the rest.
 
-    urlsplit() refuses one whose second host is an IPv6 address: newer Pythons take a bracket at the
-    beginning only.
+    urlsplit() of newer Pythons refuses a URL whose second host is an IPv6 address, because it
+    accepts a bracket only at the beginning.
     """
     scheme, _, rest = url.partition("://")
     authority, tail = re.findall(r"^([^/?#]*)(.*)$", rest, re.DOTALL)[0]
@@ -116,9 +116,9 @@ def apart(url: str) -> tuple[str, str, str, str]:
 
 
 def cluster_from_url(url: str) -> tuple[str, list[tuple[str, int]]]:
-    """A URL of one server, and the addresses at which a cluster may be found; ConfigurationError.
+    """Return the URL of the first node, and the addresses of all nodes in the URL.
 
-    User, password and options are those of every node: the URL has the first one's address.
+    User, password and options are the same for every node. Raises ConfigurationError.
     """
     scheme, credentials, hosts, tail = apart(url)
     try:
@@ -131,12 +131,12 @@ def cluster_from_url(url: str) -> tuple[str, list[tuple[str, int]]]:
         if not all(host for host, _ in addresses):
             raise ValueError
     except ValueError:
-        # Not chained, and not quoted: a piece of it may be one of the password.
+        # Not chained and not quoted: a piece of the URL may be a piece of the password.
         raise ConfigurationError(
-            f"The lock server's URL {scheme}://… cannot be read. It reads "
-            f"{scheme}://[user:password@]host:port,host:port,…: some nodes of the cluster, by "
-            "which the others are found. Characters such as / # ? @ : in a password are "
-            "percent-encoded (urllib.parse.quote); a cluster has no database but 0."
+            f"The lock server's URL {scheme}://… cannot be read. Write "
+            f"{scheme}://[user:password@]host:port,host:port,… with some nodes of the cluster: "
+            "taskguard finds the others. Percent-encode characters such as / # ? @ : in a password "
+            "(urllib.parse.quote). A cluster has database 0 only."
         ) from None
     host, port = addresses[0]
     shown = f"[{host}]" if ":" in host else host
@@ -146,19 +146,19 @@ def cluster_from_url(url: str) -> tuple[str, list[tuple[str, int]]]:
 
 
 def from_client(client: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """The same of a redis-py client; raises ConfigurationError."""
+    """Return a redis-py client's class of connections and options. Raises ConfigurationError."""
     pool: Any = getattr(client, "connection_pool", None)
     kind = getattr(pool, "connection_class", None)
     if any(base.__module__.partition(".")[0] == "valkey" for base in type(client).__mro__):
         raise ConfigurationError(
             f"The client is a {type(client).__module__.partition('.')[0]}.{type(client).__name__} "
-            "of the package valkey, and locks speak to Valkey by the package redis. Give its URL "
-            "(valkey://host/1, valkeys:// for TLS), or a redis.Redis client of the same address."
+            "of the package valkey, but locks need the package redis, also for Valkey. Pass a URL "
+            "(valkey://host/1, valkeys:// for TLS), or a redis.Redis client for its address."
         )
     if kind is None or "asyncio" in type(client).__module__:
         raise ConfigurationError(
             f"A lock server is a URL or a synchronous redis.Redis client, not "
-            f"{type(client).__module__}.{type(client).__qualname__}. For a Redis Cluster give "
+            f"{type(client).__module__}.{type(client).__qualname__}. For a Redis Cluster pass "
             "its URL: redis+cluster://host:port,host:port."
         )
     options = {
@@ -166,13 +166,13 @@ def from_client(client: Any) -> tuple[Callable[..., Any], dict[str, Any]]:
         for name, value in pool.connection_kwargs.items()
         if not name.startswith(_POOL_OPTIONS)
     }
-    # From HELLO's time on, parser and protocol go together.
+    # The parser belongs to the protocol, which `quiet_options()` sets.
     options.pop("parser_class", None)
     return kind, options
 
 
 def refuse_unknown_certificates(options: dict[str, Any], address: str) -> None:
-    """redis-py says so only once it connects, and names no option."""
+    """Refuse an unknown ssl_cert_reqs. redis-py does so when it connects, and names no option."""
     given = options.get("ssl_cert_reqs")
     if not isinstance(given, str) or given in _CERTIFICATES:
         return
@@ -182,12 +182,12 @@ def refuse_unknown_certificates(options: dict[str, Any], address: str) -> None:
     advice = f"ssl_cert_reqs={word}" if word in _CERTIFICATES else known
     raise ConfigurationError(
         f"The lock server {address}: redis-py does not know {said} of its URL or "
-        f"client; write {advice}, which Celery knows, too."
+        f"client. Write {advice}, which Celery knows, too."
     )
 
 
 def address_of(options: dict[str, Any]) -> str:
-    """Host, port and database, or what is known instead, for people."""
+    """Return host, port and database for messages; a path or a master's name if there is one."""
     if "path" in options:
         where = options["path"]
     elif "connection_pool" in options:

@@ -12,9 +12,10 @@ Guarantees
 * Threads may call at once. A fork starts with no connection. Under gevent and eventlet, native
   threads share no connections with greenlets.
 
-Does not guarantee a bound on name resolution, because the system has no timeout for it, or on the
-query of a user's own Sentinel object. Does not guarantee that a failed call had no effect. So every
-script may be called twice.
+Does not guarantee:
+
+* a timeout of name resolution, because the system has none, or of a user's own Sentinel object;
+* that a failed call had no effect. So every script may be repeated.
 """
 
 from __future__ import annotations
@@ -268,15 +269,15 @@ class RedisLink:
         return Connections(lambda: kind(**options))
 
     def _check(self, kind: Callable[..., Any], options: dict[str, Any]) -> None:
-        """Find options that do not exist now rather than at the first task."""
+        """Refuse unknown options at once rather than at the first task."""
         try:
             kind(**options)
         except (TypeError, ValueError, self._errors.RedisError) as error:
             name = re.search(r"keyword argument '(\w+)'", str(error))
             which = f"the option {name[1]}" if name else "one of the options"
-            # Not chained: the error may show values, and one of them is the password.
+            # Not chained: the error may show the options' values, including the password.
             raise ConfigurationError(
-                f"The lock server {self.address}: redis-py does not take {which} of its URL or "
+                f"The lock server {self.address}: redis-py does not accept {which} of its URL or "
                 f"client ({type(error).__name__})."
             ) from None
 

@@ -1,4 +1,4 @@
-"""What taskguard sends to a Redis server: packed commands and scripts."""
+"""Packed commands and scripts for a Redis server."""
 
 from __future__ import annotations
 

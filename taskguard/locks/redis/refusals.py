@@ -1,7 +1,7 @@
-"""What an error of redis-py's means: whether to try again, and what to tell the user.
+"""Classifies errors of redis-py: whether to try again, and the message for the user.
 
-Guarantees: a refusal is told from a missing answer, on every server from 6.2 on. The text names the
-server's address and never a password.
+Guarantees: distinguishes a refusal from a missing answer, on every server from 6.2 on. The
+message names the server's address and never contains a password.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def unavailable(
     elif refusal is Refusal.RIGHTS:
         rest = (
             f"forbids what locks need: {said}. This is a mistake in the settings; "
-            "taskguard.locks.redis tells what rights its user needs."
+            "the docstring of taskguard.locks.redis lists the rights that its user needs."
         )
     elif refusal is Refusal.CLUSTER and not cluster:
         # Without credentials, which the author of the URL knows.

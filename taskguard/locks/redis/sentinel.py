@@ -56,11 +56,11 @@ _ELECTION_S = 3.0
 
 
 class Sentinels(Sentinel):
-    """redis-py's client of one group, made to believe a majority. Threads may share it.
+    """redis-py's client of one group, changed to trust a majority. Threads may share it.
 
-    redis-py believes the first Sentinel that answers, and asks the same one again as long as it
-    answers. If that one is cut off together with an old master, locks stay at the old master.
-    redis-py also queries them for each connection, and waits for each silent one.
+    redis-py trusts the first Sentinel that answers, and queries it again as long as it answers. If
+    that Sentinel is cut off together with an old master, locks stay at the old master. redis-py
+    also queries the Sentinels for each connection, and waits for each silent one.
     """
 
     def __init__(self, url: SentinelUrl, options: dict[str, Any]) -> None:
@@ -90,7 +90,7 @@ class Sentinels(Sentinel):
         now_s = SYSTEM_CLOCK.monotonic_s()
         if self._master is not None and now_s < self._due_s:
             return self._master
-        # Meanwhile other threads go on with what is known.
+        # Meanwhile other threads use the known master.
         self._due_s = now_s + _LOOK_EVERY_S
         states, silent = self._majority(now_s)
         if states:
@@ -104,7 +104,7 @@ class Sentinels(Sentinel):
         self._doubted, self._due_s = True, 0.0
 
     def state(self, sentinel: Redis) -> dict[str, Any]:
-        """Return what a Sentinel knows of the master. Raises LockServerUnavailableError."""
+        """Return a Sentinel's state of the master. Raises LockServerUnavailableError."""
         try:
             # `sentinel_master()` of redis-py 6 raises a TypeError, since its parser gets an option.
             found: Any = sentinel.execute_command("SENTINEL MASTER", self.name)  # type: ignore[no-untyped-call]
@@ -119,7 +119,7 @@ class Sentinels(Sentinel):
     def _majority(
         self, now_s: float
     ) -> tuple[list[dict[str, Any]], list[LockServerUnavailableError]]:
-        """Return the states of enough Sentinels, or of all that answer; and what the others say."""
+        """Return the states of enough Sentinels, or of all that answer, and the others' errors."""
         states: list[dict[str, Any]] = []
         silent: list[LockServerUnavailableError] = []
         for sentinel in self.sentinels:
@@ -134,8 +134,8 @@ class Sentinels(Sentinel):
                 silent.append(error)
                 continue
             self._silent.pop(sentinel, None)
-            # A Sentinel that has not heard of the last failover is no reason to go back behind it.
-            # Of the next failover the others may have heard.
+            # Go on if this Sentinel does not know the last failover, or considers the master down:
+            # another Sentinel may know a newer master.
             newest = max(states, key=_epoch)
             stands = _epoch(newest) >= self._epoch and not self.is_down(newest)
             if stands and 2 * len(states) > len(self.sentinels):
@@ -151,8 +151,8 @@ class Sentinels(Sentinel):
         if self._doubted and newest in down and 2 * len(down) > len(states):
             self._due_s = 0.0
             raise LockServerUnavailableError(
-                f"The lock server {name} at {host}:{port} is down, say its Sentinels, which have "
-                "not named another master yet."
+                f"The lock server {name} at {host}:{port} is down according to its Sentinels. They "
+                "have not named another master yet."
             )
         self._doubted = False
         return host, port
@@ -184,7 +184,7 @@ class SentinelLink(RedisLink):
                 ("socket_timeout", "socket_connect_timeout"), self._url.timeout_s
             )
             options = self._url.sentinel_options | timeouts | quiet_options(driver())
-            # Those of a parent process are dropped here.
+            # Forget the groups of a parent process.
             self._groups = {
                 each: group for each, group in self._groups.items() if each[0] == lane[0]
             }
@@ -213,7 +213,7 @@ class SentinelLink(RedisLink):
         return [LOCK_SERVER_MEMBER.at(where, error=error) for error in silent]
 
     def close(self) -> None:
-        """Close what is idle, to servers and Sentinels."""
+        """Close idle connections to servers and Sentinels."""
         super().close()
         for sentinel in self.sentinels.sentinels:
             sentinel.close()
@@ -251,7 +251,7 @@ class _ToTheMaster(Connections):
             raise
 
     def drop(self, connection: Any) -> None:
-        """Close it, and query the Sentinels before the next one."""
+        """Close the connection, and query the Sentinels before the next one."""
         connection.disconnect()
         self._link.sentinels.doubt()
 
@@ -265,7 +265,7 @@ class _ToTheMaster(Connections):
 
 
 def _refuse_replicas(connection: Any) -> None:
-    """Log in, and make sure that the server is a master by its own word."""
+    """Log in, and check by ROLE that the server is a master."""
     connection.on_connect()
     connection.send_command("ROLE")
     role = connection.read_response(disable_decoding=True)[0].decode()

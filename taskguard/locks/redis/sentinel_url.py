@@ -1,14 +1,14 @@
-"""Where a group of Sentinels is: from a URL to what makes connections to them and to servers.
+"""Parses the URL of a group of Sentinels into options for connections to them and to servers.
 
     sentinel://[user:password@]h1,h2:port,h3/name[/database][?option=…]
     sentinels://…   TLS to Sentinels and servers
 
-User and password are the servers'; the Sentinels' own are the options `sentinel_username` and
-`sentinel_password`. Other options are redis-py's, `ssl_certfile=…` among them, and are meant for
-both, but for time-outs: `socket_timeout` is the servers', and `sentinel_timeout` the Sentinels'.
+User and password are for the servers. For the Sentinels, set the options `sentinel_username` and
+`sentinel_password`. Other options are redis-py's, such as `ssl_certfile=…`, and apply to both.
+Timeouts are separate: `socket_timeout` for the servers, `sentinel_timeout` for the Sentinels.
 
-Guarantees: what cannot be used is refused at once; no message holds a part of the URL that may be
-a password.
+Guarantees: an unusable URL is refused at once. No message contains a part of the URL that may be a
+password.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ __all__ = ["SCHEMES", "SentinelUrl", "is_sentinel_url"]
 
 SCHEMES = {"sentinel": "redis", "sentinels": "rediss"}
 _PORT = 26_379
-# What belongs to the servers alone: a Sentinel has no databases, users of its own, and less time.
+# Options for the servers only: a Sentinel has no databases, and other users and timeouts.
 _OF_SERVERS = ("username", "password", "db", "socket_timeout", "socket_connect_timeout")
 _TIMEOUT_S = 0.3
 
 
 def is_sentinel_url(server: object) -> bool:
-    """Whether this is a URL of a group of Sentinels."""
+    """Return whether this is the URL of a group of Sentinels."""
     return isinstance(server, str) and server.partition("://")[0].lower() in SCHEMES
 
 
 @value
 class SentinelUrl:
-    """What a URL says.
+    """A parsed URL.
 
     Attributes:
-        name: what the Sentinels call the master.
-        sentinels: host and port of each.
+        name: the master's name at the Sentinels.
+        sentinels: host and port of each Sentinel.
         kind: the class of connections.
-        server_options: theirs to a server, without host and port.
-        sentinel_options: theirs to a Sentinel, without host and port.
-        timeout_s: how long a Sentinel may take for a connection, and for an answer.
+        server_options: options of a connection to a server, without host and port.
+        sentinel_options: options of a connection to a Sentinel, without host and port.
+        timeout_s: timeout of a connection to a Sentinel, and of its answer.
     """
 
     name: str
@@ -57,7 +57,7 @@ class SentinelUrl:
 
     @classmethod
     def parse(cls, url: str, driver: Any) -> SentinelUrl:
-        """Raises ConfigurationError."""
+        """Parse a URL. Raises ConfigurationError."""
         url, own = take_options(url, "sentinel_username", "sentinel_password", "sentinel_timeout")
         scheme, credentials, hosts, tail = apart(url)
         scheme = scheme.lower()
@@ -73,7 +73,7 @@ class SentinelUrl:
             raise unreadable(scheme) from None
         query = f"?{parts.query}" if parts.query else ""
         fragment = f"#{parts.fragment}" if parts.fragment else ""
-        # One server's URL says the same of all the rest, and is judged in the same way.
+        # Parse the rest as the URL of one server, with the same checks.
         one = f"{SCHEMES[scheme]}://{credentials}localhost{slash}{database}{query}{fragment}"
         kind, options = from_url(one, driver, called=scheme)
         for option in ("host", "port"):

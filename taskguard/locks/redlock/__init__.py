@@ -9,13 +9,13 @@ Guarantees, while a majority of the configured servers answers and remembers:
   With `appendfsync always` it votes at once.
 
 Does not guarantee exclusion across a loss of memory without a restart (FLUSHALL, eviction), or a
-jump of a server's clock, which also hides a restart. Does not stop a holder that was paused. There
-is no token that grows, so Redlock needs a ledger.
+jump of a server's clock, which also hides a restart. Does not stop a holder that was paused. It has
+no fencing tokens, so Redlock needs a ledger.
 
 How a lock works (https://redis.io/docs/latest/develop/use/patterns/distributed-locks/):
 
-* One thread sends each step to all servers, and then reads what has come. The answer counts as soon
-  as a majority has given it.
+* One thread sends each call to all servers, and then reads the replies. An answer counts as soon as
+  a majority has given it.
 * The keys are granted if a majority of the *configured* servers grants them in time. Otherwise all
   servers are told to free the keys, even if they refused or have not answered.
 * The keys are refused if one holder has so many servers that no majority is left. If the votes are

@@ -107,11 +107,11 @@ class Channel:
         return True
 
     def answer(self, calls: Sequence[Call], timeout_s: float) -> bool:
-        """Read the answers to `calls` as `hear()` does; send a script that was forgotten again."""
+        """Read the answers to `calls` as `hear()` does. If the server forgot a script, send it."""
         if not self.hear(timeout_s):
             return False
         if self.refusal is not None and self.is_open and self._was_forgotten():
-            self.ask(calls, b"")  # all of them: each may be asked twice
+            self.ask(calls, b"")  # all calls, because each may be repeated
             return self.hear(timeout_s)
         self._unheard = ()
         return True

@@ -38,7 +38,7 @@ class Call:
 
     @property
     def by_source(self) -> bytes:
-        """The same for a server that does not know the script, and remembers it then."""
+        """The call for a server that does not know the script. It then remembers the script."""
         return pack(b"EVAL", self._script.source, *self._rest)
 
 
@@ -87,7 +87,7 @@ class Commands:
         return calls
 
     def holders(self, key: str) -> tuple[Script, list[bytes], list[bytes]]:
-        """For one server at a time."""
+        """Return script, keys and arguments, for calls to one server at a time."""
         (lock,) = self._locks((key,))
         return self._holders, [lock, lock + b":fence"], []
 
@@ -96,7 +96,7 @@ class Commands:
         return pack(b"BLPOP", lock + b":wake", b"%.3f" % slice_s)
 
     def _names(self, keys: tuple[str, ...]) -> list[bytes]:
-        """For each key its lock, its waiters flag and its wake list."""
+        """Return for each key its lock, its waiters flag and its wake list."""
         return [
             name
             for lock in self._locks(keys)

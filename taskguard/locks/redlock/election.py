@@ -19,7 +19,7 @@ from taskguard.model.lease import Owner, trusted_until_s
 
 __all__ = ["Election"]
 
-# Split votes are asked for again, after random pauses that double from the first.
+# After split votes, the next round starts after a random pause, twice as long each time.
 _ROUNDS = 7
 _FIRST_PAUSE_S = 0.001
 
@@ -111,7 +111,7 @@ class Election:
             )
 
     def _give_back(self) -> None:
-        """Free what was taken on every server: a refusal may be old, and a grant unheard."""
+        """Free the new keys on every server: a refusal may be outdated, or a grant's reply lost."""
         if self._new:
             self._servers.tell(self._channels, [self._commands.release(self._new, self._owner)])
 

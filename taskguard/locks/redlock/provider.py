@@ -1,4 +1,4 @@
-"""The steps of a lock that a majority grants; the package's docstring has their guarantees."""
+"""`RedlockLocks`: locks that a majority grants. The package's docstring has the guarantees."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class RedlockLocks:
         socket_timeout_s: how long to wait for a majority's replies. A server that owes a reply for
             longer is taken to be down.
         connect_timeout_s: how long a connection may take.
-        longest_ttl_s: the longest lease that other processes ask for, if it is longer than those
-            of this process. A server that has been running for less than that has no vote.
+        longest_ttl_s: the longest lease of other processes, if it is longer than those of this
+            process. A server that has been running for less than that has no vote.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class RedlockLocks:
         self._longest_s = longest_ttl_s
         # The server that refused a key last. It knows the waiter, which a release wakes there.
         self._refused_at: dict[str, int] = {}
-        # The keys of each owner, by its nonce: they are kept if it asks again without success.
+        # The keys of each owner, by its nonce. A failed repetition of its acquire keeps them.
         self._granted: dict[str, frozenset[str]] = {}
 
     @property
@@ -176,7 +176,7 @@ class RedlockLocks:
             found = [self._renewal(bytes(column)) for column in zip(*letters, strict=True)]
             over = (Renewal.TAKEN, Renewal.GONE)
             lost = [hold for hold, answer in zip(holds, found, strict=True) if answer in over]
-            # A lease that is left on a minority keeps others out, and is of no use to its owner.
+            # A lease on a minority is useless to its owner, and hinders others.
             self._servers.tell(
                 channels, [self._commands.release(hold.keys, hold.owner) for hold in lost]
             )
@@ -185,7 +185,7 @@ class RedlockLocks:
         return found
 
     def _agree(self, answers: dict[int, list[Any]]) -> bool:
-        """Return True if it does not matter what the other servers say."""
+        """Return True if the answers of the other servers do not matter."""
         said = list(answers.values())
         return len(said) >= self._quorum and said.count(said[0]) >= self._quorum
 
@@ -198,7 +198,7 @@ class RedlockLocks:
         return Renewal.TAKEN if b"T" in votes else Renewal.GONE
 
     def wait(self, key: str, owner: Owner, *, timeout_s: float) -> None:
-        """Block until the key may have been released, a second at most: then ask again."""
+        """Block until the key may have been released, or for a second. Then try to acquire it."""
         del owner
         if timeout_s <= 0:
             return
@@ -250,7 +250,7 @@ def _done(answers: dict[int, list[Any]]) -> int:
 
 
 def _servers_of(url: str) -> list[str]:
-    """`redlock://user:password@a:1,b:2/0?option=1`: a URL for each."""
+    """Split `redlock://user:password@a:1,b:2/0?option=1` into a URL for each server."""
     scheme, _, rest = url.partition("://")
     kind = {"redlock": "redis", "redlocks": "rediss"}.get(scheme.lower())
     place, separator, after = rest.partition("/")
@@ -260,8 +260,8 @@ def _servers_of(url: str) -> list[str]:
     named = [host.strip() for host in hosts.split(",")]
     if kind is None or not all(named):
         raise ConfigurationError(
-            "The lock servers' URL cannot be read. It reads redlock://[user:password@]host1:port,"
-            "host2:port,host3:port[/database], redlocks:// for TLS; characters such as / # ? @ : , "
-            "in a password are percent-encoded (urllib.parse.quote)."
+            "The lock servers' URL cannot be read. Write redlock://[user:password@]host1:port,"
+            "host2:port,host3:port[/database], or redlocks:// for TLS, and percent-encode "
+            "characters such as / # ? @ : , in a password (urllib.parse.quote)."
         )
     return [f"{kind}://{credentials}{at}{host}{separator}{after}" for host in named]

@@ -153,7 +153,7 @@ class Servers:
 
     Attributes:
         quorum: a majority of the configured servers.
-        blocking: if so many servers name another holder, no majority is left.
+        blocking: if this many servers name another holder, no majority is left.
         silence_s: a server that owes a reply for longer than this is down.
     """
 
@@ -167,8 +167,8 @@ class Servers:
         self._begin()
 
     def _begin(self) -> None:
-        # After a fork, the parent's channels are dropped without a word to the servers, and another
-        # thread of the parent may have held its mutex.
+        # After a fork, forget the parent's channels without closing them. Another thread of the
+        # parent may have held its mutex.
         self._lanes: dict[int, _Lane] = {}
         # It is locked by itself: an interrupted `with self._changed` could leave it locked.
         self._mutex = threading.RLock()
@@ -405,12 +405,12 @@ class Servers:
         found = [self._problem(server, channels.all[server.index]) for server in self.all]
         cause = next((problem for problem in found if problem is not None), None)
         reason = cause or (
-            "One that was started a short while ago does not count until every lease that it may "
-            "have forgotten has run out."
+            "A server that was just started does not count until every lease that it may have "
+            "forgotten has expired."
         )
         error = LockServerUnavailableError(
-            f"Only {answered} of {self.count} lock servers gave an answer that counts, and "
-            f"{self.quorum} have to. {reason}"
+            f"Only {answered} of {self.count} lock servers gave an answer that counts, but "
+            f"{self.quorum} must. {reason}"
         )
         error.__cause__ = cause
         return error

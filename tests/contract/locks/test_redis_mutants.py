@@ -70,8 +70,8 @@ MUTANTS: dict[str, tuple[str, str, Test]] = {
         lambda locks, _: Order().test_given_up_when_called(locks),
     ),
     "what is kept is held": (
-        "again = 0 -- it was kept",
-        "again = 1 -- it was kept",
+        "again = 0 -- the key was reserved",
+        "again = 1 -- the key was reserved",
         Order().test_asked_twice,
     ),
     "holds and waits": ("if other ~= i then", "if false then", lambda locks, _: in_turn(locks)),

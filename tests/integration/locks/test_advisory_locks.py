@@ -320,7 +320,7 @@ class TestFindings:
         with PgBouncer(postgres.port) as pooler:
             locks = make_locks_on(pooler.url_of(str(sa.make_url(pg_url).database)))
             assert found_by(locks) == ["advisory_pooled"]
-            with pytest.raises(LockServerUnavailableError, match="a pooler is before"):
+            with pytest.raises(LockServerUnavailableError, match="a pooler is in front"):
                 take(locks)
 
     def test_a_standby(self, postgres: Postgres, make_locks_on: Any) -> None:

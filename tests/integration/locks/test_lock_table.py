@@ -123,7 +123,7 @@ class TestMaking:
         assert execute(pg_url, asked) == [("u",)]
         (finding,) = make_locks(pg_url).check()
         assert (finding.name, finding.level) == ("locks_unlogged", Level.WARNING)
-        with pytest.raises(ConfigurationError, match="without a log"):
+        with pytest.raises(ConfigurationError, match="remove unlogged"):
             ddl_statements("mysql+pymysql://", unlogged=True)
 
     def test_at_once(self, url: str) -> None:

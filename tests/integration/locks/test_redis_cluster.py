@@ -122,7 +122,7 @@ class TestAddresses:
 
     def test_option(self) -> None:
         """An option that redis-py does not have is named."""
-        with pytest.raises(ConfigurationError, match="does not take the option socket_timeoutt"):
+        with pytest.raises(ConfigurationError, match="does not accept the option socket_timeoutt"):
             make_locks("redis+cluster://h:1?socket_timeoutt=3")
 
     def test_client(self, cluster: Cluster) -> None:
@@ -132,7 +132,7 @@ class TestAddresses:
             pytest.raises(ConfigurationError, match=r"redis\+cluster://host:port"),
         ):
             make_locks(client)
-        with pytest.raises(ConfigurationError, match="are made of its URL"):
+        with pytest.raises(ConfigurationError, match="need its URL"):
             RedisClusterLocks(redis.Redis())
 
     def test_any_node_will_do(self, cluster: Cluster) -> None:

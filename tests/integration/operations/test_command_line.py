@@ -96,7 +96,7 @@ def test_it_says_its_version(capsys: pytest.CaptureFixture[str]) -> None:
         ("work list --url oracle://x/y", "--url: No ledger for 'oracle'"),
         ("ledger create --sql --url nothing", "--url: The ledger's URL cannot be read"),
         ("locks create --url redis://x", "--url: "),
-        ("locks create --sql --url sqlite:///x", "--url: There is no table of locks in sqlite"),
+        ("locks create --sql --url sqlite:///x", "--url: taskguard has no lock table for sqlite"),
         ("keys release a --locks http://x", "--locks: The lock server's URL starts with http"),
         ("keys release a --ledger nothing", "--ledger: The ledger's URL cannot be read"),
     ],

@@ -3,12 +3,14 @@
 Guarantees what `taskguard.locks.redis` does, while the node that has a key keeps its memory. One
 key works in the same way: one script, one round trip, at the node that serves its slot. All entries
 of a key share a slot, and move together.
+
 Several keys are in several slots, which no script can take at once. They are taken one by one, in
-order. If a key is held by another owner, or a node gives no answer, the keys that were taken are
-given back. So `acquire` answers all or none, but until then it may refuse other owners. The token
-of the keys is the highest that any of them was given, and is written to all.
-Does not guarantee exclusion across a failover: a grant that the replica had not heard of is granted
-again. That is the ledger's part.
+order. If another owner holds a key, or a node gives no answer, the provider frees the keys that it
+took. So `acquire` takes all or none, but until then it may refuse other owners. The token of the
+keys is the highest token of any of them, and is written to all.
+
+Does not guarantee exclusion across a failover: if the replica did not have a grant, it grants the
+key again. The ledger protects against that.
 
 The server has the same entries as a single Redis, with one difference. A key that begins with `}`
 or a backslash, or is empty, has a backslash before it there, because `{}` is no hash tag. The user

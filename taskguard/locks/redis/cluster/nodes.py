@@ -9,13 +9,13 @@ Guarantees
 * A node that gives no answer costs a call `1 + retries` times the bounds of `link.py`, and the
   search for its successor `_search_s`, however many nodes are down.
 * Many calls are sent to all nodes before the first reply is read. Several silent nodes cost them
-  one timeout, not one each. A node that has to be connected to and accepts no connection costs
-  `connect_timeout_s` besides; it is asked last from then on.
-* TRYAGAIN is retried for a fraction of a second. Then it is a LockServerUnavailableError, as
-  everything else is; it names the node and the cluster.
+  one timeout, not one each. A node that accepts no new connection costs `connect_timeout_s` more.
+  From then on it comes last.
+* TRYAGAIN is retried for a fraction of a second. Then it raises LockServerUnavailableError, like
+  every other failure. The error names the node and the cluster.
 
-Does not guarantee that a node which considers a slot its own still has it. For a moment after a
-failover two nodes do, and what the old one grants is lost.
+Does not guarantee that a node still owns a slot that it considers its own. For a moment after a
+failover two nodes serve the slot, and grants of the old one are lost.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class ClusterLink:
         try:
             found = self._follow(names[0], wait)
         except LockServerUnavailableError as error:
-            # UNBLOCKED: from a master that is one no more.
+            # UNBLOCKED: the node was a master and is a replica now.
             if not self.is_moving(error) and "UNBLOCKED" not in str(error):
                 raise
         return found
@@ -158,7 +158,7 @@ class ClusterLink:
     def call_all(
         self, calls: Sequence[Call], *, on_retry: Callable[[], None] = lambda: None
     ) -> list[Any]:
-        """Return a reply for each script, or the LockServerUnavailableError that came of it.
+        """Return for each script its reply or its LockServerUnavailableError.
 
         One message goes to each node. A call is made again alone if its slot has moved, if the
         node does not know the script, or if the connection broke.
@@ -189,7 +189,7 @@ class ClusterLink:
     def _exchange(
         self, calls: Sequence[Call], asked: dict[RedisLink, list[int]], found: list[Any]
     ) -> None:
-        """Write to each node, then fill in what each has answered."""
+        """Write to each node, then fill in each node's replies."""
         under_way: dict[RedisLink, Sent] = {}
         try:
             # A connection to a node that was silent last may take time: the others come first.
@@ -249,11 +249,11 @@ class ClusterLink:
         return isinstance(error.__cause__, self._errors.ResponseError)
 
     def close(self) -> None:
-        """Close what is idle. Calls in flight go on; later calls connect again."""
+        """Close idle connections. Calls in flight go on; later calls connect again."""
         for link in list(self._links.values()):
             link.close()
 
-    # -- what goes wrong
+    # -- redirections and failures
 
     def _follow(
         self,
@@ -261,7 +261,7 @@ class ClusterLink:
         attempt: Callable[[RedisLink, bool], Any],
         on_retry: Callable[[], None] = lambda: None,
     ) -> Any:
-        """Return what the attempt returns at the node of this entry, or where its errors lead."""
+        """Return the attempt's result at the node of this entry. Follow redirections."""
         redirections, retries, pauses = _MOST_REDIRECTIONS, self._retries, iter(_PAUSES_S)
         link, asking = self._link_of(name), False
         while True:
@@ -273,7 +273,7 @@ class ClusterLink:
                 if code in ("MOVED", "ASK"):
                     link = self._named(error, last)
                     if code == "MOVED":
-                        # The node that got the slot knows what has moved with it.
+                        # The node that got the slot knows which slots moved with it.
                         self._read_slots(first=link)
                 elif code == "TRYAGAIN":
                     pause_s = next(pauses, None)
@@ -283,7 +283,7 @@ class ClusterLink:
                     link = self._successor(name, last)
                     continue
                 elif code == "CLUSTERDOWN" or self._is_lost(error):
-                    # "Down" is also said by a node on the lesser side of a network.
+                    # A node in the minority of a split network also reports CLUSTERDOWN.
                     self._search(besides=last)
                     link = self._successor(name, last)
                 else:
@@ -326,9 +326,9 @@ class ClusterLink:
         if self._topology is None:
             raise self._unknown()
         raise LockServerUnavailableError(
-            f"The lock server {self.address} has a slot that none of its nodes serves: that of "
-            f"{name.decode('utf-8', 'replace')}. Find it by CLUSTER NODES. Give it to a node by "
-            "CLUSTER ADDSLOTS."
+            f"No node of the lock server {self.address} serves the slot of "
+            f"{name.decode('utf-8', 'replace')}. Find the slot with CLUSTER NODES, and assign it "
+            "to a node with CLUSTER ADDSLOTS."
         )
 
     def _successor(self, name: bytes, link: RedisLink) -> RedisLink:
@@ -351,10 +351,10 @@ class ClusterLink:
             # A thread of the parent may have had it at the fork.
             self._turn, self._pid = allocate_lock(), os.getpid()
         turn = self._turn
-        # By looking rather than waiting: greenlets and threads of the system may come for it.
+        # Poll instead of blocking, because both greenlets and native threads may want the lock.
         while not turn.acquire(False):
             if time.monotonic() - came_at_s > self._search_s:
-                # A signal may have interrupted the call that has it. Two that read do no harm.
+                # A signal may have interrupted the call that holds it. Two readers do no harm.
                 self._turn = allocate_lock()
                 return
             time.sleep(pause_s)
@@ -368,7 +368,7 @@ class ClusterLink:
 
     def _query_slots(self, besides: RedisLink | None, first: RedisLink | None) -> None:
         """Query one node after the other until one answers, or the time is over."""
-        from taskguard.locks.redis.cluster.topology import Topology, cause_of  # brings redis-py
+        from taskguard.locks.redis.cluster.topology import Topology, cause_of  # imports redis-py
 
         errors = self._errors
         kinds = (errors.RedisError, errors.RedisClusterException, OSError, IndexError)
@@ -407,7 +407,7 @@ class ClusterLink:
             cause = self._errors.ResponseError("it knows of no slots")
         error = self._link_at(address).unavailable(cause)
         if "cluster support disabled" in str(error):
-            error = LockServerUnavailableError(f"{error} It is one server: write redis:// for it.")
+            error = LockServerUnavailableError(f"{error} It is a single server: write redis://.")
         error.__cause__ = cause
         return error
 

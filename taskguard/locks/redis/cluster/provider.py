@@ -1,6 +1,6 @@
-"""The steps of a lock on a Redis Cluster: those of one server, and what several keys need.
+"""The calls of a lock on a Redis Cluster. They extend those of one server by several keys.
 
-What they guarantee, and what stands in the server, is in the package's docstring.
+The package's docstring has the guarantees and the entries in the server.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from taskguard.model.lease import Owner
 
 __all__ = ["RedisClusterLocks"]
 
-# Tokens of several keys are level after one round, unless a lease ran out in the middle.
+# Several keys have equal tokens after one round, unless a lease expired meanwhile.
 _LEVELLINGS = 3
-# A lease that is as good as released.
+# A lease of this length is practically a release.
 _NO_TIME_S = 0.001
 
 
@@ -30,8 +30,8 @@ class RedisClusterLocks(RedisLocks):
 
     Args:
         server: `redis+cluster://[user:password@]host:port,host:port`, or `rediss+cluster://` for
-            TLS: some of its nodes, by which the others are found.
-        namespace, socket_timeout_s, connect_timeout_s, retries: as of `RedisLocks`, for each node.
+            TLS, with some of its nodes. taskguard finds the others.
+        namespace, socket_timeout_s, connect_timeout_s, retries: see `RedisLocks`; for each node.
     """
 
     _link: ClusterLink
@@ -50,7 +50,7 @@ class RedisClusterLocks(RedisLocks):
         wait_s: float,
         limit: int = 1,
     ) -> Granted | Held:
-        """Take all keys or none: one in one round trip, several in order."""
+        """Take all keys or none: one key in one round trip, several one by one."""
         if len(keys) == 1:
             return super().acquire(
                 keys, owner, ttl_s=ttl_s, with_fence=with_fence, wait_s=wait_s, limit=limit
@@ -60,21 +60,21 @@ class RedisClusterLocks(RedisLocks):
         try:
             answer = self._take_each(keys, owner, taken, **wish)
         except LockServerUnavailableError:
-            with contextlib.suppress(LockServerUnavailableError):  # then it ends with its lease
+            with contextlib.suppress(LockServerUnavailableError):  # then the leases expire
                 self._give_back(taken, owner)
             raise
         if isinstance(answer, Held):
             self._give_back(taken, owner)
-            # It may have been called for one that it did not come to ask for.
+            # A later key may be reserved for this owner, which did not try that key.
             self._leave_lines(keys[keys.index(answer.key) + 1 :], owner)
         return answer
 
     def release(self, keys: tuple[str, ...], owner: Owner, *, limit: int = 1) -> bool:
-        """Free the keys that are still the owner's, each for its first waiter; leave its line.
+        """Free the keys that the owner still holds, each for its first waiter; leave their lines.
 
-        False if none was; True if a first attempt got no reply, for it may have freed them. Where a
-        node gives no answer, those of the others are freed, and it raises; so it does for a share
-        of a key whose slot is on its way, which then ends with its lease.
+        Return False if it held none. Return True if a first attempt got no reply, because that may
+        have freed them. If a node gives no answer, free the keys of the others, and raise. Raise
+        also for a share of a key whose slot is being moved: the share then ends with its lease.
         """
         if len(keys) == 1:
             try:
@@ -91,8 +91,8 @@ class RedisClusterLocks(RedisLocks):
         answers = self._link.call_all(calls, on_retry=on_retry)
         for number, answer in enumerate(answers):
             if self._link.is_moving(answer):
-                # Its entries are in two places, and no script may touch them all: without a word
-                # to those who wait, who ask again after a second.
+                # The key's entries are at two nodes, and no script may touch them all. So let the
+                # lease end without notifying waiters, which try again after a second.
                 answers[number] = self._handed((keys[number],), owner, owner, _NO_TIME_S)[0]
         return any(_answered(answers))
 
@@ -101,10 +101,10 @@ class RedisClusterLocks(RedisLocks):
         return any(_answered(self._handed(keys, owner, to, ttl_s)))
 
     def renew(self, holds: Sequence[Hold]) -> list[str]:
-        """Renew many leases, in one round trip to each node, all at once.
+        """Renew many leases, in one round trip to each node, to all nodes at the same time.
 
-        Those of a node that gives no answer are UNANSWERED, and renewed or not; the others have
-        their answers. Raises where nobody answers.
+        If a node gives no answer, its leases are UNANSWERED: they may have been renewed. Raise if
+        no node answers.
         """
         singles = [Hold((key,), hold.owner, hold.ttl_s) for hold in holds for key in hold.keys]
         answers = self._link.call_all(
@@ -122,14 +122,14 @@ class RedisClusterLocks(RedisLocks):
         return health.check(self._link)
 
     def now_us(self) -> int:
-        """A node's clock, in µs since 1970."""
+        """Return a node's time, in µs since 1970."""
         seconds, micros = self._link.ask_any(pack(b"TIME"))
         return int(seconds) * 1_000_000 + int(micros)
 
     def _make_link(self, server: Any, **bounds: Any) -> Any:
         if not isinstance(server, str):
             raise ConfigurationError(
-                f"Locks on a Redis Cluster are made of its URL, not of a {type(server).__name__}: "
+                f"Locks on a Redis Cluster need its URL, not a {type(server).__name__}. Pass "
                 "redis+cluster://host:port,host:port."
             )
         return ClusterLink(server, **bounds)
@@ -142,12 +142,11 @@ class RedisClusterLocks(RedisLocks):
     def _take_each(
         self, keys: tuple[str, ...], owner: Owner, taken: list[str], *, ttl_s: float, **wish: Any
     ) -> Granted | Held:
-        """Take the keys in order; `taken` are those that were not the owner's before.
+        """Take the keys in order. Add those that the owner did not hold before to `taken`.
 
-        All who want several of the same keys meet at the first of them. Every step may be asked
-        twice: so the tokens are made level by asking again for those that are below the highest,
-        with that as the least. Whose lease ran out meanwhile is taken anew, above it, or is
-        another's.
+        Because of the order, competing owners meet at the first key that both want. To get equal
+        tokens, take each key with a lower token again, with the highest token as the least. If its
+        lease expired meanwhile, the owner gets a higher token, or another owner has the key.
         """
         tokens = dict.fromkeys(keys, -1)
         token = 0
@@ -163,12 +162,12 @@ class RedisClusterLocks(RedisLocks):
             if all(each == token for each in tokens.values()):
                 return Granted(token, ttl_s)
         raise LockServerUnavailableError(
-            f"The lock server {self._link.address} takes longer than the lease of {ttl_s:g} s to "
-            f"give {len(keys)} keys: {', '.join(keys)}. Give them a longer one."
+            f"The lock server {self._link.address} needs longer than the lease of {ttl_s:g} s to "
+            f"grant {len(keys)} keys: {', '.join(keys)}. Use a longer ttl."
         )
 
     def _take(self, key: str, owner: Owner, taken: list[str], **wish: Any) -> int | Held:
-        """One of several keys: its token, which is `least` or above."""
+        """Take one of several keys. Return its token, which is at least `least`."""
         retries: list[None] = []
         reply = self._link.call(
             self._acquire,
@@ -193,12 +192,12 @@ class RedisClusterLocks(RedisLocks):
         self._free_each(keys, owner, lambda: retries.append(None))
         if retries:
             raise LockServerUnavailableError(
-                f"The lock server {self._link.address} gave no answer when "
-                f"{', '.join(keys)} had to be given back. Try again."
+                f"The lock server {self._link.address} gave no answer when taskguard freed "
+                f"{', '.join(keys)} after a refusal. Try again."
             )
 
     def _leave_lines(self, keys: tuple[str, ...], owner: Owner) -> None:
-        """It waits in one line. What gets no answer it leaves by not being heard of there."""
+        """Leave the lines of these keys. If a node gives no answer, its entries there expire."""
         self._link.call_all(
             [Call(self._step_back, *self._release_words((key,), owner)) for key in keys]
         )
@@ -209,12 +208,12 @@ class RedisClusterLocks(RedisLocks):
 
 
 def _escaped(key: str) -> str:
-    """Begins with something else than `}`, and is no other key's."""
+    """Return the key so that it does not begin with `}`. The result is unique to the key."""
     return key if key and key[0] not in "}\\" else "\\" + key
 
 
 def _answered(answers: list[Any]) -> list[Any]:
-    """The answers, where there are all of them."""
+    """Return the answers, or raise the first error among them."""
     for answer in answers:
         if isinstance(answer, LockServerUnavailableError):
             raise answer
@@ -222,7 +221,7 @@ def _answered(answers: list[Any]) -> list[Any]:
 
 
 def _together(answers: list[Any]) -> str:
-    """What became of a lease by what became of each of its keys."""
+    """Return the result for a lease from the results for its keys."""
     found = {
         Renewal.UNANSWERED
         if isinstance(answer, LockServerUnavailableError)

@@ -1,7 +1,7 @@
 """The slots and nodes of a Redis Cluster, found by redis-py's client for clusters.
 
-Guarantees: one node is queried, within the connections' own timeouts; nothing is asked of any node
-afterwards. Does not guarantee that the node knows of the last failover.
+Guarantees: queries one node, within the connections' timeouts, and sends nothing to any node
+afterwards. Does not guarantee that the node knows the last failover.
 
 redis-py's client finds and names the nodes here, and taskguard calls them by its own links. These
 are the reasons not to use its `execute_command()` for calls:
@@ -29,7 +29,7 @@ __all__ = ["Topology", "cause_of"]
 
 
 class Topology(RedisCluster):
-    """What one node says. It is never asked again: a later answer is another `Topology`.
+    """The slots and nodes that one node reported. A later report is another `Topology`.
 
     Args:
         address: host and port of the node.
@@ -51,7 +51,7 @@ class Topology(RedisCluster):
             connection_class=lambda **given: kind(
                 **given | options | {"host": given["host"], "port": given["port"]}
             ),
-            # A node that does not know its own host is at the host that we asked.
+            # A node that does not know its own host is at the host that was queried.
             address_remap=lambda at: (at[0] if at[0] not in (None, "", "?") else host, at[1]),
         )
 
@@ -85,7 +85,7 @@ def cause_of(error: Exception) -> Exception:
     if isinstance(error, RedisClusterException):
         if isinstance(error.__cause__, Exception):
             return cause_of(error.__cause__)
-        # "Cluster mode is not enabled", which it says of any refusal.
+        # redis-py reports every refusal as "Cluster mode is not enabled".
         if isinstance(error.__context__, ResponseError):
             return error.__context__
     return error

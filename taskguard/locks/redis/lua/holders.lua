@@ -1,6 +1,6 @@
--- Reads the holders of a key; changes nothing.
+-- Reads the holders of a key. Changes nothing.
 -- KEYS: the key's lock, its fence.
--- Answers {the last token, 1 if the key is shared, then of each holder: owner, ms that are left}.
+-- Returns {the last token, 1 if the key is shared, then for each holder: owner, remaining ms}.
 local lock = KEYS[1]
 local fence = string.format('%.0f', tonumber(redis.call('GET', KEYS[2]) or 0) or 0)
 local value = redis.pcall('GET', lock)

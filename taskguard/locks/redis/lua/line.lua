@@ -1,48 +1,51 @@
--- Who waits for a key, first come, first served, and who shares it. This stands before each script
--- that needs it, as one function, since functions are made anew each time: where nobody waits, and
--- nobody shares, it is not called.
+-- The waiters of a key, first come, first served, and the owners that share it. taskguard puts this
+-- file before each script that needs it. It is one function, because Lua creates functions anew in
+-- each run: a script calls it only if there are waiters or shares.
 --
--- The lock of a key that one owner has alone is that owner. Of a key that is shared it is a sorted
--- set: its owners, by when their leases end, in ms of the server's clock.
+-- The lock of a key with one owner is a text: the owner. The lock of a shared key is a sorted set:
+-- its owners, by the ends of their leases, in ms of the server's clock.
 --
--- Beside a key's lock stand its line (owners, numbered as they came) and, for each nonce in it,
--- `:waits:` (it lives; its expiry is when it leaves the line; its value: while fewer than so many
--- hold the key the owner may come in, 1 to have it alone) and `:wake:` (an element, for BLPOP).
--- The lock of a key whose owner is still in the line is only kept for it, until it comes: whoever
--- releases has kept it for the first in the line, so that nobody comes in between. Who does not
--- come within GRACE_MS loses it to the next one, but not its place in the line. So is a share.
+-- A key with waiters has more entries: its line (owners, numbered as they came) and, for each nonce
+-- in the line,
+--   `:waits:`  the waiter is alive. It leaves the line when this entry expires. The value is its limit:
+--              it may take the key while fewer owners than that hold it; 1: it needs the key alone.
+--   `:wake:`   one element for BLPOP.
+--
+-- If the owner of a lock is still in the line, the lock is only reserved for it. A release reserves
+-- the lock for the first waiter, so that newcomers cannot take it. A waiter that does not come within
+-- GRACE_MS loses the reservation to the next waiter, and keeps its position. The same is true of shares.
 
 local function line_of_waiters()
-  local GRACE_MS = 50       -- a live waiter comes in less, and one that was killed costs no more
-  local ASK_MS = 1000       -- waiters ask again after so long
+  local GRACE_MS = 50       -- a live waiter needs less; a killed one costs no more
+  local ASK_MS = 1000       -- a waiter tries again after this time
   local WAITS_MS = 3000
-  local ON_TIME_MS = 1500   -- who has that much left is on time; others are passed over
-  -- Among so many one asks again every 50 ms anyway, and sees who did not come.
+  local ON_TIME_MS = 1500   -- a waiter whose entry has less time left is late, and is passed over
+  -- With this many waiters, one of them tries every 50 ms anyway, and finds a lost reservation.
   local MANY = 20
 
   local function beside(lock, what, owner)
     return lock .. what .. string.match(owner, '^[^/]*')
   end
 
-  -- A server that is full takes nothing, and in a slot that is moving nothing may be touched that was
-  -- not named. It is not known then who is first, or the waiter asks after a second.
+  -- Ignores two errors: a server without memory refuses writes, and a slot that is being moved refuses
+  -- entries that are not in KEYS. Then the first waiter is unknown, or a waiter tries after a second.
   local function try(...)
     local reply = redis.pcall(...)
     local said = type(reply) == 'table' and reply.err
     if said and not string.find(said, 'OOM') and not string.find(said, 'non local key') then
-      return redis.call(...) -- which raises it
+      return redis.call(...) -- raises the error
     end
     return reply
   end
 
-  -- One element at most, for nobody may come to fetch it.
+  -- Keeps one element at most, because a waiter may never fetch it.
   local function push(list, text, expiry_ms)
     try('DEL', list)
     try('LPUSH', list, text)
     try('PEXPIRE', list, expiry_ms)
   end
 
-  -- The owner leaves the line; whether it was in it.
+  -- Removes the owner from the line. Returns whether it was in the line.
   local function leave(lock, line, owner)
     if redis.call('ZREM', line, owner) == 0 then
       return false
@@ -51,12 +54,13 @@ local function line_of_waiters()
     return true
   end
 
-  -- The owner lives; whether it was known before.
+  -- Records that the owner is alive. Returns whether it was known before.
   local function hear(lock, owner)
     return try('PEXPIRE', beside(lock, ':waits:', owner), WAITS_MS) == 1
   end
 
-  -- The owner has a place in the line, and lives; it may come in while fewer than `limit` hold.
+  -- Gives the owner a position in the line, and records that it is alive. It may take the key while
+  -- fewer than `limit` owners hold it.
   local function join(lock, line, owner, limit)
     if not hear(lock, owner) or not redis.call('ZSCORE', line, owner) then
       local last = redis.call('ZRANGE', line, -1, -1, 'WITHSCORES')[2]
@@ -71,7 +75,7 @@ local function line_of_waiters()
     return time[1] * 1000 + math.floor(time[2] / 1000)
   end
 
-  -- How many share a key, once those are gone whose leases have ended; nil if one has it alone.
+  -- Removes shares whose leases have ended. Returns how many remain; nil if the key is not shared.
   local function sharers(lock)
     local now = now_ms()
     while true do
@@ -85,13 +89,13 @@ local function line_of_waiters()
     end
   end
 
-  -- Who has a share for longest; a share that is only kept ends before those that are held.
+  -- Returns the owner whose share ends last. A reserved share ends before shares that are held.
   local function longest(lock)
     local last = redis.call('ZRANGE', lock, -1, -1, 'WITHSCORES')
     return last[1], tonumber(last[2])
   end
 
-  -- The owner has a share for so long from now on.
+  -- Gives the owner a share that ends after `ttl_ms`.
   local function share(lock, owner, ttl_ms)
     local now = now_ms()
     redis.call('ZADD', lock, now + ttl_ms, owner)
@@ -99,8 +103,9 @@ local function line_of_waiters()
     redis.call('PEXPIRE', lock, ends_ms - now)
   end
 
-  -- Keeps a key for the first in the line who is on time, and wakes it, if it may come in beside the
-  -- `held` who share the key; then also those behind it who may. Answers whom it called first.
+  -- Reserves a key for the first waiter that is on time, and wakes it, if its limit is above `held`,
+  -- the number of shares. If that waiter takes a share, continues with the next one. Returns the first
+  -- owner with a reservation.
   local function keep_for_first(lock, line, held)
     local place, first = 0, false
     held = held or 0
@@ -120,17 +125,17 @@ local function line_of_waiters()
       else
         local limit = tonumber(redis.call('GET', waits))
         if held >= limit then
-          return first -- and nobody behind it comes in before it
+          return first -- later waiters do not overtake it
         elseif limit == 1 then
           redis.call('SET', lock, who, 'PX', GRACE_MS)
         else
           share(lock, who, GRACE_MS)
         end
-        try('PEXPIRE', waits, ON_TIME_MS - 1) -- it is not called again before it has asked
+        try('PEXPIRE', waits, ON_TIME_MS - 1) -- no second reservation before it has tried again
         push(beside(lock, ':wake:', who), 'come', ASK_MS)
         local count = redis.call('ZCARD', line)
         if count > 1 and count < MANY then
-          -- One of the others who is connected gets it, and looks whether the first one came.
+          -- One of the other waiters gets this element, and checks whether the first one came.
           push(lock .. ':look', 'look', GRACE_MS)
         end
         first = first or who
@@ -142,8 +147,8 @@ local function line_of_waiters()
     end
   end
 
-  -- The owner waits for this key no longer; what is kept for it goes to the next one, and those come
-  -- in who share the key and were behind it. Whether it was in the line.
+  -- Removes the owner from the line. The next waiter gets its reservation, and waiters behind it may
+  -- get shares. Returns whether it was in the line.
   local function step_back(lock, line, owner)
     local waited = leave(lock, line, owner)
     if waited and redis.pcall('GET', lock) == owner then

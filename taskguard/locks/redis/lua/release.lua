@@ -1,10 +1,10 @@
--- Frees the keys that are still the owner's, each for the first who waits; others' stay untouched.
--- An owner that waits for a key leaves its line.
--- KEYS: for each key its lock, its line; then, where it is to be taken, the hint of the one key.
--- ARGV: owner; with a hint whoever is called to the key, and for how long it is kept for that one if
--- there was a hint, in ms.
--- Answers how many it held, but for those that were only kept for it; with a hint {that, 1 if there
--- was one}.
+-- Frees the keys that the owner still holds, and reserves each for its first waiter. An owner that
+-- waits for a key leaves its line.
+-- KEYS: for each key its lock, its line; optional: the hint of a single key, to take it.
+-- ARGV: owner; with a hint also the owner for which the key is reserved if there was a hint (CALLED),
+--       and for how many ms.
+-- Returns how many keys the owner held, without those that were only reserved for it; with a hint
+-- {that number, 1 if there was a hint}.
 local owner, freed = ARGV[1], 0
 for i = 1, #KEYS - 1, 2 do
   local lock, line = KEYS[i], KEYS[i + 1]
@@ -22,6 +22,6 @@ if #KEYS % 2 == 0 then
 end
 local hint = redis.call('DEL', KEYS[#KEYS])
 if hint == 1 and freed == 1 then
-  redis.pcall('SET', KEYS[1], ARGV[2], 'NX', 'PX', ARGV[3]) -- unless the server is full
+  redis.pcall('SET', KEYS[1], ARGV[2], 'NX', 'PX', ARGV[3]) -- fails if the server has no memory
 end
 return {freed, hint}

@@ -1,10 +1,11 @@
--- Renews many leases; each only where all of its keys are still its owner's, or a share of its key.
+-- Renews many leases, each only if its owner still holds all of its keys, or its share of the key.
 -- KEYS: the locks of all leases, one after the other.
 -- ARGV: for each lease its owner, its lease in ms, the number of its keys.
--- Answers one letter for each lease: R renewed, G gone (a key has no owner), T taken by another.
+-- Returns one letter for each lease: R: renewed, G: gone (a key has no owner), T: taken by another.
 local answers, first = {}, 1
 
--- Whose a key is that is shared: the owner's if it has a share; until when all shares have ended.
+-- For a shared key, returns the owner if it has a share, otherwise ''; in how many ms the last share
+-- ends after a renewal; and the new end of the owner's share.
 local function share_of(lock, owner, ttl_ms)
   local time = redis.call('TIME')
   local now = time[1] * 1000 + math.floor(time[2] / 1000)

@@ -1,8 +1,8 @@
--- Takes a share of a key for one owner while fewer than `limit` hold it, and nobody waits who came
--- before; the same owner gets the same grant again.
+-- Takes a share of a key for one owner if fewer than `limit` owners hold it and no earlier waiter
+-- waits. If the owner has a share already, it gets the same grant again.
 -- KEYS: the key's lock, its fence, its line.
 -- ARGV: owner, lease in ms, 1 for a token, 1 if it waits when refused, fence expiry in ms, limit.
--- Answers {1, token}, or {0, 1, who holds it, for how many ms, 1 if it is shared}.
+-- Returns {1, token}, or {0, 1, a holder, its remaining ms, 1 if the key is shared}.
 local lock, fence, line = KEYS[1], KEYS[2], KEYS[3]
 local owner, ttl_ms, waits, limit = ARGV[1], tonumber(ARGV[2]), ARGV[4] == '1', tonumber(ARGV[6])
 
@@ -11,7 +11,7 @@ local held = waiting.sharers(lock)
 local in_line = redis.call('EXISTS', line) == 1
 local mine = held and redis.call('ZSCORE', lock, owner)
 if in_line and not mine then
-  -- It has its place, also for this moment alone, and those come who may.
+  -- Join the line, if only for this call, and let waiters with room take their shares.
   waiting.join(lock, line, owner, ARGV[6])
   if held then
     waiting.keep_for_first(lock, line, held)
@@ -30,24 +30,25 @@ if not mine then
   end
   local value, left_ms
   if held then
-    local first = redis.call('ZRANGE', lock, 0, 0, 'WITHSCORES') -- whose end makes room
+    local first = redis.call('ZRANGE', lock, 0, 0, 'WITHSCORES') -- the share that ends first
     value, left_ms = first[1], tonumber(first[2]) - waiting.now_ms()
   else
     value, left_ms = redis.call('GET', lock), redis.call('PTTL', lock)
   end
   if redis.call('ZSCORE', line, value) and not (waits and redis.call('ZCARD', line) < waiting.MANY) then
-    left_ms = waiting.ASK_MS -- it is kept for one who comes and has a whole lease then
+    left_ms = waiting.ASK_MS -- the owner of the reservation comes and gets a whole lease
   end
   return {0, 1, value, left_ms, held and 1 or 0}
 end
 
--- Those who share a key have one token, which is above all before: it is made where nobody had a
--- share but kept ones. The lock is written first: a server that is full refuses the first write.
+-- The owners that share a key have one token, above all earlier ones. The first owner with a share
+-- gets a new token; reserved shares do not count. Write the lock first, because a server without
+-- memory refuses the first write.
 local longest = waiting.longest(lock)
 local beside = longest and (longest == owner or not redis.call('ZSCORE', line, longest))
 waiting.share(lock, owner, ttl_ms)
 if waiting.leave(lock, line, owner) and longest == owner then
-  beside = false -- it was kept for it, not held
+  beside = false -- the share was reserved for the owner, not held
 end
 if ARGV[3] ~= '1' then
   return {1, '0'}

@@ -1,4 +1,4 @@
--- Takes an owner out of a key's line; what is kept for it goes to the next one. What it holds stays.
+-- Removes an owner from a key's line. The next waiter gets its reservation. A lock that it holds stays.
 -- KEYS: the key's lock, its line.   ARGV: owner.
--- Answers 1 if it was in the line.
+-- Returns 1 if it was in the line.
 return line_of_waiters().step_back(KEYS[1], KEYS[2], ARGV[1])

@@ -1,6 +1,6 @@
--- Ends an owner's share of a key, or its wait for one; those come in who may then.
+-- Ends an owner's share of a key, or its wait for one. Waiters with room get shares.
 -- KEYS: the key's lock, its line.   ARGV: owner.
--- Answers 1 if it had one, but for one that was only kept for it.
+-- Returns 1 if it had a share that was not only reserved.
 local lock, line, owner = KEYS[1], KEYS[2], ARGV[1]
 local waiting = line_of_waiters()
 local waited = waiting.leave(lock, line, owner)

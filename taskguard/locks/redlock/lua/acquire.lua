@@ -1,11 +1,11 @@
--- Takes all keys for one owner or none of them; the same owner gets the same grant again.
+-- Takes all keys for one owner, or none. If the owner has them already, it gets the same grant again.
 -- KEYS: for each key its lock, its waiters flag, its wake list.
 -- ARGV: owner, lease in ms, waiters flag in ms (0: does not wait), wake list expiry in ms.
--- Answers {1}, or {0, number of the key that is taken, its owner, its pttl}.
+-- Returns {1}, or {0, number of the key that is taken, its owner, its pttl}.
 local owner, ttl_ms, waits_ms = ARGV[1], ARGV[2], tonumber(ARGV[3])
 
--- A waiter for several keys was woken by one that is free, but another is taken: whoever waits
--- for the free one alone must hear of it.
+-- If a release woke a waiter for several keys, and another of these keys is taken, passes the wake-up
+-- on to a waiter that needs the free key only.
 local function pass_on()
   for i = 1, #KEYS, 3 do
     if redis.call('EXISTS', KEYS[i]) == 0 and redis.call('EXISTS', KEYS[i + 1]) == 1 then
@@ -22,7 +22,7 @@ for i = 1, #KEYS, 3 do
   if value == owner then
     mine = mine + 3
   elseif value then
-    -- pcall: a server that is full still tells that the key is taken; the caller then polls.
+    -- pcall: a server without memory still reports that the key is taken. The caller then polls.
     if waits_ms > 0 and redis.call('PTTL', KEYS[i + 1]) < waits_ms then
       redis.pcall('SET', KEYS[i + 1], '1', 'PX', waits_ms)
     end
@@ -33,8 +33,8 @@ for i = 1, #KEYS, 3 do
   end
 end
 
--- A server that is full refuses the first write of a script, so nothing is half done. PEXPIRE is
--- never refused.
+-- A server without memory refuses the first write of a script, so no grant is incomplete. It never
+-- refuses PEXPIRE.
 for i = 1, #KEYS, 3 do
   if mine == #KEYS then
     redis.call('PEXPIRE', KEYS[i], ttl_ms)
