@@ -188,7 +188,7 @@ class GuardedFunction:
             once_per=str(once_per) if once_per in _ONCE_PER else "template",
             order=policy.order,
             max_waiting="none" if policy.max_waiting is None else "given",
-            limit="one" if policy.limit == 1 else "several",
+            limit="several" if policy.has_slots else "one",
             rate="none" if policy.rate is None else "given",
             row="none" if self.row is None else "given",
             formerly="other key" if moved else "same key" if formers else "none",

@@ -12,7 +12,7 @@ from typing import Protocol
 from taskguard.keys import SHORT_CHARS, shorten
 from taskguard.model.bounds import Bounds
 from taskguard.model.lease import Owner
-from taskguard.model.policy import Newest
+from taskguard.model.policy import Newest, replaces_holder
 from taskguard.model.states import Decision
 from taskguard.values import value
 
@@ -178,6 +178,11 @@ class ClaimRequest:
     max_waiting: int | None = None
     strict: bool = False
     line_key: str | None = None
+
+    @property
+    def replaces_holder(self) -> bool:
+        """Whether a newer message takes the key from an older message of its task at work."""
+        return replaces_holder(self.newest)
 
     @property
     def line(self) -> str:

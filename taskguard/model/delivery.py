@@ -189,6 +189,11 @@ class Delivery:
     orders: tuple[type[Exception], ...] = ()
 
     @property
+    def is_shared(self) -> bool:
+        """Whether other holders may have its key at once, which only the lock server grants."""
+        return self.limit > 1
+
+    @property
     def key(self) -> str:
         """The keys as one text, for messages."""
         return ", ".join(self.keys) if self.bounds is None else self.bounds.key

@@ -23,6 +23,7 @@ __all__ = [
     "check_namespace",
     "check_number",
     "make_policy",
+    "replaces_holder",
 ]
 
 Busy = Literal["retry", "park", "latest", "supersede", "wait", "skip", "raise"]
@@ -45,7 +46,7 @@ _MAX_NAMESPACE_BYTES = 100
 class Policy:
     """How a guarded task behaves: its options, checked. docs/reference/options.md has each.
 
-    The values of `busy`, `order` and `on_lost` are compared here. Other rooms ask for a fact below.
+    Only this module compares values of options. Other modules read the facts below.
 
     Attributes:
         parks: whether a delivery that finds its key taken waits in the ledger.
@@ -55,6 +56,12 @@ class Policy:
         stores_calls: whether a claim stores the call, so that it is sent again if its process dies.
         resends: whether taskguard may send a message again that its queue does not have.
         interrupts: whether a lost lease raises LeaseLostError in the body's thread.
+        replaces_holder: whether a newer message also takes the key from a holder at work.
+        waits_up_to_s: for how long a worker waits for a held key before it defers the message.
+        drops: whether a delivery that finds its key held is dropped, unless its work has begun.
+        defers: whether a delivery that finds its key held, and is not parked, is deferred.
+        has_slots: whether several deliveries may hold the key at once, each in a slot of its own.
+        bounded: whether the task has a limit above 1, or a rate.
     """
 
     busy: Busy = "retry"
@@ -80,6 +87,12 @@ class Policy:
     stores_calls: bool = field(init=False, repr=False, compare=False)
     resends: bool = field(init=False, repr=False, compare=False)
     interrupts: bool = field(init=False, repr=False, compare=False)
+    replaces_holder: bool = field(init=False, repr=False, compare=False)
+    waits_up_to_s: float = field(init=False, repr=False, compare=False)
+    drops: bool = field(init=False, repr=False, compare=False)
+    defers: bool = field(init=False, repr=False, compare=False)
+    has_slots: bool = field(init=False, repr=False, compare=False)
+    bounded: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _one_of("busy", self.busy, get_args(Busy))
@@ -115,19 +128,25 @@ class Policy:
             "stores_calls": self.recoverable or strict,
             "resends": self.recoverable or parks,
             "interrupts": self.on_lost == "interrupt",
+            "replaces_holder": replaces_holder(newest),
+            "waits_up_to_s": self.wait_s if self.busy == "wait" else 0.0,
+            "drops": self.busy == "skip",
+            "defers": self.busy not in ("skip", "raise"),
+            "has_slots": self.limit > 1,
+            "bounded": self.limit > 1 or self.rate is not None,
         }
-        for name, true in facts.items():
-            object.__setattr__(self, name, true)
+        for name, fact in facts.items():
+            object.__setattr__(self, name, fact)
 
     @property
     def starts(self) -> Rate | None:
         """`rate` and `burst`. None: there is no rate."""
         return None if self.rate is None else rate_of(self.rate, self.burst)
 
-    @property
-    def bounded(self) -> bool:
-        """Whether the task has a limit above 1, or a rate."""
-        return self.limit > 1 or self.rate is not None
+
+def replaces_holder(newest: Newest | None) -> bool:
+    """Return True if a newer message also takes the key from a holder at work."""
+    return newest == "supersede"
 
 
 def check_namespace(given: object) -> str:

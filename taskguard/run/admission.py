@@ -116,7 +116,7 @@ class Admission:
         waits for one slot: another one may be free before.
         """
         bounds = delivery.bounds
-        if bounds is None or bounds.limit == 1:
+        if bounds is None or not delivery.policy.has_slots:
             return self._try(delivery, waiter, wait_s=wait_s, started_s=started_s)
         slots = deque(slots_of(bounds.key, bounds.limit))
         slots.rotate(self._rng.randrange(len(slots)))
@@ -174,7 +174,7 @@ class Admission:
 
     def _claiming_of(self, delivery: Delivery) -> Claiming | None:
         """How to claim in the ledger. None: the lock server alone decides."""
-        return self._claiming if delivery.limit == 1 else None
+        return None if delivery.is_shared else self._claiming
 
     def _acquire(self, delivery: Delivery, owner: Owner, wait_s: float) -> Granted | Held | None:
         """Return the lock server's answer. None: it gave no answer, or there is no lock server."""
@@ -183,7 +183,7 @@ class Admission:
         asked_at_s = self._clock.monotonic_s()
         undecided = self._claiming_of(delivery) is None
         try:
-            if delivery.called and self._locks.traits.hints and delivery.limit == 1:
+            if delivery.called and self._locks.traits.hints and not delivery.is_shared:
                 if len(delivery.keys) == 1:
                     return cast("HintingLocks", self._locks).acquire_called(
                         delivery.keys[0], owner, ttl_s=delivery.policy.ttl_s, wait_s=wait_s
@@ -253,7 +253,7 @@ class Admission:
             asked_at_s=asked_at_s,
             task=delivery.task,
             message=delivery.message.id,
-            interrupt=policy.on_lost == "interrupt",
+            interrupt=policy.interrupts,
         )
 
     # -- the lock server says that the key is held ----------------------------------------------
@@ -269,7 +269,7 @@ class Admission:
         tracked = self._tracked(delivery, waiter.owner, asked_at_s, None)
         if not self._is_lease(delivery, held):
             return self._overrule(claiming, delivery, tracked, held)
-        if delivery.policy.newest != "supersede" or found.same_work or held.shared:
+        if not delivery.policy.replaces_holder or found.same_work or held.shared:
             return found
         self._stop_waiting(delivery, waiter)
         return self._supersede(claiming, delivery, tracked, held) or found
@@ -335,8 +335,7 @@ class Admission:
         timeout_s = min(left_s, 1.0)
         if busy.retry_after_s is not None:
             timeout_s = min(timeout_s, busy.retry_after_s + 0.01)
-        alone = delivery.bounds is None or delivery.bounds.limit == 1
-        if self._locks is not None and busy.key is not None and alone:
+        if self._locks is not None and busy.key is not None and not delivery.policy.has_slots:
             limit = asked(delivery.limit)
             try:
                 self._locks.wait(busy.key, waiter.owner, timeout_s=timeout_s, **limit)
@@ -356,7 +355,7 @@ def _wait_s(delivery: Delivery) -> float:
     """How long a delivery waits for a held key before it is deferred, in seconds."""
     policy, queue = delivery.policy, delivery.queue
     # The key of a promoted message is free, unless another process is probing it.
-    wait_s = CALLED_WAIT_S if delivery.called else policy.wait_s if policy.busy == "wait" else 0.0
+    wait_s = CALLED_WAIT_S if delivery.called else policy.waits_up_to_s
     if wait_s and holders_around(delivery.keys):
         return 0.0  # a body that holds a slot of its key does not wait for another one
     return min(wait_s, queue.longest_wait_s) if wait_s and queue is not None else wait_s

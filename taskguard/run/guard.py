@@ -243,7 +243,7 @@ class Guard:
             from taskguard.fenced.rows import FencedUpdate
 
         delivery = self._attempt.delivery
-        if delivery.policy.limit > 1:
+        if delivery.policy.has_slots:
             raise ConfigurationError(
                 f"{delivery.task} has limit={delivery.policy.limit}: its holders are "
                 "in progress at once, each with a fence of its own slot, so no row can refuse "

@@ -95,7 +95,7 @@ class Line:
         holder's hint. With the keys of former guards there is none either: the ledger has several
         lines.
         """
-        alone = len(delivery.keys) == 1 and delivery.policy.newest != "supersede"
+        alone = len(delivery.keys) == 1 and not delivery.policy.replaces_holder
         return alone and self._leaves_hint(delivery)
 
     def _leaves_hint(self, delivery: Delivery) -> bool:
@@ -198,8 +198,7 @@ class Line:
 
         Never raises.
         """
-        bounds = delivery.bounds
-        if bounds is not None and bounds.limit > 1 and bounds.rate is not None:
+        if delivery.policy.has_slots and delivery.policy.rate is not None:
             self.call_next(delivery)
 
     def release(self, tracked: TrackedLease) -> tuple[bool | None, bool | None]:

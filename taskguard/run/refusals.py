@@ -59,7 +59,7 @@ class Refusals:
 
     def _turn_away(self, delivery: Delivery, busy: Busy) -> Outcome:
         """Do what `busy=` says about a held key. A delivery of started work is deferred."""
-        untouched = not busy.same_work and not busy.started
+        may_end = not busy.same_work and not busy.started
         if not busy.same_work:
             parked = self._park(delivery, busy)
             if parked is not None:
@@ -67,14 +67,12 @@ class Refusals:
         if busy.unread:
             assert self._claiming is not None  # noqa: S101  # it left the record unread
             return self.settle(delivery, self._claiming.read(delivery, busy))
-        if delivery.queue is not None and not (
-            untouched and delivery.policy.busy in ("skip", "raise")
-        ):
+        if delivery.queue is not None and (delivery.policy.defers or not may_end):
             if busy.too_early:
                 return self._deferrals.defer_until_start(delivery, busy)
             reason = "the same work is in progress" if busy.same_work else "the key is taken"
             return self._deferrals.defer(delivery, reason, retry_after_s=busy.retry_after_s)
-        if untouched and delivery.policy.busy == "skip":
+        if delivery.policy.drops and may_end:
             return drop(self._events, delivery, "skipped")
         holders = holders_around(delivery.keys) if busy.same_work else []
         raise already_held(delivery, holders[0]) if holders else _busy_error(delivery, busy)
@@ -97,12 +95,11 @@ class Refusals:
 
 def _busy_error(delivery: Delivery, busy: Busy) -> KeyBusyError:
     after_s, owner = busy.retry_after_s, busy.owner
-    limit = 1 if delivery.bounds is None else delivery.bounds.limit
     if busy.too_early:
         what = f"{delivery.key} starts as often as its rate allows ({delivery.policy.rate})"
         when = f", and again in {after_s:.1f} s" if after_s else ""
-    elif limit > 1:  # each of them holds a slot
-        what, owner = f"{delivery.key} is held by {limit} deliveries", None
+    elif delivery.policy.has_slots:
+        what, owner = f"{delivery.key} is held by {delivery.policy.limit} deliveries", None
         when = f", one of them for at most {after_s:.1f} s" if after_s else ""
     else:
         what = f"{busy.key or delivery.key} is held by {_holder(owner)}"

@@ -390,10 +390,9 @@ class Runner:
         if ran_out:
             self.watchdog.lose(tracked, "it ran out")
         elif ended == [False] or (not tracked.decided_by_ledger and released is False):
-            shared = "the lock server no longer knows it"
-            self.watchdog.lose(
-                tracked, "another holder took it over" if lease.limit == 1 else shared
-            )
+            forgotten = "the lock server no longer knows it"
+            shared = holding.delivery.is_shared
+            self.watchdog.lose(tracked, forgotten if shared else "another holder took it over")
         return not lease.is_lost
 
     # -- for enqueue(), and for a queue's reports on messages that have a line ------------------

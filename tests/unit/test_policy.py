@@ -118,41 +118,85 @@ def test_ages_of_the_command_are_checked() -> None:
     assert _duration_s("90s") == 90.0
 
 
-FACTS = ("parks", "newest", "strict", "ranked", "stores_calls", "resends", "interrupts", "bounded")
+FACTS = (
+    "parks",
+    "newest",
+    "replaces_holder",
+    "strict",
+    "ranked",
+    "stores_calls",
+    "resends",
+    "interrupts",
+    "waits_up_to_s",
+    "drops",
+    "defers",
+    "has_slots",
+    "bounded",
+)
 
 
 @pytest.mark.parametrize(
     ("options", "true"),
     [
-        ({}, set()),
-        ({"busy": "park"}, {"parks", "resends"}),
-        ({"busy": "latest"}, {"parks", "newest", "resends"}),
-        ({"busy": "supersede"}, {"parks", "newest", "resends"}),
-        ({"busy": "skip"}, set()),
-        ({"busy": "park", "order": "strict"}, {"parks", "strict", "stores_calls", "resends"}),
-        ({"busy": "park", "order": "priority"}, {"parks", "ranked", "resends"}),
-        ({"recoverable": True}, {"stores_calls", "resends"}),
-        ({"on_lost": "interrupt"}, {"interrupts"}),
-        ({"limit": 2}, {"bounded"}),
-        ({"rate": "1/s"}, {"bounded"}),
+        ({}, {"defers"}),
+        ({"busy": "park"}, {"parks", "resends", "defers"}),
+        ({"busy": "latest"}, {"parks", "newest", "resends", "defers"}),
+        (
+            {"busy": "supersede"},
+            {"parks", "newest", "replaces_holder", "resends", "defers"},
+        ),
+        ({"busy": "wait", "wait_s": 1}, {"waits_up_to_s", "defers"}),
+        ({"busy": "retry", "wait_s": 1}, {"defers"}),
+        ({"busy": "skip"}, {"drops"}),
+        ({"busy": "raise"}, set()),
+        (
+            {"busy": "park", "order": "strict"},
+            {"parks", "strict", "stores_calls", "resends", "defers"},
+        ),
+        ({"busy": "park", "order": "priority"}, {"parks", "ranked", "resends", "defers"}),
+        ({"recoverable": True}, {"stores_calls", "resends", "defers"}),
+        ({"on_lost": "interrupt"}, {"interrupts", "defers"}),
+        ({"limit": 2}, {"has_slots", "bounded", "defers"}),
+        ({"rate": "1/s"}, {"bounded", "defers"}),
     ],
 )
-def test_what_other_rooms_ask_of_the_options(options: dict[str, Any], true: set[str]) -> None:
-    """Which of the facts each value makes true."""
+def test_facts_of_each_option(options: dict[str, Any], true: set[str]) -> None:
+    """Each value of an option makes these facts true, and no others."""
     policy = make_policy(options, task="ship")
     assert {fact for fact in FACTS if getattr(policy, fact)} == true
 
 
-def test_values_of_options_are_compared_in_one_room() -> None:
-    """Integrations, and rooms other than those of a delivery and of the ledger, ask for facts."""
-    deciding = ("taskguard/model/policy.py", "taskguard/run/", "taskguard/ledger/")
-    compared = re.compile(r"\.(?:busy|order|on_lost|newest) (?:==|!=|in|not in) ")
+COMPARED = re.compile(
+    r"(?<!for )\b(?:busy|order|on_lost|newest) (?:==|!=|in|not in) [\"'(]"
+    r"|\bpolicy\.wait_s\b|\b(?:policy|bounds|delivery|lease)\.limit (?:==|!=|<=?|>=?) "
+)
+# `api.py` refuses values for plain functions before it makes a policy.
+BEFORE_POLICY = ("taskguard/api.py", "taskguard/model/policy.py")
+
+
+def test_only_policy_compares_values_of_options() -> None:
+    """Every other module of the core and of the integrations reads a fact of the policy."""
     found = [
         f"{name}: {line.strip()}"
         for folder in ("taskguard", "integrations")
         for file in (ROOT / folder).glob("**/*.py")
-        if not (name := str(file.relative_to(ROOT))).startswith(deciding)
+        if (name := str(file.relative_to(ROOT))) not in BEFORE_POLICY
         for line in file.read_text(encoding="utf-8").splitlines()
-        if compared.search(line)
+        if COMPARED.search(line)
     ]
     assert found == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'if delivery.policy.busy in ("skip", "raise"):',
+        "if policy.newest != 'supersede':",
+        'interrupt=policy.on_lost == "interrupt",',
+        "if bounds is None or bounds.limit == 1:",
+        "wait_s = policy.wait_s if waits else 0.0",
+    ],
+)
+def test_a_compared_value_is_found(line: str) -> None:
+    """The test above finds each form that the code once had."""
+    assert COMPARED.search(line)

@@ -90,7 +90,7 @@ class View:
 
     def supersedes(self) -> bool:
         """Whether the key's holder is an older message of the task, which loses the key."""
-        if self.request.newest != "supersede" or self.mark is None:
+        if not self.request.replaces_holder or self.mark is None:
             return False
         return any(key.fence == self.mark.fence for key in self.live)
 
