@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import psutil
 import pytest
@@ -19,6 +20,7 @@ import sqlalchemy as sa
 from rich.console import Console
 
 from support.needs import need
+from support.pages import ROOT
 from support.waiting import patience_s, wait_until
 from taskguard_sandbox.demo.__main__ import main
 from taskguard_sandbox.demo.data import DataError, read_orders
@@ -26,6 +28,7 @@ from taskguard_sandbox.demo.display import Display
 from taskguard_sandbox.demo.effects import count_effects, create_effects
 from taskguard_sandbox.demo.faults import Faults
 from taskguard_sandbox.demo.journal import BEGAN, WRITES, Line, Tail
+from taskguard_sandbox.demo.recording import drawing
 from taskguard_sandbox.demo.tally import Tally, tally, total, verdict
 from taskguard_sandbox.servers import Postgres, Valkey
 
@@ -329,3 +332,38 @@ def test_a_journal_gives_whole_lines_once(tmp_path: Path) -> None:
     assert tail.read() == []
     path.write_bytes(line % b"a" + line % b"b")
     assert [each.key for each in tail.read()] == ["b"]
+
+
+def _texts(svg: str) -> list[str]:
+    """The lines of a picture; it is well-formed XML."""
+    root = ET.fromstring(svg)
+    return [each.text or "" for each in root.iter("{http://www.w3.org/2000/svg}text")]
+
+
+def test_a_recording_shows_the_lines_and_cuts_pauses() -> None:
+    """Lines that only count progress are left out, except the first one."""
+    run = [
+        (100.0, "Starting <Valkey> …"),
+        (130.0, "  1.0 s         0 of 9 orders shipped, 0 of 3 invoices charged"),
+        (131.0, "  2.0 s         7 of 9 orders shipped, 1 of 3 invoices charged"),
+        (131.0, ""),
+        (131.1, "Right: 9 effects"),
+        (131.1, "Your own tasks:  README.md"),
+    ]
+    svg = drawing(run)
+    assert _texts(svg) == ["$ make demo", run[0][1], run[1][1], "Right: 9 effects"]
+    assert re.findall(r"animation-delay: ([\d.]+)s", svg) == ["0.0", "0.5", "1.0", "1.6"]
+
+
+def test_the_recording_in_the_readme_is_one_of_a_right_run() -> None:
+    """With the rows that the demo prints today; otherwise it has to be recorded again."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (picture,) = re.findall(r"^!\[make demo: .*\]\((.*\.svg)\)$", readme, re.MULTILINE)
+    lines = _texts((ROOT / picture).read_text(encoding="utf-8"))
+    rows = _rows("\n".join(lines))
+    _, shown = _shown(_counted(Counter(ORDERS)))
+    assert [row for row in rows if row] == [row for row in _rows(shown) if row]
+    assert rows["effects"] == [200, 100, 300]
+    assert rows["double effects"] == rows["lost effects"] == [0, 0, 0]
+    assert all(min(rows[f"children {how} in a body"]) >= 1 for how in ("killed", "stopped"))
+    assert any(line.startswith("Right: ") for line in lines)

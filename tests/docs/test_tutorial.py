@@ -1,4 +1,4 @@
-"""The README's first example and the tutorial, typed as they are printed, on real servers.
+"""The README's four steps and the tutorial, typed as they are printed, on real servers.
 
 What differs from what is printed: where servers are, `pip`, which `tests/packaging` tries, and how
 long the slow task sleeps. It sleeps until the test wakes it, because a slow machine may need more
@@ -22,7 +22,6 @@ from typing import Any
 
 import pytest
 import redis
-import sqlalchemy as sa
 
 from support.families import Family
 from support.pages import Block, blocks_of
@@ -47,8 +46,10 @@ class Terminals:
 
     folder: Path
     valkey: Any
-    database: str
     left_running: list[Family] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._home = self.folder
 
     def write(self, name: str, block: Block) -> None:
         """A file, with this machine's servers."""
@@ -59,7 +60,6 @@ class Terminals:
         for printed, here in (
             ("redis://localhost/1", self.valkey.url_of(1)),
             ("redis://localhost", self.valkey.url_of(0)),
-            ("postgresql+psycopg://shop@localhost/shop", self.database),
         ):
             text = text.replace(printed, here)
         return text
@@ -74,6 +74,21 @@ class Terminals:
             elif program != "pip":
                 said = self._run(program, words)
         return said
+
+    def shell(self, block: Block) -> str:
+        """The whole block, by a shell in its folder, without `pip`. What it prints."""
+        lines = self._here(block.text).replace("/tmp/", f"{self._home}/").splitlines()
+        typed = "\n".join(line for line in lines if not line.startswith("pip "))
+        done = subprocess.run(
+            ["bash", "-e", "-c", typed],
+            cwd=self.folder,
+            env={**os.environ, "PATH": f"{COMMANDS}:{os.environ['PATH']}"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
 
     def _sqlite(self, file: str, statement: str) -> str:
         with contextlib.closing(sqlite3.connect(self.folder / file, timeout=60)) as db, db:
@@ -129,32 +144,30 @@ class Terminals:
 
 
 @pytest.fixture
-def terminals(valkey: Any, redis_url: str, pg_url: str, tmp_path: Path) -> Iterator[Terminals]:
-    made = Terminals(tmp_path, valkey, pg_url)
+def terminals(valkey: Any, redis_url: str, tmp_path: Path) -> Iterator[Terminals]:
+    made = Terminals(tmp_path, valkey)
     yield made
     for each in made.left_running:
         each.kill()
-    for log in tmp_path.glob("*.log"):
+    for log in tmp_path.glob("**/*.log"):
         print(log.read_text(errors="replace")[-4000:])
 
 
-def test_the_first_example_of_the_readme_ships_once(terminals: Terminals) -> None:
-    """Two calls, one effect; the worker's own import of the module sends nothing."""
-    engine = sa.create_engine(terminals.database, poolclass=sa.NullPool)
-    with engine.begin() as db:
-        db.execute(sa.text("create table orders (id int, shipped boolean)"))
-        db.execute(sa.text("insert into orders values (42, false)"))
-    shop, calls = blocks_of("README.md", "python")[:2]
-    (start,) = (each for each in blocks_of("README.md", "sh") if "ledger create" in each.text)
+def test_the_four_steps_of_the_readme_charge_a_card_once(terminals: Terminals) -> None:
+    """Typed literally, in a folder of their own: two messages, one charge, one receipt."""
+    install, tables, worker, sends = blocks_of("README.md", "sh")[:4]
+    (shop,) = blocks_of("README.md", "python")
+    terminals.shell(install)
+    terminals.folder /= "shop"
     terminals.write("shop.py", shop)
-    terminals.type(start)
+    terminals.shell(tables)
+    terminals.type(worker)
     wait_until(lambda: " ready." in terminals.log(), message="it is ready")
-    terminals._run("python", ["-c", calls.text])
+    assert len(terminals.shell(sends).split()) == 2
     wait_until(lambda: terminals.log().count("succeeded in") == 2, message="both calls")
+    assert terminals.log().count("charging 1999 cents") == 1
     assert terminals.log().count("answered as a duplicate") == 1
-    assert len(set(re.findall(r"Task shop.ship\[(.*?)\] received", terminals.log()))) == 2
-    with engine.connect() as db:
-        assert db.execute(sa.text("select shipped from orders")).scalars().all() == [True]
+    assert terminals._sqlite("shop.db", "select receipt from orders") == "receipt-1"
 
 
 def test_the_tutorial_ships_each_order_once(terminals: Terminals) -> None:

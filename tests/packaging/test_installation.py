@@ -1,7 +1,7 @@
 """Each line of installation in README and examples, in an environment with nothing but that.
 
-A real worker on real servers, with the first example of the README as it stands there: one effect,
-and a duplicate that is answered. The examples run from such environments, too. What an environment
+A real worker on real servers, with the example of the README as it stands there: one effect, and a
+duplicate that is answered. The examples run from such environments, too. What an environment
 lacks cannot be brought by the tests' own: nothing of that is on its path.
 """
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.timeout(600)
 ROOT = Path(__file__).parent.parent.parent
 LINE = re.compile(r"pip install '(celery-taskguard\[[\w,]+\])'")
 
-# What each line is for; the README's first example is tried with ledgers and brokers below.
+# What each line is for; the README's example is tried with ledgers and brokers below.
 WITH_CELERY = {
     "celery-taskguard[celery,redis,postgresql]": ("pg_url", ["redis", "rabbitmq"]),
     "celery-taskguard[celery,redis,mysql]": ("mariadb_url", ["redis"]),
@@ -102,15 +102,11 @@ def said(command: list[str | Path], **environment: str) -> str:
     return done.stdout
 
 
-def first_example() -> tuple[str, str]:
-    """The module and the two calls: the README's first two blocks of Python."""
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    module, calls = (part.partition("```")[0] for part in readme.split("```python\n")[1:3])
-    return module, calls
+CALLS = "from shop import pay\nfor _ in range(2):\n    pay.delay(42, 1999)"
 
 
 class Case(NamedTuple):
-    """What the README's first example is tried with."""
+    """What the README's example is tried with."""
 
     line: str
     ledger: str
@@ -147,33 +143,34 @@ def places(
     return {
         "redis://localhost/1": valkey.url_of(1),
         "redis://localhost": broker,
-        "postgresql+psycopg://shop@localhost/shop": request.getfixturevalue(case.ledger),
+        "sqlite:///shop.db": request.getfixturevalue(case.ledger),
     }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_first_example_of_the_readme_ships_once(
+def test_the_example_of_the_readme_charges_once(
     case: Case, installed: Callable[[str], Path], places: dict[str, str], outside: Path
 ) -> None:
-    """As it is printed, but for where its servers are: two calls, one effect, one duplicate."""
+    """As it is printed, but for where its servers are: two calls, one charge, one duplicate."""
     commands = installed(case.line)
-    module, calls = first_example()
-    (outside / "shop.py").write_text(placed(module, places), encoding="utf-8")
-    url = places["postgresql+psycopg://shop@localhost/shop"]
+    (module,) = blocks_of("README.md", "python")
+    (outside / "shop.py").write_text(placed(module.text, places), encoding="utf-8")
+    url = places["sqlite:///shop.db"]
     said([commands / "taskguard", "ledger", "create", "--url", url])
     engine = sa.create_engine(url, poolclass=sa.NullPool)
     with engine.begin() as db:
-        db.execute(sa.text("create table orders (id int, shipped boolean)"))
-        db.execute(sa.text("insert into orders values (42, false)"))
+        db.execute(sa.text("create table orders (id int, receipt varchar(40))"))
+        db.execute(sa.text("insert into orders (id) values (42)"))
     with CeleryWorker("shop", python_path=outside, python=commands / "python") as worker:
-        said([commands / "python", "-c", calls], PYTHONPATH=".")
+        said([commands / "python", "-c", CALLS], PYTHONPATH=".")
         try:
             wait_until(lambda: worker.log.count("succeeded in") == 2)
         finally:
             print(worker.log)
         assert worker.log.count("answered as a duplicate") == 1
+        assert worker.log.count("charging 1999 cents") == 1
     with engine.connect() as db:
-        assert db.execute(sa.text("select shipped from orders")).scalars().all() == [True]
+        assert db.execute(sa.text("select receipt from orders")).scalars().all() == ["receipt-1"]
         records = sa.text("select state, attempts from taskguard_work")
         assert db.execute(records).all() == [("DONE", 1)]
 

@@ -141,13 +141,14 @@ def around(page: str) -> Callable[[Any], Any]:
 
 @around("README.md")
 def readme(place: Place) -> Iterator[None]:
-    place.sql("create table orders (id integer, shipped boolean)")
-    place.sql("insert into orders values (42, false)")
+    place.sql("create table orders (id integer, receipt text)")
+    place.sql("insert into orders (id) values (42)")
     yield  # the module sends nothing when it is imported
     assert place.deliver_all(place.names.app) == 0
-    yield
-    assert place.deliver_all(place.names.app) == 2
-    assert place.sql("select shipped from orders") == [1]
+    printed = place.fixture("capsys")
+    assert place.twice(place.pay, 42, 1999) == ("receipt-1", "receipt-1")
+    assert printed.readouterr().out == "charging 1999 cents\n"
+    assert place.sql("select receipt from orders") == ["receipt-1"]
     assert place.events()["completed"] == place.events()["duplicate"] == 1
 
 
@@ -729,3 +730,60 @@ def choose(place: Place) -> Iterator[None]:
     yield
     place.report.apply()
     assert place.sql("select name from effects") == ["7 payment-7", "event 1 5", "report"]
+
+
+@around("docs/how-to/charge-once.md")
+def charge_once(place: Place) -> Iterator[None]:
+    """A provider that charges once for each key, and times out when it is told to."""
+    place.app()
+    for table in (
+        "payments (id integer, order_id integer, status text)",
+        "orders (id integer, paid boolean)",
+        "refunds (id integer)",
+    ):
+        place.sql(f"create table {table}")
+    place.sql("insert into orders (id) values (42)")
+    charges: dict[str, int] = {}
+    faults = ["times out"]
+
+    def call(cents: int, *, idempotency_key: str) -> str:
+        charges.setdefault(idempotency_key, cents)
+        if faults:
+            raise TimeoutError(faults.pop())
+        return "succeeded"
+
+    def call_without_key(cents: int, reference: str) -> None:
+        assert reference not in charges
+        charges[reference] = cents
+        raise TimeoutError
+
+    place.give(
+        provider=types.SimpleNamespace(
+            TimeoutError=TimeoutError,
+            charge=call,
+            refund=call,
+            find=charges.get,
+            charge_without_key=call_without_key,
+        )
+    )
+    yield
+    place.charge.retry_backoff = False
+    assert place.twice(place.charge, 5, 42, 1999) == ("succeeded", "succeeded")
+    assert (list(charges.values()), faults) == ([1999], [])
+    assert place.sql("select status from payments") == ["succeeded"]
+    with pytest.raises(taskguard.errors.FingerprintMismatchError):
+        place.charge.apply((5, 42, 5)).get()
+    charges.clear()
+    yield
+    with pytest.raises(TimeoutError):
+        place.charge_by_reference.apply((42, 1999)).get()
+    found = charges.pop("order-42")
+    with pytest.raises(LookupError):
+        place.charge_by_reference.apply((42, 1999)).get()
+    charges["order-42"] = found
+    place.charge_by_reference.apply((42, 1999)).get()
+    assert place.sql("select paid from orders") == [1]
+    yield
+    place.twice(place.refund, 9, 42, 500)
+    assert sorted(charges.values()) == [500, 1999]
+    assert place.sql("select id from refunds") == [9]

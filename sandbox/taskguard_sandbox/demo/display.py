@@ -144,5 +144,5 @@ class Display:
         self.say(f"[{style}]{verdict(everything)}[/]")
         self.say()
         self.say("Your own order numbers:  make demo DATA=orders.csv")
-        self.say('Your own tasks:          README.md, "One line on a task"; examples/celery_shop')
+        self.say('Your own tasks:          README.md, "Try it in four steps"; examples/billing')
         return 0 if everything.ok else 1
