@@ -28,7 +28,7 @@ LOCKS_PRIVILEGES = FindingTemplate(
     what="The user of the locks lacks a privilege on taskguard_locks.",
     why=_WHY,
     fix="GRANT SELECT, INSERT, UPDATE, DELETE ON taskguard_locks to that user.",
-    link="docs/how-to/without-redis.md#whose-rights",
+    link="docs/how-to/without-redis.md#privileges",
 )
 LOCKS_UNLOGGED = FindingTemplate(
     "locks_unlogged",
@@ -36,5 +36,5 @@ LOCKS_UNLOGGED = FindingTemplate(
     what="The table taskguard_locks is UNLOGGED, and there is no ledger.",
     why="A crash of the server empties the table. Two processes can then hold one key.",
     fix="ALTER TABLE taskguard_locks SET LOGGED, or use a ledger.",
-    link="docs/how-to/without-redis.md#with-a-log-or-without",
+    link="docs/how-to/without-redis.md#a-logged-or-an-unlogged-table",
 )
