@@ -41,7 +41,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Workers and producers need nothing of beat's.
+    # Only beat needs this module.
     if name == "LeaderScheduler":
         from taskguard_celery.beat import LeaderScheduler
 

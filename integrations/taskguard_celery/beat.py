@@ -1,21 +1,22 @@
-"""`celery -A shop beat --scheduler taskguard_celery.LeaderScheduler`: several beats, one sends.
+"""`celery -A shop beat --scheduler taskguard_celery.LeaderScheduler`: of several beats, one sends.
 
-The scheduler inside is Celery's own, or what the setting `taskguard_beat_scheduler` names
-(`django_celery_beat.schedulers:DatabaseScheduler`). It is made anew for each term in which this
-beat leads. A thread campaigns, so that beat itself waits for no server but the broker.
+The inner scheduler is Celery's own, or the one that the setting `taskguard_beat_scheduler` names
+(`django_celery_beat.schedulers:DatabaseScheduler`). Each term of this beat as the leader creates a
+new one. A thread campaigns for leadership, so beat itself waits for no server except the broker.
 
-Guarantees: a beat sends only while it holds the leader's lease. One that dies is followed within
-`taskguard_beat_ttl_s` and a second, one that is told to stop at once, one that the broker does not
-answer once that is known. When each entry was sent last is in the ledger after each message, so
-that a new leader sends what was due while nobody led, once, and nothing that has been sent. A row
-of django-celery-beat's that was changed after that record counts instead of it. Neither
-a lost lease nor a server that is away ends the process or raises in beat; SIGTERM ends it whatever
-it is doing.
+Guarantees: a beat sends only while it holds the leader's lease. If the leader dies, another beat
+takes over within `taskguard_beat_ttl_s` and a second. If the leader is stopped, or notices that its
+broker gives no answer, another beat takes over at once. A lost lease, or a server that is down,
+neither ends the process nor raises in beat. SIGTERM ends it at any time.
 
-Does not guarantee that no tick is sent twice. A beat that was frozen in the middle of a message
-sends that one when it wakes; one that ends between a message and its record is followed by one that
-sends it again. Tasks with `once_per="tick"` run once all the same. With locks only nothing is
-recorded: each new leader goes by what it sent itself.
+After each message, the ledger records when each entry was last sent. So a new leader sends each
+entry that became due without a leader once, and sends no message a second time. If a row of
+django-celery-beat was changed after that record, the row counts.
+
+Not guaranteed: a tick can be sent twice. A beat that was frozen while it sent a message sends it
+when it wakes up. If a beat ends between a message and its record, the next leader sends that
+message again. Tasks with `once_per="tick"` still run once. Without a ledger, nothing is recorded:
+each new leader knows only what it sent itself.
 
 Read next: `ticks.py`.
 """
@@ -42,15 +43,19 @@ logger = logging.getLogger("taskguard")
 
 _NAME = "beat"
 _TTL_S = 15.0
-# So often a beat looks whether something has changed for it.
+# Interval at which a beat checks whether it leads, in seconds.
 _LOOK_S = 1.0
 _LONGEST_END_S = 3.0
-# Of a broker that gives no answer, for the time in which a connection is tried.
+# Timeout for a connection to the broker, in seconds.
 _CONNECT_S = 4.0
 
 
 class LeaderScheduler(Scheduler):  # type: ignore[misc]  # Celery has no types
-    """A scheduler of beat's that sends while this process leads."""
+    """A scheduler for Celery beat that sends only while this process leads.
+
+    `taskguard_beat_ttl_s` is the length of the leader's lease in seconds, 15 by default.
+    `taskguard_beat_scheduler` names the inner scheduler, by default Celery's own.
+    """
 
     def __init__(self, app: Any, *args: Any, lazy: bool = False, **options: Any) -> None:
         self._options = options
@@ -63,34 +68,34 @@ class LeaderScheduler(Scheduler):  # type: ignore[misc]  # Celery has no types
         self._tries_since_s: float | None = None
         self._broker_is_away = False
         self._closed = False
-        # Made by the first tick: where beat is told to end before, its handler of the signal makes
-        # a second scheduler within the making of the first, which must not hold anything here.
+        # The first tick creates it. If beat gets a signal before that, its handler creates a second
+        # scheduler while the first is being created. Neither must hold a resource then.
         self._leader: Any = None
         self._ttl_s = float(app.conf.get("taskguard_beat_ttl_s", _TTL_S))
         super().__init__(app, *args, lazy=lazy, **options)
 
     def _candidate(self) -> Any:
-        """Raises ConfigurationError where locks and ledger are not configured: beat ends."""
+        """Return the candidate for leadership. Raises ConfigurationError, which ends beat."""
         runtime = runtime_of(self.app)
         if runtime.ledger is None:
             logger.warning(
-                "beat has locks only: no ledger records what the last leader sent, so a new one "
-                "sends again what is due by its own file. Set a ledger (taskguard_ledger_url)."
+                "beat has locks only: no ledger records what the last leader sent, so a new leader "
+                "can send messages again. Set a ledger (taskguard_ledger_url)."
             )
         return runtime.leader(_NAME, ttl_s=self._ttl_s, on_lost="fence")
 
     def setup_schedule(self) -> None:
-        """Nothing: the scheduler inside has the schedule."""
+        """Do nothing: the inner scheduler has the schedule."""
 
     @property
     def info(self) -> str:
-        """For the banner."""
+        """The line about the inner scheduler in beat's banner."""
         return f"    . inside -> {self._kind.__module__}.{self._kind.__qualname__}"
 
     # -- beat's loop, in the main thread
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
-        """Send what is due if this beat leads; in how many seconds to call again."""
+        """Send due entries if this beat leads. Return the seconds until the next call."""
         self._end_if_closed()
         self._tries_since_s = time.monotonic()
         try:
@@ -104,7 +109,7 @@ class LeaderScheduler(Scheduler):  # type: ignore[misc]  # Celery has no types
             self._end_if_closed()
 
     def _end_if_closed(self) -> None:
-        """Raise SystemExit again: the code that a handler interrupted may have swallowed it."""
+        """Raise SystemExit again: the code that a signal interrupted may have suppressed it."""
         if self._closed:
             raise SystemExit(0)
 
@@ -123,59 +128,59 @@ class LeaderScheduler(Scheduler):  # type: ignore[misc]  # Celery has no types
             if rest_s <= 0.0:
                 rest_s = self._term.tick(*args, **kwargs)
                 self._rests_until_s = time.monotonic() + rest_s
-        except Exception as error:  # noqa: BLE001  # whatever the transport or the schedule raises
+        except Exception as error:  # noqa: BLE001  # the transport and the schedule raise anything
             self._give_up(leadership, error)
             return 0.0
         return min(rest_s, _LOOK_S)
 
     def _give_up(self, leadership: Leadership, error: Exception) -> None:
-        """Let another beat send what this one cannot."""
+        """Step down, so that a beat that can send becomes the leader."""
         logger.warning("beat: this process cannot send, so it steps down: %r", error)
         self._broker_is_away = True
         self._term.end(lost=True)
         leadership.step_down()
 
     def should_sync(self) -> bool:
-        """Never: the scheduler inside does so after each message."""
+        """Return False: the inner scheduler syncs after each message."""
         return False
 
     def close(self) -> None:
-        """Step down and end. A signal's handler calls it, so it neither raises nor waits long."""
+        """Step down and end. A signal handler calls this, so it neither raises nor waits long."""
         self._closed = True
         if self._tries_since_s is not None:
-            return  # a handler has interrupted the scheduler inside; beat closes once more
+            return  # a signal interrupted the inner scheduler; beat closes once more
         self._term.end(lost=self._leadership is None)
         if self._leader is not None:
             with contextlib.suppress(Exception):
                 self._leader.step_down()
-        if self._thread is not None and self._thread.is_alive():  # told before it was started: not
+        if self._thread is not None and self._thread.is_alive():  # not before its start
             self._thread.join(_LONGEST_END_S)
 
-    # -- leading, in a thread of its own
+    # -- leadership, in its own thread
 
     def _campaign(self) -> None:
-        """Lead whenever it is this beat's turn."""
+        """Campaign for leadership, and lead when elected, until beat ends."""
         while not self._closed:
             try:
                 if not self._broker_is_away or self._broker_answers():
                     self._broker_is_away = False
                     self._leader.run(self._lead)
             except Exception:
-                logger.exception("beat: the campaign for the lead failed, and goes on")
+                logger.exception("beat: the campaign for leadership failed, and goes on")
                 time.sleep(_LOOK_S)
 
     def _broker_answers(self) -> bool:
         with self.app.connection_for_write(connect_timeout=_CONNECT_S) as connection:
             try:
                 connection.connect()
-            except Exception as error:  # noqa: BLE001  # whatever the transport raises
+            except Exception as error:  # noqa: BLE001  # the transport can raise anything
                 logger.debug("beat: the broker gave no answer: %r", error)
                 time.sleep(_LOOK_S)
                 return False
         return True
 
     def _lead(self, leadership: Leadership) -> None:
-        """Until the lease is lost or given up, or the main thread does not come back."""
+        """Lead until the lease ends, and step down if the main thread hangs."""
         self._leadership = leadership
         self._leading.set()
         try:
@@ -194,10 +199,10 @@ class LeaderScheduler(Scheduler):  # type: ignore[misc]  # Celery has no types
 
 
 class _Term:
-    """The scheduler inside, for one term.
+    """The inner scheduler of one term.
 
     Attributes:
-        of: the leadership that it is for; None: there is no scheduler.
+        of: the leadership of the term, or None if there is no scheduler.
     """
 
     def __init__(self, of: Leadership | None = None, inner: Any = None) -> None:
@@ -209,11 +214,11 @@ class _Term:
 
     @classmethod
     def begin(cls, of: Leadership, kind: Any, app: Any, options: dict[str, Any]) -> _Term:
-        """A scheduler that knows when earlier leaders sent its entries."""
+        """Create a scheduler that knows when earlier leaders sent its entries."""
         began = datetime.now(UTC)
         inner = kind(app=app, **options)
         made = cls(of, inner)
-        # What is written late would overwrite what a later leader has written.
+        # Sync after each task: a late write would overwrite the writes of a later leader.
         inner.sync_every_tasks = 1
         name_ticks(inner)
         recorded: dict[str, str] = of.memory or {}
@@ -223,7 +228,7 @@ class _Term:
                 _set_last_run(entry, moment)
             made._sent[name] = _last_run_of(entry).isoformat()
         made._watch(inner)
-        # For whoever leads next, also if nothing is sent in this term.
+        # The next leader needs a record even if this term sends nothing.
         made._unrecorded = True
         made._record()
         return made
@@ -249,14 +254,14 @@ class _Term:
             return result
 
         def connect_once() -> Any:
-            # Celery tries for the better part of an hour.
+            # Celery itself retries for most of an hour.
             return inner.connection.ensure_connection(max_retries=1, timeout=_CONNECT_S)
 
         inner.reserve, inner.apply_async = noted_reserve, watched_apply_async
         inner._ensure_connected = connect_once  # noqa: SLF001  # Celery has no setting for it
 
     def tick(self, *args: Any, **kwargs: Any) -> float:
-        """Send one entry if one is due, and record that. Raises where it could not be sent."""
+        """Send one entry if one is due, and record it. Raises if it could not be sent."""
         rest_s = float(self._inner.tick(*args, **kwargs) or 0.0)
         if self._failed is not None:
             raise self._failed
@@ -265,23 +270,23 @@ class _Term:
         return rest_s
 
     def _forget_removed(self) -> None:
-        """An entry that is made anew under its name later is another one."""
+        """Forget removed entries. An entry that is created later with that name is a new one."""
         for name in self._sent.keys() - self._inner.schedule.keys():
             del self._sent[name]
             self._unrecorded = True
 
     def _record(self) -> None:
-        """Where this fails, the next message's record says it, too."""
+        """Record when each entry was sent. If this fails, the next record contains it."""
         if self.of is None or not self._unrecorded:
             return
         try:
             self.of.remember(self._sent)
             self._unrecorded = False
         except errors.TaskguardError as error:
-            logger.warning("beat: what was sent is not on record yet: %s", error)
+            logger.warning("beat: the ledger did not record which messages were sent: %s", error)
 
     def end(self, *, lost: bool) -> None:
-        """Close the scheduler; never raises. `lost`: what it has not written stays unwritten."""
+        """Close the scheduler without raising. With `lost`, discard its unwritten state."""
         inner, self._inner = self._inner, None
         if inner is None:
             return
@@ -297,7 +302,7 @@ class _Term:
 
 
 def _kind_of(app: Any) -> Any:
-    """The class of the scheduler inside, by `taskguard_beat_scheduler`."""
+    """Return the class of the inner scheduler, from `taskguard_beat_scheduler`."""
     named = app.conf.get("taskguard_beat_scheduler") or PersistentScheduler
     aliases = dict(load_extension_class_names("celery.beat_schedulers"))
     kind = symbol_by_name(named, aliases=aliases)

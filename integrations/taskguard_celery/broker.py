@@ -26,7 +26,7 @@ def broker_kind(app: Any, *, write: bool = False) -> str:
     try:
         connection = app.connection_for_write() if write else app.connection_for_read()
         return str(connection.get_transport_cls().driver_type)
-    except Exception:  # noqa: BLE001  # whatever a missing driver's module raises
+    except Exception:  # noqa: BLE001  # the module of a driver can raise anything
         urls = broker_urls(app, write=write)
         scheme = urls[0].partition("://")[0].partition("+")[0].lower() if urls else ""
         return _KINDS.get(scheme, scheme)
@@ -41,7 +41,7 @@ def broker_urls(app: Any, *, write: bool = False) -> list[str]:
 
 
 def visibility_timeout_s(app: Any) -> float | None:
-    """After how long the broker delivers an unacknowledged message again; None: it does not."""
+    """Return after how many seconds the broker redelivers an unacknowledged message, or None."""
     default_s = _VISIBILITY_TIMEOUTS_S.get(broker_kind(app))
     if default_s is None:
         return None

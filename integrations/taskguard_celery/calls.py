@@ -1,11 +1,14 @@
-"""A Celery message as JSON, to be stored with its work and sent again later.
+"""Store a Celery message as JSON in the record of its work, and send it from there.
 
-Guarantees: a message that a worker had in hand is sent again as it came (`forwarding.py`). A call
-that was enqueued is sent by its task's `apply_async()`, with its options, and its root and parent.
-Neither gets anything of the process that sends it. A call whose expiry is past is sent all the
-same, without an `expiration` by which a broker would drop it: the worker that gets it marks it
-REVOKED, as Celery does with each that has expired. The arguments are written by the message's own
-serializer, or the task's, and read only if the app accepts that one.
+Guarantees: a message that was delivered to a worker is sent again unchanged (`forwarding.py`). A
+call that was enqueued is sent by its task's `apply_async()`, with its options, root and parent.
+Neither inherits anything from the process that sends it.
+
+An expired call is sent as well, without the `expiration` for which a broker would drop it. Then the
+worker that gets it marks it REVOKED, as Celery does with each expired message.
+
+The arguments are written by the message's own serializer, or the task's. taskguard reads them only
+if the app accepts that serializer.
 """
 
 from __future__ import annotations
@@ -57,7 +60,7 @@ def call_of(
     *,
     marks: Marks | None = None,
 ) -> dict[str, Any]:
-    """A signature with its options, as JSON. When it expires is fixed here."""
+    """Return a signature with its options as a JSON value. `expires` becomes an absolute time."""
     fields = dict(signature)
     options = dict(fields.get("options") or {})
     if options.get("expires") is not None:
@@ -79,7 +82,7 @@ def call_of(
 
 
 def _expires_at(app: Celery, expires: Any) -> str:
-    """A moment, or so many seconds from now, as the header has it: every serializer has text."""
+    """Return a time, or seconds from now, as text, which every serializer can write."""
     if isinstance(expires, str):
         return expires
     if not isinstance(expires, datetime):
@@ -88,7 +91,7 @@ def _expires_at(app: Celery, expires: Any) -> str:
 
 
 def call_in_hand(task: Task) -> dict[str, Any]:
-    """The message that `task` is handling."""
+    """Return the message that `task` is handling as a stored call."""
     marks = replace(marks_of(task.request), called=None)
     return call_of(
         task.app, signature_in_hand(task), marks.serializer or task.serializer, marks=marks
@@ -96,7 +99,7 @@ def call_in_hand(task: Task) -> dict[str, Any]:
 
 
 def id_in(standing: Standing, sender: CelerySender) -> str:
-    """The id of the task whose message is to do this work, for its result."""
+    """Return the task id of the message of this work, under which its result will be."""
     if standing.call is not None:
         return sender.task_id_of(json.loads(standing.call))
     return task_id_in(standing.message)
@@ -105,7 +108,7 @@ def id_in(standing: Standing, sender: CelerySender) -> str:
 def task_id_in(message: str) -> str:
     """Return the id of the task in the name of a message, as `MessageRef.name` makes it.
 
-    That is the id, perhaps how often it was replaced, and when it was published.
+    A name has the id, the number of replacements if there were any, and the time of publication.
     """
     name, _, published = message.rpartition("@")
     return (name if published else message).partition("~")[0]
@@ -115,30 +118,30 @@ _LINKS = ("link", "link_error", "chain", "chord", "group_id", "group_index")
 
 
 class CelerySender:
-    """Sends stored calls to an app's broker, whether or not their tasks are imported here."""
+    """Sends stored calls to an app's broker, even if their tasks are not imported here."""
 
     def __init__(self, app: Celery) -> None:
         self._app = app
         self._routes = Routes(app)
 
     def __call__(self, call: dict[str, Any], message: MessageRef) -> None:
-        """Send a call with these numbers; raises unless the broker took it.
+        """Send a call with the numbers of `message`. Raises unless the broker took it.
 
-        If no worker consumes from its queue any more, by the present route of its task.
+        If no worker consumes from its queue any more, use the present route of its task.
         """
         signature = self._read(call)
         signature.options.update(self._routes.present(signature, asks=True))
         self._send(signature, _marks_in(signature, message), message)
 
     def send_first(self, call: dict[str, Any], message: MessageRef) -> None:
-        """Send a call for the first time, as a call of the task at work, and of its context."""
+        """Send a call for the first time, as a child of the running task and in its context."""
         signature = self._read(call)
         self._apply(signature, _marks_in(signature, message), message)
 
     def hand_off(self, call: dict[str, Any], message: MessageRef) -> None:
-        """Send a call through the queue beside its own, where a worker of this process has that.
+        """Send a promoted call through `<queue>.taskguard`, if this app has that queue.
 
-        Of a call that is to be sent for later, with that delay.
+        If the call has a time before which it must not run, the message has that time as its eta.
         """
         signature = self._read(call)
         signature.options.update(self._routes.present(signature, asks=False))
@@ -154,9 +157,9 @@ class CelerySender:
         self._send(signature, marks, message, eta=eta)
 
     def fail(self, call: dict[str, Any], message: MessageRef, reason: str) -> None:
-        """Say that the task of a stored call is FAILURE: to its caller, chord, chain and errbacks.
+        """Report FAILURE of a stored call to its caller, chord, chain and errbacks.
 
-        Raises what the result backend does.
+        Raises the errors of the result backend.
         """
         del message
         signature = self._read(call)
@@ -167,7 +170,7 @@ class CelerySender:
         stored = stores_errors(task, options.get("ignore_result"))
         backend = self._app.backend if task is None else task.backend
         error = errors.StoredCallError(f"{signature.task}: {reason}")
-        # Errbacks are its callbacks, and no children of the task in which it is given up.
+        # Errbacks are callbacks of this call, not children of the task that is running here.
         fail = partial(backend.mark_as_failure, request.id, error)
         outside(lambda: fail(request=request, store_result=stored))
 
@@ -180,16 +183,16 @@ class CelerySender:
         return {name: options[name] for name in _LINKS if options.get(name) is not None}
 
     def task_id_of(self, call: dict[str, Any]) -> str:
-        """The id of the task that a stored call sends. Raises StoredCallError."""
+        """Return the task id of a stored call. Raises StoredCallError."""
         return str(self._read(call).options["task_id"])
 
     @contextmanager
     def batch(self) -> Iterator[Callable[[dict[str, Any], MessageRef], None]]:
-        """A sender of many messages, with a producer of its own, in batches where that is possible.
+        """Return a sender of many messages that has its own producer and uses batches if possible.
 
-        The broker has taken all of them if the block ends without an error; RabbitMQ is asked to
-        confirm. Batches need kombu 5.7, and Redis as the
-        broker without retries of its own; elsewhere each message is sent at once.
+        If the block ends without an error, the broker has taken all of them. On RabbitMQ, the
+        producer requests confirms. Batches need kombu 5.7 and Redis as the broker. Otherwise each
+        message is sent at once.
         """
         with ExitStack() as opened:
             connection = opened.enter_context(self._app.connection_for_write())
@@ -218,9 +221,9 @@ class CelerySender:
         eta: str | None = None,
         **options: Any,
     ) -> None:
-        """Send a call outside the task at work. Raises StoredCallError, or as the broker does.
+        """Send a call outside the running task. Raises StoredCallError or the broker's errors.
 
-        `eta` is that of the message, for the worker that gets it.
+        `eta` goes into the message's headers, for the worker that gets it.
         """
         if eta is not None:
             headers = signature.options.get("headers") or {}
@@ -237,7 +240,7 @@ class CelerySender:
         headers = {**(signature.options.get("headers") or {}), HEADER: marks.header()}
         if signature.options.get("expires") is not None:
             headers[EXPIRES_HEADER] = signature.options["expires"]
-            # Not as an option of `apply_async()`, which takes None for nothing said.
+            # Not as an option of `apply_async()`, for which None means that it is not given.
             signature.options["expires"] = None
         signature["args"] = tuple(signature.args or ())  # JSON has made a list of them
         try:
@@ -250,7 +253,7 @@ class CelerySender:
             raise failed
 
     def _check_arguments(self, signature: Signature) -> None:
-        """As `Task.apply_async()` does: the task may be of a newer deploy than the call."""
+        """Check the arguments like `Task.apply_async()`: the task may be newer than the call."""
         task = self._app.tasks.get(signature.task)
         check = getattr(task, "__header__", None) if getattr(task, "typing", False) else None
         if check is None:
@@ -272,16 +275,16 @@ class CelerySender:
             )
             return Signature.from_dict(fields, app=self._app)
         except Exception as error:
-            # The call is wrong, not the broker: a later sweep would read the same.
+            # The call is damaged, so a later sweep would fail in the same way.
             raise errors.StoredCallError(f"its stored call cannot be read: {error!r}") from error
 
     def rate_of(self, task: str) -> Any:
-        """Return the rate that a task has now; None: none. Raises LookupError if it is unknown."""
+        """Return the current rate of a task, or None. Raises LookupError if it is unknown."""
         compiled = guarded_function_of(self._app.tasks[task])
         return None if compiled is None else compiled.policy.starts
 
     def is_away(self, error: Exception) -> bool:
-        """Whether the connection to the broker failed, not one queue or one message."""
+        """Return True if the error is about the connection to the broker, not about one message."""
         cause = error.__cause__ if isinstance(error, OperationalError) else error
         if cause is None:
             return True
@@ -296,7 +299,7 @@ def _misfit(signature: Signature, error: TypeError) -> errors.StoredCallError:
 
 
 def _marks_in(signature: Signature, message: MessageRef) -> Marks:
-    """The marks with which a stored call is sent now."""
+    """Return the marks with which a stored call is sent now."""
     options = signature.options
     nesting = options.get("replaced_task_nesting")
     name = name_of(options.get("task_id"), nesting)

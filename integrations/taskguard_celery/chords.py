@@ -7,8 +7,9 @@ that of another member: the chord would end early, and its body would fail or ne
 Guarantees: with `django-db` a worker counts the members that have no result yet. So the number of
 results of one member does not matter. With a cache, a member's second result is not counted.
 
-Does not guarantee this with a cache in two cases: if a member fails in both deliveries, because
-Celery counts failures outside of the task, or if both deliveries end at the same time.
+With a cache, this is not guaranteed in two cases. If a member fails in both deliveries, Celery
+counts both, because it counts failures outside of the task. If both deliveries end at the same
+time, both are counted.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ _POLL_S = 0.05
 
 
 def count_once(task: Task, *, answered: bool = False) -> None:
-    """Take the message in hand out of its chord if its answer has been counted there.
+    """Remove the message from its chord if its result has been counted there.
 
-    Called when its outcome is known, because a retry needs the chord. `answered`: another delivery
-    of the message did its work. So its result is there, or about to be stored.
+    Called when the outcome is known, because a retry needs the chord. `answered` means that another
+    delivery of the message did its work, so its result is stored or about to be stored.
     """
     request = task.request
     if not request.chord or not request.group:
@@ -50,8 +51,8 @@ def count_once(task: Task, *, answered: bool = False) -> None:
         has_result = _becomes(lambda: task.backend.get_state(request.id) in READY_STATES, answered)
         if has_result and _becomes(lambda: _has_counted(task, request)):
             request.chord = None
-    except Exception as error:  # noqa: BLE001  # the backend's; it fails or works for the answer
-        logger.debug("%s: not known whether its chord has its answer: %s", request.id, error)
+    except Exception as error:  # noqa: BLE001  # the backend raises again for the result
+        logger.debug("%s: unknown whether its chord has its result: %s", request.id, error)
 
 
 def _becomes(condition: Callable[[], bool], waits: bool = True) -> bool:
@@ -70,7 +71,7 @@ def _counts_in_cache(backend: Any) -> bool:
 
 
 def _has_counted(task: Task, request: Any) -> bool:
-    """Whether as many answers are missing as members have no result."""
+    """Return True if the chord's missing results are those of members without a result."""
     backend = task.backend
     counted = int(backend.get(backend.get_key_for_chord(request.group)) or 0)  # before the results
     members = task.app.GroupResult.restore(request.group, backend=backend)
@@ -101,9 +102,9 @@ def count_by_results(app: Celery) -> None:
 
 
 def _awaits_more(django: Any, backend: Any, group: str) -> bool:
-    """Set a chord's count to that of its members without a result; whether there are any.
+    """Set a chord's count to its number of members without a result. Return False if it is zero.
 
-    The count of a chord without such a member stays 1, for the answer that ends it.
+    A chord without such a member keeps the count 1, for the result that ends it.
     """
     from django.db import router, transaction
 
@@ -124,5 +125,5 @@ def _awaits_more(django: Any, backend: Any, group: str) -> bool:
 
 
 def _is_ready(member: Any, ready: set[str]) -> bool:
-    """A member that is a group has no result of its own."""
+    """Return True if a member is done. A member that is a group has no result of its own."""
     return member.id in ready if isinstance(member, AsyncResult) else bool(member.ready())

@@ -1,17 +1,17 @@
-"""`@guarded_task`: from a Celery call to a delivery, and from its outcome to what Celery is told.
+"""`@guarded_task`: turns a Celery call into a delivery, and its outcome into what Celery expects.
 
-Guarantees: name, signature (less `guard`), argument checking, `bind`, `autoretry_for`, canvas,
-`.delay()` and `.s()` work as without it. A delivery that is put off leaves a live copy behind
-before it is acknowledged; where even that fails it goes back into the queue.
+Guarantees: name, signature (without `guard`), argument checking, `bind`, `autoretry_for`, canvas,
+`.delay()` and `.s()` work as usual. A deferred delivery publishes its message again before it is
+acknowledged. If that fails, the message goes back into the queue.
 
-A body that ends by `raise Ignore`, as `self.replace()` does, has done its work: it is DONE, with
-what is to be committed with it, so that a second message of its key does not replace it again, and
-gets None. The same message, delivered again, is ignored again: its result comes from what took its
-place. The work is FAILED, as after any exception, if the body put the very same work in its own
-place (`self.replace(self.s(order))`, which then claims it), or left a transaction by the Ignore, so
-that its writes are gone.
+A body that ends by `raise Ignore`, as `self.replace()` does, has done its work. The work is DONE,
+and committed with the body's writes. So a second message of the work does not replace it again, and
+gets None. A redelivery of the first message is ignored again: its result comes from the task that
+replaced it. In two cases the work is FAILED, as after any exception. The body replaced itself with
+its own work (`self.replace(self.s(order))`, which then claims it), or the Ignore left a
+transaction, so the writes are rolled back.
 
-Read next: `message.py` for how a message is put off, `recognition.py` for whose function it is.
+Read next: `message.py` for how a message is deferred, `recognition.py` for a guard's task.
 """
 
 from __future__ import annotations
@@ -80,18 +80,18 @@ def guarded_task(
     key: KeySpec,
     **options: Unpack[TaskOptions],
 ) -> Decorator:
-    """Make a Celery task safe to deliver twice. Stands under `@app.task` or `@shared_task`.
+    """Make a Celery task safe to deliver twice. Put it under `@app.task` or `@shared_task`.
 
-    On a class of a task it stands on the method `run`, which subclasses may inherit. A worker with
-    a task whose guard cannot be recognised (a decorator over it that forgets `functools.wraps`,
-    a `run` that overrides a guarded one) does not start.
+    On a task class, put it on the method `run`, which subclasses may inherit. A worker does not
+    start if it cannot find the task of a guard. That happens if a decorator above the guard lacks
+    `functools.wraps`, or if an unguarded `run` overrides a guarded one.
 
     Args:
-        key: the key template, for example "order:<order_id>"; a list or a callable does too.
-        options: how it behaves; docs/reference/options.md has each option.
+        key: the key template, for example "order:<order_id>", a list of templates, or a callable.
+        options: the options of the guard. docs/reference/options.md describes each of them.
 
     Raises:
-        ConfigurationError: it stands over `@app.task`, or an option is wrong.
+        ConfigurationError: the decorator is above `@app.task`, or an option is wrong.
         KeyTemplateError: a template does not fit the function's parameters.
     """
 
@@ -130,24 +130,23 @@ def guarded_task(
 def _refuse_misplaced(function: Any) -> None:
     if isinstance(function, Task):
         raise errors.ConfigurationError(
-            f"@guarded_task stands over @app.task on {function.name}. Put it under: first "
-            "@app.task, then @guarded_task, then the function."
+            f"@guarded_task is above @app.task on {function.name}. Put it below: first @app.task, "
+            "then @guarded_task, then the function."
         )
     if isinstance(function, type):
         raise errors.ConfigurationError(
-            f"@guarded_task stands over the class {function.__qualname__}. Put it on its method: "
-            "run."
+            f"@guarded_task is above the class {function.__qualname__}. Put it on its method run()."
         )
     if isinstance(function, staticmethod | classmethod):
         kind = type(function).__name__
         raise errors.ConfigurationError(
-            f"@guarded_task stands over @{kind} on {function.__qualname__}. Put it under: first "
+            f"@guarded_task is above @{kind} on {function.__qualname__}. Put it below: first "
             f"@{kind}, then @guarded_task, then the function."
         )
 
 
 def _refuse_hidden(compiled: GuardedFunction) -> None:
-    """Refuse a guarded body whose task was not recognised, in the delivery of an unguarded task."""
+    """Raise if a guarded body is called in the delivery of a task that seems unguarded."""
     task = task_at_work()
     if task is None or task.request.called_directly or guarded_function_of(task) is not None:
         return
@@ -180,7 +179,7 @@ def _deliver(
 ) -> Any:
     queue = None if request.is_eager else CeleryQueue(task)
     called = take_called(request)
-    # The pool counts from the task's begin, also where its delivery is tried again here.
+    # The pool counts from the start of the task, even if its delivery is tried again here.
     started_s = (None if request.is_eager else begun_s()) or time.monotonic()
     timed_out = functools.partial(is_timed_out, task, started_s=started_s)
 
@@ -248,27 +247,27 @@ def _deliver_once(
         _expect(task, errors.WorkStillDeadError)
         raise
     except Reject as rejected:
-        if not rejected.requeue:  # of this Celery says nothing later
+        if not rejected.requeue:  # Celery sends no signal for it
             gave_up(task, request)
         raise
     if body.ignored is not None and isinstance(outcome, Completed):
         raise body.ignored
     if isinstance(outcome, Answered) and outcome.value == _ignored(delivery.message):
-        raise Ignore(f"{task.name} has ended by an Ignore before")
+        raise Ignore(f"an earlier delivery of {task.name} ended by an Ignore")
     if isinstance(outcome, Completed | Answered):
         answered = isinstance(outcome, Answered) and outcome.same_message
         count_once(task, answered=answered)
         return _as_seen(outcome.value)
     if isinstance(outcome, Dropped):
         _tell_caller(task, request, outcome, key=delivery.key)
-    # Acknowledged without a result: the message is published again, or its answer is another's.
+    # Acknowledged without a result: the message was published again, or another one has the result.
     raise Ignore(str(outcome))
 
 
 def _tell_caller(task: Task, request: Any, dropped: Dropped, *, key: str) -> None:
-    """Tell the caller of a message that it never runs, unless another message answers it.
+    """Tell the caller of a message that it never runs, unless another message will answer.
 
-    That is a live copy of the message, or a newer call that took its place under its id.
+    That can be a live copy of the message, or a newer call that has its id.
     """
     told = dropped.told(key)
     if told is not None and task_id_in(dropped.by or "") != request.id:
@@ -276,14 +275,14 @@ def _tell_caller(task: Task, request: Any, dropped: Dropped, *, key: str) -> Non
 
 
 def _run_later(task: Task, request: Any, error: errors.KeyAlreadyHeldError) -> NoReturn:
-    """Let an eager message for the key of the body around it run after that; refuse other calls."""
+    """Run an eager message for the key of an outer body after that body. Refuse other calls."""
     if run_later(task, request):
         raise Ignore(f"{task.name} runs after the body that holds {error.key} (eager mode)")
     raise errors.KeyAlreadyHeldError(
-        f"{task.name} was called eagerly where this thread holds {error.key}, so that it would "
-        "wait for itself. Nothing was run. In a guarded body, send it by delay(), apply_async() or "
-        "enqueue(): with task_always_eager it runs after that body. Leave a lock before you send "
-        "it. Test chains, groups and chords of a body's own key with a worker.",
+        f"{task.name} was called eagerly while this thread holds {error.key}, so it would wait for "
+        "itself. The body did not run. In a guarded body, use delay(), apply_async() or enqueue(): "
+        "with task_always_eager, the task runs after that body. Release a lock before you call the "
+        "task. Test chains, groups and chords for a body's own key with a worker.",
         key=error.key,
     ) from None
 
@@ -292,8 +291,8 @@ class _Body:
     """A task's function as the body of one delivery.
 
     Attributes:
-        began: whether the function was called.
-        ignored: the Ignore by which the body ended, to be raised to Celery; None: it did not.
+        began: True if the function was called.
+        ignored: the Ignore by which the body ended, to raise to Celery, or None.
     """
 
     def __init__(
@@ -315,7 +314,7 @@ class _Body:
         self.ignored: Ignore | None = None
 
     def __call__(self, guard: Guard) -> Any:
-        """Run the body; called once more after a deadlock."""
+        """Run the body. The runner calls it again after a deadlock."""
         self.began = True
         self.ignored = None
         try:
@@ -334,10 +333,10 @@ class _Body:
 
 
 def _ignored(message: MessageRef) -> dict[str, str]:
-    """The stored result of work that this message has ended by an Ignore."""
+    """Return the stored result of work that this message ended by an Ignore."""
     return {_IGNORED: message.id}
 
 
 def _as_seen(value: Any) -> Any:
-    """A stored result as a caller may see it."""
+    """Return a stored result as a caller may see it."""
     return None if isinstance(value, dict) and value.keys() == {_IGNORED} else value

@@ -1,4 +1,4 @@
-"""What `taskguard doctor` checks of a Celery app: locks, ledger, guarded tasks, settings."""
+"""Checks of `taskguard doctor` for a Celery app: locks, ledger, guarded tasks, settings."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from celery.result import EagerResult
 
 __all__ = ["failed_eagerly", "run_later", "with_later_calls"]
 
-# The outermost guarded call of this thread, by its request, and what is to run after it.
+# The request of the outermost guarded call of this thread, and the calls to run after it.
 _Later = tuple[Any, list[Callable[[], Any]]]
 _later: contextvars.ContextVar[_Later | None] = contextvars.ContextVar(
     "taskguard_celery_later", default=None
@@ -31,9 +31,9 @@ _later: contextvars.ContextVar[_Later | None] = contextvars.ContextVar(
 
 
 def with_later_calls(task: Task, request: Any, call: Callable[[], Any]) -> Any:
-    """Return what `call` returns, after the messages that its body has sent for its own key.
+    """Run `call`, then the messages that its body sent for its own key. Return its value.
 
-    Each of them runs, also after an error; the first error is raised, if eager mode propagates it.
+    Each message runs even after an error. The first error is raised, if eager mode propagates it.
     """
     if _later.get() is not None or not task.app.conf.task_always_eager:
         return call()
@@ -44,12 +44,12 @@ def with_later_calls(task: Task, request: Any, call: Callable[[], Any]) -> Any:
     try:
         try:
             value = call()
-        except Exception as error:  # noqa: BLE001  # it is raised once the others have run
+        except Exception as error:  # noqa: BLE001  # raised after the other calls
             raised.append(error)
         while waiting:
             try:
                 waiting.pop(0)()
-            except Exception as error:  # noqa: BLE001  # anybody's body
+            except Exception as error:  # noqa: BLE001  # a body can raise anything
                 raised.append(error)
     finally:
         _later.reset(token)
@@ -96,7 +96,7 @@ def _is_of_task(frame: FrameType, name: str) -> bool:
 
 
 def failed_eagerly(result: Any) -> Exception | None:
-    """Return the error of a message that was run where it was sent; None for any other."""
+    """Return the error of a message that ran eagerly and failed, or None."""
     if isinstance(result, EagerResult) and result.failed():
         error = result.result
         return error if isinstance(error, Exception) else RuntimeError(str(error))

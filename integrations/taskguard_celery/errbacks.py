@@ -1,8 +1,8 @@
-"""Errbacks that take `(request, exc, traceback)`: Celery calls them in the delivery that failed.
+"""Run errbacks that take `(request, exc, traceback)`: Celery calls them in the failed delivery.
 
-Guarantees: one that finds its key taken or the ledger away waits where it is called, for as long
-as that delivery may take; one that is given up is logged. Does not guarantee that an errback is not
-lost with its worker, for it has no message. An errback of one argument is a message as any other.
+Guarantees: if the key is held or the ledger is down, the errback waits in that delivery, as long as
+the delivery's limits allow. If it still cannot run, taskguard logs an error. If the worker dies,
+the errback is lost, because it has no message. An errback of one argument is a normal message.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ logger = logging.getLogger("taskguard")
 
 
 class InPlace:
-    """Puts a call off by letting it wait: it has no message that could be published again."""
+    """Lets a call wait in the worker, because it has no message that could be published again."""
 
     max_delay_s = 2.0
     new_message_per_deferral = False
@@ -46,15 +46,15 @@ class InPlace:
 
     @property
     def longest_wait_s(self) -> float:
-        """As long as the delivery that makes the call may take, in seconds."""
+        """The longest time that the calling delivery may wait, in seconds."""
         return longest_wait_s(self._at_work)
 
     def publish_again(self, deferrals: int, delay_s: float) -> None:
-        """Does nothing: the caller waits and tries again."""
+        """Do nothing: the caller waits and tries again."""
 
 
 def failed_request(args: tuple[Any, ...]) -> Context | None:
-    """The request that failed, if these are what Celery calls an errback with."""
+    """Return the failed request if these are the arguments of an errback, else None."""
     for first, second in itertools.pairwise(args):
         if isinstance(first, Context) and isinstance(second, BaseException):
             return first
@@ -70,7 +70,7 @@ def call_errback(
     task: Task,
     failed: Context,
 ) -> Any:
-    """Call the errback `task`, once its key is free. Raises what its body does, or KeyBusyError."""
+    """Call the errback `task` once its key is free. Raises its body's errors, or KeyBusyError."""
 
     at_work = task.app.current_worker_task
     queue = InPlace(at_work)
@@ -110,9 +110,9 @@ def call_in_place(
     wait_s: float,
     because: str,
 ) -> Any:
-    """Run a call that cannot be put off once its key is free; a call that is dropped returns None.
+    """Run a call that cannot be deferred once its key is free. Return None if it is dropped.
 
-    Raises what its body does, or KeyBusyError after `wait_s`, with the reason `because`.
+    Raises the errors of its body, or KeyBusyError after `wait_s` seconds with the text `because`.
     """
     until_s = time.monotonic() + wait_s
     while True:

@@ -44,7 +44,7 @@ _OPTIONS = (
     "compression",
     "delivery_mode",
 )
-# Properties that are published by an option, that belong to one delivery, or to its publisher.
+# Properties that an option sets, or that belong to one delivery or to its publisher.
 _NOT_KEPT = frozenset(
     {
         "application_headers",
@@ -75,7 +75,7 @@ _NOT_CARRIED = (
 
 
 def signature_in_hand(task: Task) -> Signature:
-    """The message that `task` is handling, with all headers and properties, as a signature."""
+    """Return the message that `task` is handling as a signature with headers and properties."""
     request = task.request
     carried, custom = vars(request), _custom_headers(request)
     headers = {name: carried[name] for name in MESSAGE_HEADERS if name in carried}
@@ -95,10 +95,10 @@ def signature_in_hand(task: Task) -> Signature:
 
 
 def _custom_headers(request: Context) -> dict[str, Any]:
-    """The headers of a message that are not Celery's own.
+    """Return the headers of a message that are not Celery's own.
 
-    `request.headers` has them, unless the message has a header of that name, as those of Sentry
-    have: Celery takes its value for all headers. Then they are attributes of the request.
+    They are in `request.headers`, unless the message has a header named "headers", as Sentry sets
+    it. Celery takes its value for all headers. Then they are attributes of the request.
     """
     carried, custom = vars(request), request.headers or {}
     if HEADER not in carried or HEADER in custom:
@@ -113,7 +113,7 @@ def _custom_headers(request: Context) -> dict[str, Any]:
 
 
 def came(signature: Signature) -> bool:
-    """Whether a stored call is a message that a worker had in hand."""
+    """Return True if a stored call is a message that was delivered to a worker."""
     return _PROPERTIES in signature.options
 
 
@@ -126,7 +126,7 @@ def forward(
     countdown: float | None = None,
     **publishing_options: Any,
 ) -> None:
-    """Send a message that came once more. Raises unless the broker took it."""
+    """Send a delivered message again. Raises unless the broker took it."""
     options = signature.options
     headers = {**options["headers"], "retries": retries}
     headers.pop(HEADER, None)
@@ -150,10 +150,10 @@ def forward(
                 root_id=headers.get("root_id"),
                 parent_id=headers.get("parent_id"),
                 reply_to=options.get("reply_to"),
-                ignore_result=True,  # here; what the message says is in its headers
+                ignore_result=True,  # for this call; the message's own value is in its headers
                 add_to_parent=False,
                 router=Router(queues=app.amqp.queues, app=app),
-                task_type=signature,  # none that has options or a route of its own
+                task_type=signature,  # has no options or route of its own
                 **kept,
                 **publishing_options,
             )
@@ -163,19 +163,19 @@ def forward(
 
 @contextmanager
 def _no_task() -> Iterator[None]:
-    """Celery knows of no task that is at work in this thread, or greenlet."""
+    """Hide the running tasks of this thread or greenlet from Celery."""
     tasks = list(_task_stack.stack)
     try:
         for _ in tasks:
             _task_stack.pop()
         yield
     finally:
-        # A time limit may have come while they were taken off.
+        # A time limit may have interrupted the loop above.
         for task in tasks[len(_task_stack.stack) :]:
             _task_stack.push(task)
 
 
 def outside(function: Any) -> Any:
-    """Call a function outside the task at work, with no context variable set."""
+    """Call a function outside the running task, in an empty `contextvars` context."""
     with _no_task():
         return Variables().run(function)

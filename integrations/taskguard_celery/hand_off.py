@@ -1,17 +1,18 @@
-"""How a message that is called from a line comes to a worker: by the queue beside its own.
+"""Send promoted messages through `<queue>.taskguard`, so that they overtake the backlog.
 
-At the end of its own queue it would stand behind all that have to be parked before. So workers
-consume from `<queue>.taskguard` as well. There it is a message of its own queue, or of its own
-exchange, for retries and whatever else is sent with its route.
+At the end of its own queue, a promoted message would wait behind messages that have to be parked
+first. So workers consume from `<queue>.taskguard` as well. A retry of such a message goes to its
+original queue or exchange.
 
-Guarantees: a called message says so (`marks.py`), however it was sent. On RabbitMQ the queue beside
-is the same kind of queue, and the message keeps its routing key. So a rejected message is
-dead-lettered as from its own queue. A queue beside that is down, missing, forbidden, or has other
-arguments stops no worker: without it a message is sent to its own queue (`rabbitmq_queues.py`).
+Guarantees: a promoted message has a mark that says so (`marks.py`), by whichever queue it is sent.
+On RabbitMQ, `<queue>.taskguard` is of the same kind as its queue, and the message keeps its routing
+key. So a rejected message is dead-lettered as from its own queue. If `<queue>.taskguard` is down,
+missing, forbidden or has other arguments, workers go on: messages are sent to their own queue
+(`rabbitmq_queues.py`).
 
-Does not guarantee that the queue of a message is found that came by an exchange: not if several
-queues of this app have it, nor by a headers exchange. Then it comes by that exchange, behind all
-others. It does not know the policies of RabbitMQ either.
+Not guaranteed: if a message was sent to an exchange, its queue may be unknown. That is so if
+several queues of this app match, or for a headers exchange. Then the message is sent to its
+exchange, behind the backlog. The policies of RabbitMQ are not known either.
 """
 
 from __future__ import annotations
@@ -32,19 +33,19 @@ __all__ = ["consume_hand_offs", "hand_off_of", "take_called", "to_hand_off"]
 
 
 def hand_off_of(queue: str) -> str:
-    """The queue beside a queue, through which called messages come."""
+    """Return the name of the queue for promoted messages of a queue."""
     return f"{queue}.taskguard"
 
 
 def consume_hand_offs(app: Celery) -> None:
-    """Let a worker that is set up consume from the queue beside each of its own, too."""
+    """Make a worker that is being set up also consume from `<queue>.taskguard` of its queues."""
     queues = app.amqp.queues
     if not queues.create_missing:
         return
     own = {
         hand_off_of(name): queue
         for name, queue in queues.consume_from.items()
-        # One of those beside may be among them, as an application's own declaration.
+        # An application may declare a `<queue>.taskguard` itself.
         if not (isinstance(queue, Broadcast) or name.endswith(hand_off_of("")))
         and hand_off_of(name) not in queues.consume_from
     }
@@ -56,9 +57,9 @@ def consume_hand_offs(app: Celery) -> None:
 
 
 def to_hand_off(app: Celery, options: Mapping[str, Any]) -> tuple[dict[str, Any], Route]:
-    """Options by which a call that has these goes through the queue beside its own; its own route.
+    """Return the options that send a call through `<queue>.taskguard`, and the call's own route.
 
-    Without options: this app does not have that queue, or the call's own queue is not known.
+    The options are empty if this app lacks that queue, or if the call's own queue is not known.
     """
     queue, exchange, key = (options.get(each) for each in ("queue", "exchange", "routing_key"))
     queue = getattr(queue, "name", queue)
@@ -75,7 +76,7 @@ def to_hand_off(app: Celery, options: Mapping[str, Any]) -> tuple[dict[str, Any]
 
 
 def take_called(request: Any) -> bool:
-    """Whether the message was called; it is one of its own queue or exchange then."""
+    """Return True if the message was promoted, and restore its own queue or exchange."""
     marks = marks_of(request)
     if marks.called is None:
         return False
@@ -94,7 +95,7 @@ def take_called(request: Any) -> bool:
 
 
 def _queue_of(app: Celery, exchange: Any, key: Any) -> str | None:
-    """The one queue of this app that an exchange brings such messages to."""
+    """Return the queue of this app to which an exchange routes the key, or None if ambiguous."""
     found = [
         str(name)
         for name, queue in app.amqp.queues.items()
@@ -113,7 +114,7 @@ def _leads(bound: Any, pattern: Any, exchange: Any, key: Any) -> bool:
     if bound is None or not exchange or bound.name != exchange:
         return False
     if bound.type == "topic":
-        # 11 ms, which a worker on RabbitMQ, or whoever only sends, need not wait for.
+        # Imported here: it takes 11 ms, and most processes do not need it.
         from kombu.transport.virtual.exchange import TopicExchange
 
         expression = TopicExchange(None).key_to_pattern(pattern or "")  # type: ignore[no-untyped-call]  # kombu has no types

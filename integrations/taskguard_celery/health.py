@@ -37,7 +37,7 @@ class TaskSettings:
 
     Attributes:
         name: the task's name.
-        acks_late: whether a message is acknowledged after its body has run.
+        acks_late: whether Celery acknowledges a message after its body has run.
         requeues_lost: whether the message of a killed child is delivered again.
         acks_failures: whether a message is acknowledged if its body failed or exceeded its time
             limit.

@@ -5,9 +5,9 @@ delivered twice, each item is done once, and the second delivery uses the stored
 of an item is taken, the map's message is deferred, and its next delivery continues with that item.
 Without a ledger no record tells which items were done, so the map waits for the key in the worker.
 
-Does not guarantee that a map goes on after an item that fails, or whose key is taken with
-`busy="raise"`: Celery ends the map. Does not guarantee that `chunks()` in a chain or a chord sends
-its maps once: Celery sends them by a task of its own, which is not guarded.
+Not guaranteed: if an item fails, or its key is held with `busy="raise"`, Celery ends the map. In a
+chain or a chord, `chunks()` can send its maps twice: Celery sends them by a task of its own, which
+is not guarded.
 
 Read next: `message.py` for how a message is deferred.
 """
@@ -36,14 +36,14 @@ from taskguard_celery.recognition import let_go, take_in_hand
 __all__ = ["call_item", "map_at_work"]
 
 _MAPS = frozenset({"celery.map", "celery.starmap"})
-# An attribute of a map's request: how many items have begun.
+# Attribute of a map's request: the number of items that have begun.
 _ITEMS = "taskguard_items"
-# An attribute of an item's request: its number.
+# Attribute of an item's request: its number.
 _NUMBER = "taskguard_item"
 
 
 def map_at_work(task: Task) -> Task | None:
-    """Return the map whose message is in hand, if this call of `task` is one of its items."""
+    """Return the map that is running, if this call of `task` is one of its items, else None."""
     stack = _task_stack.stack
     if len(stack) < 2 or stack[-1] is not task or stack[-2].name not in _MAPS:
         return None
@@ -63,9 +63,9 @@ def call_item(
     task: Task,
     map_task: Task,
 ) -> Any:
-    """Run the next item of `map_task`. Raises what its body does, or Ignore: the map comes again.
+    """Run the next item of `map_task`. Return None if it is dropped (revoked, `busy="skip"`).
 
-    An item that is dropped (its work was revoked, or `busy="skip"`) has the result None.
+    Raises the errors of its body, or Ignore if the map's message was published again.
     """
     item, request = task.request, map_task.request
     number = vars(item).get(_NUMBER)

@@ -1,9 +1,9 @@
-"""The marks of a Celery message: taskguard's own facts about it, in one header.
+"""The marks of a Celery message: facts that taskguard stores in one header of the message.
 
 The header contains the id of its message. So a body may copy headers to another message: that
-message gets marks of its own. taskguard writes the header when kombu publishes the message. By then
-base classes, `Task.retry(headers=…)`, routers and `before_task_publish` handlers have run, which
-may replace all headers.
+message gets marks of its own. taskguard writes the header when kombu publishes the message. That is
+after base classes, `Task.retry(headers=…)`, routers and `before_task_publish` handlers, which may
+replace all headers.
 
 Guarantees: a message keeps its marks over retries and deferrals, and while it is stored in the
 ledger. A message that was published without this package has no marks, and gets none later: the
@@ -61,13 +61,13 @@ MESSAGE_HEADERS = (
     "stamped_headers",
     "stamps",
 )
-"""Headers of Celery's own, by its message protocol 2."""
+"""Celery's own headers in its message protocol 2."""
 
 # Options of a call that Celery also publishes as properties of its message.
 _NO_PROPERTIES = ("argsrepr", "kwargsrepr", "origin")
 
 Route = tuple[str | None, str | None, str | None]
-"""A queue; or, where a message came by an exchange, that exchange and the routing key."""
+"""A queue, or the exchange and routing key with which a message was sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +75,13 @@ class Marks:
     """The marks of one message.
 
     Attributes:
-        message: the message's name, by `name_of()`.
-        sent_s: when it was first published, in seconds since 1970; None: unknown.
+        message: the message's name, from `name_of()`.
+        sent_s: when it was first published, in seconds since 1970, or None if unknown.
         deferrals: how often it was deferred.
-        tick: the tick of a schedule that it was sent for; "" if none.
-        called: of a message that was sent from the line of its key: its own route, for it may come
-            by another queue. None: it was not.
-        serializer: what its body was written with; "" if unknown.
+        tick: the tick of a schedule that it was sent for, or "".
+        called: the original route of a promoted message, which may be sent by another queue. None
+            for any other message.
+        serializer: the serializer of its body, or "" if unknown.
     """
 
     message: str
@@ -92,7 +92,7 @@ class Marks:
     serializer: str = ""
 
     def header(self) -> dict[str, Any]:
-        """The value of the header."""
+        """Return the value of the header."""
         values: dict[str, Any] = {
             "sent": self.sent_s,
             "deferrals": self.deferrals,
@@ -105,7 +105,7 @@ class Marks:
 
     @classmethod
     def read(cls, header: Any, message: str) -> Marks | None:
-        """The marks in a header; None if they are not of this message."""
+        """Return the marks in a header, or None if they belong to another message."""
         if not isinstance(header, Mapping) or header.get("id") != message:
             return None
         sent_s, called = header.get("sent"), header.get("called")
@@ -120,27 +120,27 @@ class Marks:
 
 
 def name_of(message_id: Any, nesting: Any) -> str:
-    """The name of a message: `Task.replace` keeps the id, and counts how often it did."""
+    """Return the name of a message: its id, and how often `Task.replace` has used that id."""
     return f"{message_id}~{nesting}" if nesting else str(message_id)
 
 
 def marks_of(request: Any) -> Marks:
-    """The marks of the message that `request` came with; empty if it has none."""
+    """Return the marks of the request's message. They are empty if it has none."""
     name = name_of(request.id, request.replaced_task_nesting)
-    # As an attribute it is still there if a handler has replaced `request.headers`.
+    # The attribute exists even if a handler has replaced `request.headers`.
     header = vars(request).get(HEADER) or (request.headers or {}).get(HEADER)
     return Marks.read(header, name) or Marks(name)
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A message as it came.
+    """A message as it was delivered.
 
     Attributes:
         args: its positional arguments.
         kwargs: its keyword arguments.
-        headers: all headers, but `eta`.
-        properties: the properties that no option of a call stands for.
+        headers: all headers except `eta`.
+        properties: the properties that no option of `apply_async()` sets.
     """
 
     args: Any
@@ -155,7 +155,7 @@ class _Publishing:
 
     Attributes:
         marks: the marks of the message.
-        stored: how the message came; None: it is as Celery and user code make it.
+        stored: the message as it was delivered, or None if Celery and user code create it.
     """
 
     marks: Marks
@@ -169,7 +169,7 @@ _publishing: ContextVar[_Publishing | None] = ContextVar("taskguard_publishing",
 def publishing(marks: Marks, stored: Stored | None = None) -> Iterator[None]:
     """Give these marks to the message with their name, if it is published in the block.
 
-    With `stored` the message is as it came: handlers of `before_task_publish` change nothing.
+    With `stored`, the message is sent unchanged: `before_task_publish` handlers change nothing.
     """
     token = _publishing.set(_Publishing(marks, stored))
     try:
@@ -203,7 +203,7 @@ def _mark(headers: dict[str, Any], body: Any, options: dict[str, Any]) -> Any:
 
 
 def _restore(headers: dict[str, Any], body: Any, options: dict[str, Any], stored: Stored) -> Any:
-    """Give a message the headers, properties and arguments with which it came."""
+    """Give a message the headers, properties and arguments with which it was delivered."""
     for name in headers.keys() - stored.headers.keys() - {*MESSAGE_HEADERS}:
         del headers[name]
     headers.update(stored.headers)
@@ -216,14 +216,14 @@ def _restore(headers: dict[str, Any], body: Any, options: dict[str, Any], stored
 
 
 def _in_hand(name: str, published: Mapping[str, Any]) -> Marks | None:
-    """The marks of the message in hand, if that is what is published: by a retry, for example."""
+    """Return the marks of the delivered message if that is being published again, as by a retry."""
     for task in reversed(_task_stack.stack):
         request = task.request
         if request.called_directly:
             continue
         again = request.retries is not None and published.get("retries") == request.retries + 1
         if name == name_of(request.id, request.replaced_task_nesting) or (
-            # A retry that was given another `task_id=`.
+            # A retry with another `task_id=`.
             again and published["task"] == task.name and published.get("root_id") == request.root_id
         ):
             return replace(marks_of(request), message=name, called=None)
@@ -241,5 +241,5 @@ def _watch(publish: Any) -> Any:
     return marked_publish
 
 
-# The last function that all of Celery's publishing goes through, whatever its app is.
+# The last function that every app's publishing calls.
 Producer.publish = _watch(Producer.publish)  # type: ignore[method-assign]

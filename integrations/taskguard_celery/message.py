@@ -1,17 +1,20 @@
-"""What a Celery message is (its identity, numbers, age), and how its delivery is put off.
+"""Read a Celery message's identity, numbers and age, and defer its delivery.
 
 `Task.replace` keeps the task id, so the nesting is part of the identity. Retries keep the id and
-count up; deferrals keep both and count up in a mark. An id that is used again is told from the
-first by when it was published, which retries and deferrals keep, too (`marks.py`).
+increase the number of retries. Deferrals keep both, and a mark counts them. If an id is used for
+two messages, the time of the first publication tells them apart. Retries and deferrals keep that
+time (`marks.py`).
 
-A delivery is put off by publishing the same message again, with one deferral more.
-Guarantees: the message stays as it came (`forwarding.py`); none of the task's own retries is spent.
-What is sent again expires by its `expires` alone, which a worker reads, and announces; not by an
-`expiration` of the broker's, for RabbitMQ drops such a message, and nobody hears of it.
-`publish_again` returns only after the broker took the message (on RabbitMQ that needs
-`confirm_publish`, which `safe_defaults` sets); otherwise the delivery goes back into the queue, so
-that one of the two is always alive. A queue may throw away a message that came back too often
-(quorum queues have a delivery limit): there the delivery waits and is tried again.
+To defer a delivery, taskguard publishes the same message again, with one more deferral.
+Guarantees: the message is unchanged (`forwarding.py`), and none of the task's retries is spent.
+
+A message that is sent again expires only by its header `expires`, which a worker reads and reports.
+It has no `expiration` of the broker, because RabbitMQ drops such a message without notice.
+
+`publish_again` returns only after the broker took the message. On RabbitMQ that needs
+`confirm_publish`, which `safe_defaults` sets. If publishing fails, the delivery goes back into the
+queue, so that one of the two is always alive. A quorum queue discards a message after a number of
+deliveries. There the delivery waits in the worker and tries again.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ try:
 except ImportError:  # Celery before 5.5 cannot consume from them
 
     def detect_quorum_queues(app: Any, driver_type: str) -> tuple[bool, str]:  # noqa: ARG001  # Celery's
-        """No queue is known to be a quorum queue."""
+        """Return that there are no quorum queues."""
         return False, ""
 
 
@@ -64,15 +67,17 @@ __all__ = [
 ]
 
 EXPIRES_HEADER = "expires"
-"""Celery's own: when the message expires, by ISO 8601. With the option of that name the broker is
-told, too, to drop the message then."""
+"""Celery's header for when the message expires, in ISO 8601.
+
+The option `expires` of `apply_async()` also tells the broker to drop the message at that time.
+"""
 
 logger = logging.getLogger("taskguard")
 
 _T = TypeVar("_T")
 
-# A message that is delayed beyond the visibility timeout multiplies: 10,471 deliveries in
-# 72 s were measured with a countdown of four times the timeout.
+# A message that is delayed beyond the visibility timeout multiplies: with a countdown of four times
+# the timeout, 10,471 deliveries were measured in 72 s.
 _SHARE_OF_VISIBILITY_TIMEOUT = 0.25
 _MAX_DELAY_S = 30.0
 _FIRST_PAUSE_S = 1.0
@@ -80,12 +85,12 @@ _LONGEST_PAUSE_S = 10.0
 # Half of RabbitMQ's consumer_timeout, after which it closes the worker's channel.
 _MAX_WAIT_S = 900.0
 _SHARE_OF_TIME_LIMIT = 0.5
-# A hard time limit may come this much before the delivery has taken so long.
+# A hard time limit may end the child this much earlier: seconds, and share of the limit.
 _LIMIT_COMES_EARLY_S, _LIMIT_COMES_EARLY_SHARE = 0.5, 0.1
 
 
 def message_of(request: Any) -> MessageRef:
-    """The identity and numbers of the message that `request` came with."""
+    """Return the identity and numbers of the request's message."""
     marks = marks_of(request)
     return MessageRef(
         id=marks.message,
@@ -97,27 +102,27 @@ def message_of(request: Any) -> MessageRef:
 
 
 def sending_of(published_s: float | None) -> str:
-    """What tells a message from another one with its id; "" where it does not say."""
+    """Return the text that tells two messages with one id apart, or "" if there is no time."""
     return "" if published_s is None else f"{published_s:.6f}"
 
 
 def published_at_s(request: Any) -> float | None:
-    """When the message was published first, in seconds since 1970; None if it does not say."""
+    """Return when the message was first published, in seconds since 1970, or None if unknown."""
     return marks_of(request).sent_s
 
 
 def rank_of(app: Any, request: Any) -> int:
-    """The message's place among those of its key: what the broker would deliver first is lower.
+    """Return the message's rank in its line. The message that the broker would prefer is lower.
 
-    On RabbitMQ the highest priority goes first, on Redis the lowest; a message without one has 0.
+    RabbitMQ prefers the highest priority, Redis the lowest. A message without a priority has 0.
     """
     priority = int((request.delivery_info or {}).get("priority") or 0)
-    # kombu takes priority 0 first from Redis. Other brokers have the highest first, or no order.
+    # kombu reads priority 0 first from Redis. Other brokers prefer the highest, or have no order.
     return priority if broker_kind(app) == "redis" else -priority
 
 
 def expires_at_s(app: Any, request: Any) -> float | None:
-    """When the message expires, in seconds since 1970; None: it does not."""
+    """Return when the message expires, in seconds since 1970, or None if it does not."""
     expires = request.expires
     if expires is None:
         return None
@@ -128,35 +133,35 @@ def expires_at_s(app: Any, request: Any) -> float | None:
 def stores_errors(task: Task | None, said: bool | None) -> bool:
     """Return whether the caller of a message can read an error.
 
-    `said` is the message's own `ignore_result`; None: the task's applies.
+    `said` is the message's own `ignore_result`. With None, the task's setting applies.
     """
     ignores = said if said is not None else task is not None and task.ignore_result
     return not ignores or (task is not None and bool(task.store_errors_even_if_ignored))
 
 
 def is_redelivered(request: Any) -> bool:
-    """Whether the broker says that it has delivered the message before.
+    """Return True if the broker reports that it has delivered the message before.
 
-    Not whether it is a duplicate: a message that was put off or retried is a new one to the broker.
+    This does not detect every duplicate: a deferred or retried message is new to the broker.
     """
     return bool((request.delivery_info or {}).get("redelivered"))
 
 
 class PutBack(Reject, Ignore):  # type: ignore[misc]  # Celery has no types
-    """The message goes back into the queue.
+    """Put the message back into the queue.
 
-    `autoretry_for` takes a Reject for a failure of the body, and lets an Ignore through.
+    It is an Ignore as well, because `autoretry_for` treats a plain Reject as a failure of the body.
     """
 
 
 class NotPublishedError(Exception):
-    """The broker may not have taken the message again: the one in hand has to stay alive."""
+    """The broker may not have taken the new copy, so the delivered message has to stay alive."""
 
 
 def longest_wait_s(task: Task) -> float:
-    """How long the message in hand may wait where it is, in seconds.
+    """Return how long the delivered message may wait in the worker, in seconds.
 
-    So long the broker does not deliver it again, and no time limit ends it.
+    In that time, the broker does not redeliver it, and no time limit ends it.
     """
     visible_s = visibility_timeout_s(task.app)
     conf = task.app.conf
@@ -181,11 +186,11 @@ def note_time_limit(worker: Any) -> None:
 
 
 def is_timed_out(task: Task, *, started_s: float) -> bool:
-    """Whether the hard time limit of the message in hand is over, so that the pool ends this child.
+    """Return True if the message's hard time limit is over, so that the pool ends this child.
 
-    `started_s`: when its task began, or its delivery, by `time.monotonic()`; the pool counts from
-    a moment before. Only a pool that forks has such a limit. One that was set by `celery control
-    time_limit` is known to the pool alone.
+    `started_s` is when the task or its delivery began, by `time.monotonic()`. The pool counts from
+    slightly before that. Only a pool that forks has such a limit. A limit that was set with
+    `celery control time_limit` is known to the pool alone.
     """
     if getattr(current_process(), "index", None) is None:
         return False
@@ -197,7 +202,7 @@ def is_timed_out(task: Task, *, started_s: float) -> bool:
 
 
 class CeleryQueue:
-    """Puts off the message that `task` is handling."""
+    """Defers the message that `task` is handling."""
 
     new_message_per_deferral = True
 
@@ -206,7 +211,7 @@ class CeleryQueue:
         self._waits_until_s: float | None = None
         self._pause_s = _FIRST_PAUSE_S
 
-    # Asked for only where a message is put off: Celery's settings take 10 µs each.
+    # Computed only when a message is deferred: reading a setting of Celery takes 10 µs.
     @property
     def max_delay_s(self) -> float:
         """The longest delay of a message that is published again, in seconds."""
@@ -217,12 +222,12 @@ class CeleryQueue:
 
     @property
     def longest_wait_s(self) -> float:
-        """How long the message in hand may wait where it is, in seconds."""
+        """How long the delivered message may wait in the worker, in seconds."""
         return longest_wait_s(self._task)
 
     @property
     def deferrals(self) -> int:
-        """How often the message in hand has been put off."""
+        """How often the delivered message has been deferred."""
         return marks_of(self._task.request).deferrals
 
     def publish_again(self, deferrals: int, delay_s: float) -> None:
@@ -237,7 +242,7 @@ class CeleryQueue:
                 countdown=self._countdown_s(delay_s),
             )
         except Exception as error:
-            # Any error here means that no live copy is known: keep the message that there is.
+            # After any error the new copy may not exist, so keep the delivered message.
             raise NotPublishedError(f"{type(error).__name__}: {error}") from error
 
     def until_published(self, attempt: Callable[[], _T]) -> _T:
@@ -275,20 +280,20 @@ class CeleryQueue:
         self._pause_s = min(self._pause_s * 1.5, _LONGEST_PAUSE_S)
 
     def _countdown_s(self, delay_s: float) -> float:
-        """RabbitMQ delays by whole seconds, at least one, where Celery leaves delays to it."""
+        """Round the delay up for RabbitMQ if it delays messages itself: to at least one second."""
         return float(max(1, math.ceil(delay_s))) if self._has_quorum_queues() else delay_s
 
     def _has_quorum_queues(self) -> bool:
-        """Whether there are quorum queues, by the detection that Celery uses when it publishes."""
+        """Return True if there are quorum queues, as Celery detects them when it publishes."""
         app = self._task.app
         transport = app.producer_pool.connections.connection.transport
         return bool(detect_quorum_queues(app, transport.driver_type)[0])
 
     def _counts_deliveries(self) -> bool:
-        """Whether the message's queue may throw it away. Policies of the broker are not known."""
+        """Return True if the queue may discard the message. The broker's policies are not known."""
         try:
             return self._has_quorum_queues()
-        except Exception as error:  # noqa: BLE001  # what publishing failed by; the message stays
+        except Exception as error:  # noqa: BLE001  # the broker is down, and the message stays
             logger.debug("the kinds of queues are not known: %s", error)
             return True
 

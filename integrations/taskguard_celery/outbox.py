@@ -1,11 +1,11 @@
-"""Enqueueing as part of the user's transaction, and the sweep as a task of Celery beat.
+"""Enqueue a task as part of the user's transaction, and sweep the outbox with Celery beat.
 
     with Session(engine) as session, session.begin():
         session.add(order)
         enqueue(ship, (order.id,), session=session)
 
-Guarantees: the task is published if the transaction commits, and not if it is rolled back; what a
-crash in between left unpublished, a sweep publishes.
+Guarantees: taskguard publishes the message if the transaction commits, and not if it is rolled
+back. If the process dies after the COMMIT, a sweep publishes the message.
 """
 
 from __future__ import annotations
@@ -67,12 +67,13 @@ SWEEP_TASK = "taskguard.sweep"
 
 
 class Enqueued:
-    """A task that is published once its transaction has committed.
+    """A message that taskguard publishes after its transaction has committed.
 
     Attributes:
-        result: where its result will be; with "attached" and "replaced" that of the first message.
-        outcome: "sent", which it is as soon as its transaction commits; "stored": it was not sent,
-            and waits for `send()` or a sweep; "attached" or "replaced".
+        result: the AsyncResult of the message. With "attached" or "replaced", that of the first
+            message.
+        outcome: "sent": published, or will be as soon as the transaction commits. "stored": waits
+            for `send()` or a sweep. "attached" or "replaced": as `duplicate=` says.
     """
 
     def __init__(self, result: AsyncResult, placed: Placed) -> None:
@@ -81,14 +82,16 @@ class Enqueued:
 
     @property
     def outcome(self) -> OutcomeOfEnqueue:
-        """As the enqueue, and what was sent since, have made it."""
+        """The current outcome. "stored" becomes "sent" once the message is published."""
         return self._placed.outcome
 
     def send(self) -> None:
-        """Publish the task now. For a plain Connection: call it after the COMMIT.
+        """Publish the message now. With a plain Connection, call this after the COMMIT.
 
-        Does nothing if the transaction was rolled back, unless the work is known from before; asked
-        again, the duplicate is harmless. Does nothing where it was attached to another message.
+        Does nothing if it was attached to another message. Does nothing if the transaction was
+        rolled back, unless the ledger knew the work before: then it sends a harmless duplicate.
+
+        Raises the broker's errors if the broker does not take the message.
         """
         self._placed()
 
@@ -129,26 +132,32 @@ def enqueue(
     delay_s: float | None = None,
     **options: Unpack[MessageOptions],
 ) -> Enqueued | None:
-    """Enqueue a guarded task in the transaction of `session`, or in one of its own.
+    """Enqueue a guarded task in the transaction of `session`, or in a transaction of its own.
 
-    The work is written to the ledger as NEW, with the task's name and arguments. On an ORM Session,
-    or on `guard.db` in a guarded body, the task is published as soon as that has committed; on a
-    Connection of your own, by `.send()` on what is returned, or by the next sweep.
+    taskguard writes the work, with the task's name and arguments, to the ledger as NEW. On an ORM
+    Session, or on `guard.db` in a guarded body, it publishes the message right after the COMMIT. On
+    a Connection of your own, call `.send()` on the returned object after the COMMIT, or leave the
+    message to the next sweep.
 
     Args:
-        task: a task that is guarded, or its signature: `enqueue(ship.s(42).set(priority=9))`.
-        args: its positional arguments; they go before those of a signature.
-        kwargs: its keyword arguments.
-        session: the transaction that the message is part of.
-        duplicate: what to do if the same work (`once_per`) is waiting or in progress.
-        delay_s: in how many seconds the task runs.
-        options: options of `apply_async()`. docs/reference/options.md has each option.
+        task: a guarded task, or its signature: `enqueue(ship.s(42).set(priority=9))`.
+        args: its positional arguments. They precede those of a signature. Default: none.
+        kwargs: its keyword arguments. Default: none.
+        session: a Session, Connection or `guard.db` whose transaction the message is part of.
+            Default: a transaction of its own.
+        duplicate: what to do if the same work (`once_per`) is waiting or in progress. Default:
+            "answer".
+        delay_s: the delay before the task runs, in seconds. Default: None, no delay.
+        options: options of `apply_async()`. docs/reference/options.md describes each option.
+
+    Returns:
+        The enqueued message, or None if `duplicate="skip"` skipped it.
 
     Raises:
-        ConfigurationError: the task is not guarded, there is no ledger, or an option cannot be; a
-            chain, a group or a chord, with what to enqueue instead.
-        AlreadyEnqueuedError: as `duplicate` says; nothing is written.
-        FingerprintMismatchError: "attach", and the first message has other arguments.
+        ConfigurationError: the task is not guarded, there is no ledger, or an option is not
+            possible. Also for a chain, a group or a chord: the error says what to enqueue instead.
+        AlreadyEnqueuedError: with `duplicate="raise"`, the work is on record. Nothing is written.
+        FingerprintMismatchError: with `duplicate="attach"`, the first message has other arguments.
         KeyArgumentError: an argument cannot be part of a key.
     """
     signature = _signature_of(task, args, kwargs, options)
@@ -156,13 +165,14 @@ def enqueue(
     compiled = guarded_function_of(task)
     if compiled is None:
         raise errors.ConfigurationError(
-            f"{task.name} is not guarded, so its duplicates would run. Put @guarded_task under "
-            "@app.task."
+            f"enqueue() cannot send {task.name}: it is not guarded, so its duplicates would run. "
+            "Put @guarded_task under @app.task."
         )
     if signature.options.get("expires") is not None or task.expires is not None:
         raise errors.ConfigurationError(
-            f"{task.name} expires, and what is enqueued is sent until somebody runs it. Let the "
-            "body look how old its work is."
+            f"enqueue() cannot send {task.name} with expires=: taskguard publishes the message "
+            "again until a worker runs it. Remove expires=, and let the body check how old its "
+            "work is."
         )
     _refuse_lost_links(signature, duplicate)
     _delay(signature, delay_s)
@@ -200,10 +210,10 @@ def enqueue(
 
 
 class _Message:
-    """A signature as one message. Its identity is fixed here: a sweep sends the same one.
+    """A signature as one message. Its identity is fixed here, so that a sweep sends the same one.
 
     Attributes:
-        id: the task's id; that of the message in whose place this one is sent.
+        id: the task's id. If the message replaces another one, that one's id.
     """
 
     def __init__(
@@ -222,7 +232,7 @@ class _Message:
         self._not_before_s = not_before_s
 
     def delivery(self) -> Delivery:
-        """Its delivery, with the stored call."""
+        """Return the delivery of the message, with the stored call."""
         signature, task = self._signature, self._signature.type
         signature.options["task_id"] = self.id
         name = name_of(self.id, signature.options.get("replaced_task_nesting"))
@@ -321,16 +331,16 @@ def _task_of(signature: Signature) -> Task:
         return signature.type
     except NotRegistered:
         raise errors.ConfigurationError(
-            f"{signature.task} is not known in this process, so nobody can tell its key: import "
-            "the module that defines it."
+            f"enqueue() cannot send {signature.task}: this process does not know the task, so its "
+            "key is unknown. Import the module that defines it."
         ) from None
 
 
 def _fix_time(runtime: TaskGuard, signature: Signature) -> float | None:
-    """When the task may run first, in seconds since 1970; None: at once.
+    """Return when the task may run, in seconds since 1970, or None for at once.
 
-    A countdown becomes an eta, by the database's clock: what a sweep sends later must not wait once
-    more.
+    A countdown becomes an eta by the database's clock, so that a message that a sweep sends later
+    does not wait again.
     """
     options, app = signature.options, signature.app
     countdown, eta = options.pop("countdown", None), options.get("eta")
@@ -342,30 +352,42 @@ def _fix_time(runtime: TaskGuard, signature: Signature) -> float | None:
     if eta is None:
         return None
     eta = maybe_make_aware(eta, app.timezone)
-    options["eta"] = eta.isoformat()  # every serializer has text
+    options["eta"] = eta.isoformat()  # every serializer can write text
     return float(eta.timestamp())
 
 
 def sweep(app: Celery, **options: Any) -> Swept:
-    """Publish what is overdue, once. `options`: see `taskguard.integration.Sweeper`.
+    """Publish overdue messages of the outbox, once.
 
-    Raises KeyBusyError if another sweep is running.
+    Args:
+        app: the Celery app.
+        options: options of `taskguard.integration.Sweeper`.
+
+    Returns:
+        The counts of the sweep.
+
+    Raises:
+        KeyBusyError: another sweep is running.
+        ConfigurationError: a setting is wrong or missing.
     """
     return Sweeper(runtime_of(app), {NAME: CelerySender(app)}, **options).sweep()
 
 
 def schedule_sweep(app: Celery, *, every_s: float = 60.0, **options: Any) -> None:
-    """Let Celery beat sweep: adds the task `taskguard.sweep` and its entry in the schedule.
+    """Let Celery beat sweep: add the task `taskguard.sweep` and its entry in the schedule.
 
     Args:
         app: the Celery app.
-        every_s: seconds from one sweep to the next; 60 by default.
-        options: see `taskguard.integration.Sweeper`.
+        every_s: the interval between sweeps, in seconds. Default: 60.
+        options: options of `taskguard.integration.Sweeper`.
 
-    Raises ConfigurationError for an `every_s` that is no number of seconds above 0.
+    Raises:
+        ConfigurationError: `every_s` is not a positive number.
     """
     if not 0 < every_s < math.inf:
-        raise errors.ConfigurationError(f"every_s={every_s!r}: give a number above 0.")
+        raise errors.ConfigurationError(
+            f"every_s={every_s!r} is not a positive number. Pass the interval in seconds."
+        )
 
     def run() -> str:
         try:
@@ -375,7 +397,7 @@ def schedule_sweep(app: Celery, *, every_s: float = 60.0, **options: Any) -> Non
         failed = f", failed {swept.failed}" if swept.failed else ""
         return f"sent {swept.sent}, refused {swept.refused}{failed}"
 
-    # A sweep that waited longer than this is of no use: the next one has been sent.
+    # A sweep message expires after this time, because the next one has been sent by then.
     app.task(name=SWEEP_TASK, ignore_result=True, expires=every_s)(run)
     app.conf.beat_schedule = {
         **(app.conf.beat_schedule or {}),
@@ -384,15 +406,15 @@ def schedule_sweep(app: Celery, *, every_s: float = 60.0, **options: Any) -> Non
 
 
 def open_queue(target: str) -> tuple[TaskGuard, CelerySender]:
-    """For `taskguard sweep --celery shop:app`: what `celery -A` takes."""
+    """Open what `taskguard sweep --celery shop:app` needs. The target is that of `celery -A`."""
     app = app_at(target)
     return runtime_of(app), CelerySender(app)
 
 
 def app_at(target: str) -> Celery:
-    """The app, with its tasks' modules imported.
+    """Find the app and import the modules of its tasks.
 
-    Raises CommandTargetError if there is none; errors of its modules go on.
+    Raises CommandTargetError if there is no app, and any error of its modules.
     """
     app = _found_app(target)
     # As when a worker starts: with Django, that is where its settings are read.
@@ -402,8 +424,8 @@ def app_at(target: str) -> Celery:
 
 def _found_app(target: str) -> Celery:
     missing = errors.CommandTargetError(
-        f"--celery: there is no Celery app at {target!r}. Give what `celery -A` takes, "
-        "MODULE:APP, and run this where that module can be imported."
+        f"--celery: there is no Celery app at {target!r}. Pass MODULE:APP, as for `celery -A`, and "
+        "run the command in a folder where Python can import that module."
     )
     if not target.strip(":. "):
         raise missing

@@ -1,15 +1,17 @@
-"""`busy="park"` for Celery: a message leaves its queue for the ledger, and a worker relays.
+"""`busy="park"` for Celery: a message waits in the ledger, and a worker runs the relay.
 
-Guarantees: what is sent again is the same message (id, links, chord, group, headers, expiry,
-priority, route), with the numbers that the ledger knows. One whose expiry is past is sent, too: the
-worker that gets it says REVOKED, as Celery does, and takes it out of its line (`startup.py`). So
-whoever calls needs neither its task nor its result backend, and one whose end nobody has heard is
-sent again. Each worker with a task that parks may become the relay, in a thread. Beside a prefork
-pool that is a process of its own, whatever becomes of the pool's children: the parent forks at any
-moment, and must run no threads.
+Guarantees: taskguard sends the same message again (id, links, chord, group, headers, expiry,
+priority, route), with the numbers that the ledger has. An expired message is sent as well: the
+worker that gets it marks it REVOKED, as Celery does, and removes it from its line (`startup.py`).
+So the process that promotes a message needs neither its task nor its result backend. A message is
+sent again until its caller can read its final state.
 
-Read next: `hand_off.py`, for how who is called comes; `calls.py`; in taskguard `run/parking.py` and
-`outbox/relay.py`.
+Each worker with a task that parks may become the relay. With a prefork pool, the relay is a process
+of its own, because the parent forks at any moment and must run no threads. In other pools it is a
+thread.
+
+Read next: `hand_off.py` for the queue of promoted messages; `calls.py`; in taskguard
+`run/parking.py` and `outbox/relay.py`.
 """
 
 from __future__ import annotations
@@ -53,19 +55,19 @@ __all__ = ["CeleryParking", "CeleryRelay", "gave_up", "relay_is_needed", "revoke
 
 logger = logging.getLogger("taskguard")
 
-# So long a worker that ends waits for its relay to step down: another one goes on at once then.
+# How long a worker that ends waits for its relay to step down, so that another takes over at once.
 _STEP_DOWN_S = 2.0
-# Pause between two looks whether messages of other deploys wait.
+# Interval at which a worker checks whether messages of other deploys wait, in seconds.
 _LOOK_FOR_LINES_S = 60.0
 
-# An attribute of the request whose work has failed, and keeps its place in its key's line.
+# Attribute of a request whose work has failed and keeps its position in the line.
 _FAILED = "taskguard_failed"
 
 _relays: list[CeleryRelay] = []
 
 
 class CeleryParking:
-    """How the message that `task` is handling is parked."""
+    """Parks the message that `task` is handling."""
 
     queue = NAME
 
@@ -73,20 +75,20 @@ class CeleryParking:
         self._task = task
 
     def call(self) -> dict[str, Any]:
-        """The message in hand as a stored call."""
+        """Return the delivered message as a stored call."""
         return call_in_hand(self._task)
 
     def send(self, call: Mapping[str, Any], message: MessageRef) -> None:
-        """Publish a stored call; raises unless the broker took it."""
+        """Publish a promoted call. Raises unless the broker took it."""
         CelerySender(self._task.app).hand_off(dict(call), message)
 
     def failed(self, claim: Claim) -> None:
-        """Wait for Celery to say whether it retries: around the guard there is `autoretry_for`."""
+        """Note a failure. Celery reports later whether `autoretry_for` retries the message."""
         setattr(self._task.request, _FAILED, claim)
 
 
 def gave_up(task: Task, request: Any) -> None:
-    """The message in hand does not come again: its work, if it has failed, leaves its line."""
+    """Remove failed work from its line, because Celery does not send its message again."""
     claim = vars(request).pop(_FAILED, None)
     if claim is not None:
         runtime = runtime_of(task.app)
@@ -100,9 +102,9 @@ def _on_failure(sender: Any = None, **_: Any) -> None:
 
 
 def _on_retry(sender: Any = None, request: Any = None, reason: Any = None, **_: Any) -> None:
-    """Celery has sent the message again: until it comes its work keeps its place.
+    """Keep the position of work whose message Celery has sent again.
 
-    With other arguments, or another id, it may be another work, or have another key, by now.
+    With other arguments or another id, the message may now be other work or have another key.
     """
     claim = vars(request).pop(_FAILED, None)
     if claim is None:
@@ -130,7 +132,7 @@ def _arguments(call: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 def _retry_of(
     task: Task, signature: Signature, claim: Claim, call: Mapping[str, Any], message: MessageRef
 ) -> Delivery | None:
-    """The next delivery of a message that is retried; None if its arguments make no key."""
+    """Return the next delivery of a retried message, or None if its arguments make no key."""
     compiled = guarded_function_of(task)
     assert compiled is not None  # noqa: S101  # it had a claim
     try:
@@ -144,12 +146,12 @@ def _retry_of(
             call=call,
         )
     except (errors.TaskguardError, TypeError) as error:
-        logger.warning("%s: the key of its retry is not known: %s", claim.work, error)
+        logger.warning("%s: the key of its retry is unknown: %s", claim.work, error)
         return None
 
 
 def _seconds_until(when: Any) -> float:
-    """Of a retry: a number of seconds, a time, or at once."""
+    """Return the seconds until a retry, which is given as a number, a time or None (at once)."""
     if isinstance(when, datetime):
         now = datetime.now(when.tzinfo or UTC).replace(tzinfo=when.tzinfo)
         when = (when - now).total_seconds()
@@ -157,10 +159,10 @@ def _seconds_until(when: Any) -> float:
 
 
 def revoke_unrun(task: Task, told: str) -> None:
-    """Tell the caller of the message in hand that it never runs: REVOKED, for `told`.
+    """Tell the caller of the delivered message that it never runs: REVOKED, with the reason `told`.
 
-    Chord and chain hear of it; as after any revoke, errbacks are not called. Eager calls raise
-    TaskRevokedError. Raises NotPublishedError if the result backend fails: the message stays alive.
+    Celery tells its chord and chain, but calls no errbacks, as after any revoke. Eager calls raise
+    TaskRevokedError. If the result backend fails, raise NotPublishedError: the message stays alive.
     """
     request, error = task.request, TaskRevokedError(told)
     if request.is_eager:
@@ -182,10 +184,10 @@ def revoke_unrun(task: Task, told: str) -> None:
 
 
 class CeleryRelay:
-    """The relay of one worker: a process beside a pool that forks, else a thread of the worker.
+    """The relay of one worker: a process if the pool forks, otherwise a thread.
 
-    `forks`: the pool forks, so that the worker must run no threads. `parks`: a task of the worker
-    may park. Otherwise it relays only if messages of other deploys wait in the ledger.
+    With `forks`, the pool forks, so the worker must run no threads. With `parks`, a task of the
+    worker may park. Otherwise it relays only if messages of other deploys wait in the ledger.
     """
 
     def __init__(self, app: Celery, *, forks: bool, parks: bool) -> None:
@@ -198,7 +200,7 @@ class CeleryRelay:
         _relays.append(self)
 
     def keep(self) -> None:
-        """Start what does not run. Called every second."""
+        """Start the relay if it is not running. Called every second."""
         if self._process is not None:
             self._process.keep(parks=self._parks)
         elif self._thread is None:
@@ -214,7 +216,7 @@ class CeleryRelay:
             self._relay.stop()
 
     def stop(self) -> None:
-        """The same, and wait for its end."""
+        """Let another worker's relay take over, and wait for the end of this one."""
         self.step_down()
         if self._process is not None:
             self._process.stop()
@@ -230,7 +232,7 @@ class CeleryRelay:
             relay.run()
 
     def _make_in_child(self) -> Relay:
-        """The relay's own process: forget the worker's connections and its event loop."""
+        """Create the relay in its process. Forget the worker's connections and event loop."""
         _run_after_forkers()
         set_event_loop(None)
         for process in (current_process(), multiprocessing.current_process()):
@@ -249,7 +251,7 @@ def _relay_of(runtime: TaskGuard, app: Celery) -> Relay:
 
 
 def relay_is_needed(app: Celery) -> bool:
-    """Return True if the ledger holds messages of this app that wait, by connections of its own."""
+    """Return True if messages of this app wait in the ledger. Uses connections of its own."""
     runtime = build(app)
     try:
         return bool(_relay_of(runtime, app).is_needed())

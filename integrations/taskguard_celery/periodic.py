@@ -1,4 +1,4 @@
-"""Entries of beat's schedule that run once, because all their messages are the same work.
+"""Find entries of beat's schedule that run only once, because their messages share one work.
 
 Guarantees: this module checks the entries in the settings. If the models of django-celery-beat are
 loaded, it checks the rows of their table, too. It closes the connection for that, unless the
@@ -35,8 +35,8 @@ class _Entry:
     Attributes:
         name: its own name.
         task: the task's name.
-        args: the arguments of each call.
-        kwargs: the named ones.
+        args: the positional arguments of each message.
+        kwargs: the keyword arguments.
     """
 
     name: str
@@ -46,10 +46,10 @@ class _Entry:
 
 
 def findings_of_schedule(app: Any) -> Iterator[Finding]:
-    """Judge the entries of `beat_schedule`; asks nothing."""
+    """Judge the entries of `beat_schedule`, without a connection."""
     schedule = app.conf.beat_schedule
     for name, given in schedule.items() if isinstance(schedule, Mapping) else ():
-        with contextlib.suppress(KeyError, TypeError, ValueError):  # beat itself says what is wrong
+        with contextlib.suppress(KeyError, TypeError, ValueError):  # beat reports the error
             values = dict(given)
             args, kwargs = values.get("args") or (), values.get("kwargs") or {}
             yield from _judge(app, _Entry(str(name), values["task"], args, kwargs))
@@ -68,13 +68,13 @@ def findings_of_rows(app: Any) -> Iterator[Finding]:
     try:
         found = list(rows.values_list("name", "task", "args", "kwargs"))
     except Exception as error:  # noqa: BLE001  # the database is down, or has no such table
-        logger.debug("the entries of django-celery-beat were not looked at: %s", error)
+        logger.debug("the entries of django-celery-beat were not checked: %s", error)
         return
     finally:
         if opens:
             connection.close()
     for name, task, args, kwargs in found:
-        with contextlib.suppress(TypeError, ValueError):  # beat itself says what is wrong
+        with contextlib.suppress(TypeError, ValueError):  # beat reports the error
             entry = _Entry(name, task, json.loads(args or "[]"), json.loads(kwargs or "{}"))
             yield from _judge(app, entry)
 

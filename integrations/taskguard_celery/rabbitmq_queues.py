@@ -1,10 +1,12 @@
 """On RabbitMQ, declare and use `<queue>.taskguard`, the queue for promoted messages.
 
+In the code, this queue is the queue "beside" its own queue.
+
 Guarantees: a worker consumes from this queue if it can, and never ends because it cannot. The queue
 is declared on a channel of its own. If that fails, RabbitMQ closes only this channel: with 406 for
 other arguments, 404 if the queue's node is down, 403 without the permission.
 
-Does not know policies: a queue's policy applies to `<queue>.taskguard` only if its pattern matches.
+It does not know policies: a policy applies to `<queue>.taskguard` only if its pattern matches.
 """
 
 from __future__ import annotations
@@ -23,51 +25,51 @@ __all__ = ["ConsumeBeside", "QueueBeside", "beside_of", "consume_beside"]
 
 logger = logging.getLogger("taskguard")
 
-# The arguments that the queue beside takes over from its queue, and why. It takes over no others,
-# because a called message must not be dropped. Bounds are meant for a backlog (x-max-length,
-# x-max-length-bytes); x-message-ttl would drop it while no worker is there; a plugin's
-# x-message-deduplication would drop it as a duplicate. Unknown arguments may do the same.
+# The arguments that the queue copies from its own queue, and why. It copies no others, because a
+# promoted message must not be dropped. x-max-length and x-max-length-bytes are meant for a backlog.
+# x-message-ttl would drop the message while no worker runs. A plugin's x-message-deduplication
+# would drop it as a duplicate. Unknown arguments may drop messages, too.
 _ARGUMENTS = {
-    "x-queue-type": "a queue on one node would go down with it, though its queue goes on",
-    "x-quorum-initial-group-size": "as many nodes may be lost as of its queue",
-    "x-quorum-target-group-size": "as many nodes may be lost as of its queue",
+    "x-queue-type": "a classic queue would be down with its node, while a quorum queue goes on",
+    "x-quorum-initial-group-size": "both queues survive the loss of as many nodes",
+    "x-quorum-target-group-size": "both queues survive the loss of as many nodes",
     "x-queue-leader-locator": "placement",
     "x-queue-master-locator": "placement",
     "x-queue-mode": "memory",
     "x-queue-version": "memory",
-    "x-max-priority": "a called message keeps its rank among others that are called",
-    "x-consumer-timeout": "its bodies take as long as those of its queue",
+    "x-max-priority": "a promoted message keeps its rank among other promoted messages",
+    "x-consumer-timeout": "the bodies take equally long",
     "x-delivery-limit": "a message that kills its workers is dead-lettered after as many tries",
-    "x-dead-letter-exchange": "a rejected message gets to where it gets from its queue",
-    "x-dead-letter-routing-key": "a rejected message gets to where it gets from its queue",
-    "x-dead-letter-strategy": "at-least-once, if its queue has that",
+    "x-dead-letter-exchange": "a rejected message is dead-lettered as from its own queue",
+    "x-dead-letter-routing-key": "a rejected message is dead-lettered as from its own queue",
+    "x-dead-letter-strategy": "at-least-once, if its own queue has that",
     "x-overflow": "at-least-once needs reject-publish; without a length it does nothing",
 }
-# Queues without one beside. Calls go to the queue itself.
+# Arguments of queues that get no second queue. Promoted messages go to the queue itself.
 _ALONE = {
-    "x-expires": "RabbitMQ deletes it when it is unused, and the queue beside would be left over",
-    "x-single-active-consumer": "of two queues two workers may be the active one",
+    "x-expires": "RabbitMQ deletes an unused queue, and `<queue>.taskguard` would remain",
+    "x-single-active-consumer": "each of the two queues could have another active consumer",
 }
 _TYPES = (None, "classic", "quorum")  # a stream keeps what was acknowledged
 
 _TRY_AGAIN_S = 10.0
 # An attribute of an app.
 _KEPT = "_taskguard_queues_beside"
-# How long an answer counts to the question whether a queue beside is in service.
+# How long a worker trusts its last check whether the queue is in service, in seconds.
 _KNOWN_FOR_S = 1.0
 
 
 def beside_of(app: Celery) -> Mapping[str, QueueBeside]:
-    """The queues beside those that this app's worker consumes from, by their names."""
+    """Return the `<queue>.taskguard` queues of this app's worker, by name."""
     found: Mapping[str, QueueBeside] = vars(app).get(_KEPT, {})
     return found
 
 
 def consume_beside(app: Celery, own: Mapping[str, Any]) -> None:
-    """Let a worker that is set up consume from queues beside its own.
+    """Make a worker that is being set up consume from `<queue>.taskguard` of its queues.
 
-    `own` has the queues by the names of those beside them. Some have none: calls of their messages
-    go to the queue itself.
+    `own` maps the name of each such queue to its own queue. Some queues get none: their promoted
+    messages go to the queue itself.
     """
     vars(app)[_KEPT] = {
         name: QueueBeside(name, queue) for name, queue in own.items() if _has_one_beside(queue)
@@ -76,24 +78,24 @@ def consume_beside(app: Celery, own: Mapping[str, Any]) -> None:
 
 def _has_one_beside(queue: Any) -> bool:
     arguments = _arguments_of(queue)
-    # If RabbitMQ deletes the queue by itself, the queue beside it would be left over.
+    # If RabbitMQ deletes the queue automatically, `<queue>.taskguard` would remain.
     if queue.auto_delete or queue.exclusive or any(arguments.get(name) for name in _ALONE):
         return False
     return arguments.get("x-queue-type") in _TYPES
 
 
 def _arguments_of(queue: Any) -> dict[str, Any]:
-    """A queue's arguments, of which kombu keeps some as attributes."""
+    """Return a queue's arguments. kombu keeps some of them as attributes."""
     given = {"x-expires": queue.expires, "x-max-priority": queue.max_priority}
     arguments = {name: value for name, value in given.items() if value is not None}
     return {**arguments, **(queue.queue_arguments or {})}
 
 
 class QueueBeside:
-    """The queue `name` beside the queue `own`.
+    """The queue `name` for promoted messages of the queue `own`.
 
-    Messages reach it by a fanout exchange of its own, which keeps their routing key. By the
-    default exchange the queue's name would be their key, and the key of their dead letters.
+    Messages reach it through its own fanout exchange, so they keep their routing key. With the
+    default exchange, the queue's name would be their key, and the key of their dead letters.
     """
 
     def __init__(self, name: str, own: Any) -> None:
@@ -107,20 +109,20 @@ class QueueBeside:
             routing_key=name,
             queue_arguments=arguments,
             consumer_arguments=own.consumer_arguments,
-            # Consumers and producers would declare it on the channel that they work with.
+            # Otherwise consumers and producers would declare it on their own channel.
             no_declare=True,
         )
         self._known_until_s, self._is_served = 0.0, False
         self._said: set[str] = set()
 
     def options(self, routing_key: str) -> dict[str, Any]:
-        """How a message with this routing key is sent through it."""
+        """Return the options that send a message with this routing key through the queue."""
         exchange = self.queue.exchange.name
         return {"queue": self.queue, "exchange": exchange, "routing_key": routing_key}
 
     def open(self, connection: Any) -> bool:
-        """Declare it; returns whether a worker can consume from it."""
-        # If its own queue is not to be declared, its arguments are not known here.
+        """Declare the queue. Return True if a worker can consume from it."""
+        # If its own queue must not be declared, its arguments are not known here.
         actions = [self._look] if self._own.no_declare else [self._declare, self._bind, self._look]
         problem: Exception | None = None
         for action in actions:
@@ -137,13 +139,13 @@ class QueueBeside:
         return False
 
     def serves(self, app: Celery) -> bool:
-        """Whether a worker consumes from it. RabbitMQ is asked at most once a second."""
+        """Return True if a worker consumes from it. Checks RabbitMQ at most once a second."""
         now_s = time.monotonic()
         if now_s >= self._known_until_s:
             try:
                 with app.connection_or_acquire() as connection, _channel(connection) as channel:
                     self._is_served = self._look(channel) > 0
-            except Exception as error:  # noqa: BLE001  # missing, or down; sending says what it is
+            except Exception as error:  # noqa: BLE001  # missing or down; sending raises the error
                 logger.debug("the queue %s is not in service: %s", self.name, error)
                 self._is_served = False
             self._known_until_s = now_s + _KNOWN_FOR_S
@@ -154,14 +156,14 @@ class QueueBeside:
         self._bind(channel)
 
     def _bind(self, channel: Any) -> None:
-        """For a queue that was declared otherwise."""
+        """Bind a queue that was declared with other arguments."""
         queue = self.queue(channel)
         queue.queue_declare(passive=True)
         queue.exchange.declare()
         queue.queue_bind()
 
     def _look(self, channel: Any) -> int:
-        """How many consume from it. Raises a channel error where queue or exchange is missing."""
+        """Return the number of consumers. Raises a channel error without queue or exchange."""
         queue = self.queue(channel)
         queue.exchange.declare(passive=True)
         consumers: int = queue.queue_declare(passive=True).consumer_count
@@ -190,7 +192,7 @@ class QueueBeside:
 
 @contextmanager
 def _channel(connection: Any) -> Iterator[Any]:
-    """A channel of its own."""
+    """Open a separate channel."""
     channel = connection.channel()
     try:
         yield channel
@@ -199,10 +201,10 @@ def _channel(connection: Any) -> Iterator[Any]:
 
 
 class ConsumeBeside(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
-    """A worker consumes from the queues beside its own, as far as they are there.
+    """Make a worker consume from the `<queue>.taskguard` queues that exist.
 
-    It must be one of the app's steps before the worker is made, and does nothing until
-    `consume_beside()` was called. It starts with each new connection of the worker's.
+    Add it to the app's steps before the worker is created. It does nothing until `consume_beside()`
+    is called. It starts with each new connection of the worker.
     """
 
     name = "taskguard-queues-beside"
@@ -210,16 +212,16 @@ class ConsumeBeside(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery ha
     _timer: Any = None
 
     def start(self, consumer: Any) -> None:
-        """Add the queues; the worker consumes from them as soon as it can handle messages."""
+        """Add the queues. The worker consumes from them as soon as it can handle messages."""
         self._add(consumer)
-        if self._timer is not None:  # of the connection before
+        if self._timer is not None:  # of the previous connection
             self._timer.cancel()
         if list(self._missing(consumer)):
             again = (_TRY_AGAIN_S, self._try_again, (consumer,))
             self._timer = consumer.timer.call_repeatedly(*again)
 
     def _try_again(self, consumer: Any) -> None:
-        # In some pools a timer has a thread of its own.
+        # In some pools, a timer runs in a thread of its own.
         consumer.call_soon(self._add_later, consumer)
 
     def _add_later(self, consumer: Any) -> None:

@@ -1,9 +1,10 @@
-"""Which task a guard belongs to, whatever stands around it.
+"""Find the task of a guard, and the guard of a task, through other decorators.
 
-Guarantees: a task's own function is found through decorators that use `functools.wraps`, through
-Celery's own wrappers, and as the method `run` of a class, inherited or not. What is hidden is
-found where Python's objects lead to it, so that a worker can refuse to start. A message is known
-to be in hand from the call of its task's function on, so that what the body calls is a plain call.
+Guarantees: a task's function is found through decorators that use `functools.wraps`, through
+Celery's own wrappers, and as the method `run` of a class, inherited or not. If another decorator
+hides a guard, taskguard searches the objects that the decorator holds, so that a worker can refuse
+to start. From the call of a task's function on, its message counts as being handled. So a call that
+the body makes is a plain call.
 """
 
 from __future__ import annotations
@@ -40,20 +41,20 @@ __all__ = [
 _MARK = "__taskguard__"
 _KNOWN = "__taskguard_known__"
 _MOST_DECORATORS = 8
-# An attribute of a request whose message is being handled.
+# Attribute of a request whose message is being handled.
 _IN_HAND = "taskguard_in_hand"
 
-# A call that a body has put in its own place: the task's name, args and kwargs.
+# A call that replaces the running task: the task's name, args and kwargs.
 Call = tuple[str, tuple[Any, ...], dict[str, Any]]
 
 
 def mark(wrapper: Any, compiled: GuardedFunction) -> None:
-    """`wrapper` is what `@guarded_task` made of a function."""
+    """Note on a wrapper which guarded function it belongs to."""
     setattr(wrapper, _MARK, compiled)
 
 
 def guarded_function_of(task: Task) -> GuardedFunction | None:
-    """What `@guarded_task` made of the task's function; None for a task that is not guarded."""
+    """Return the guarded function of a task, or None if the task is not guarded."""
     for function in layers(task):
         compiled = _marked(function)
         if compiled is not None:
@@ -62,7 +63,7 @@ def guarded_function_of(task: Task) -> GuardedFunction | None:
 
 
 def guarded_tasks(app: Any) -> Iterator[tuple[Task, GuardedFunction]]:
-    """The app's guarded tasks."""
+    """Yield the app's guarded tasks."""
     for task in app.tasks.values():
         compiled = guarded_function_of(task)
         if compiled is not None:
@@ -75,9 +76,9 @@ def _marked(function: Any) -> GuardedFunction | None:
 
 
 def layers(task: Task) -> Iterator[Any]:
-    """The task's function, outermost first: other decorators and pydantic may stand around it.
+    """Yield the task's function and the functions that it wraps, outermost first.
 
-    What `@app.task` was given, then the method `run`, which a class may have inherited.
+    Start with the function under `@app.task`, then with the method `run`, inherited or not.
     """
     for outermost in (getattr(task, "__wrapped__", None), getattr(task, "run", None)):
         function = outermost
@@ -88,10 +89,10 @@ def layers(task: Task) -> Iterator[Any]:
 
 
 def hidden_guard_of(task: Task) -> GuardedFunction | None:
-    """A guard behind a task that is not recognised as guarded; None if there is none.
+    """Return the guard of a task that is not recognised as guarded, or None if there is none.
 
     Such a guard is under a decorator without `functools.wraps`, or on a `run` that the task's class
-    overrides. Not every way to hide a function in Python is searched.
+    overrides. The search does not find every way to hide a function in Python.
     """
     if guarded_function_of(task) is not None:
         return None
@@ -113,7 +114,7 @@ def hidden_guard_of(task: Task) -> GuardedFunction | None:
 
 
 def _held_by(function: Any) -> Iterator[Any]:
-    """The functions that a decorator's function or object holds; it wraps one of them."""
+    """Yield the objects that a decorator's function or object holds. It may wrap one of them."""
     for cell in getattr(function, "__closure__", None) or ():
         with contextlib.suppress(ValueError):  # a closure's variable without a value
             yield cell.cell_contents
@@ -125,40 +126,40 @@ def _held_by(function: Any) -> Iterator[Any]:
 
 
 def _may_be_under(held: Any) -> bool:
-    # By type(), not isinstance(): a proxy stands for a task or an app, and using it may fail.
+    # type() instead of isinstance(), because using a proxy of a task or an app may fail.
     return callable(held) and not issubclass(type(held), type | Task | Celery | Proxy)
 
 
 def unrecognised(task: Task, compiled: GuardedFunction) -> errors.ConfigurationError:
     """Return the error that says why a task's guard does nothing, and how to fix that."""
     return errors.ConfigurationError(
-        f"{task.name}: @guarded_task on {compiled.name} is not recognised as this task's, so that "
-        "its duplicates would run. A decorator over it has to use functools.wraps, or go under "
-        "it; a run() that overrides a guarded one wants @guarded_task of its own. A function that "
-        "is no task is guarded by taskguard_celery.runtime_of(app).guarded(…)."
+        f"{task.name}: taskguard does not recognise @guarded_task on {compiled.name} as the guard "
+        "of this task, so its duplicates would run. Add functools.wraps to a decorator above the "
+        "guard, or move it below. Put @guarded_task on a run() that overrides a guarded one. Guard "
+        "a function that is not a task with taskguard_celery.runtime_of(app).guarded(…)."
     )
 
 
 def takes_itself(task: Task) -> bool:
-    """Whether the function's first parameter is the task: `bind=True`, or a class of its own."""
-    # autoretry_for puts a plain function around it. `__bound__` says something else.
+    """Return True if the function's first parameter is the task: `bind=True`, or a task class."""
+    # autoretry_for wraps it in a plain function. `__bound__` means something else.
     return inspect.ismethod(getattr(task, "_orig_run", task.run))
 
 
 def task_at_work() -> Task | None:
-    """The task whose delivery this is, or None."""
+    """Return the task that is running in this thread, or None."""
     task: Task | None = get_current_task()
     return task
 
 
 def in_hand(request: Any) -> list[Call] | None:
-    """What was put in the place of the request's message; None if that is not being handled."""
+    """Return the calls that replace the request's task, or None if it is not being handled."""
     calls: list[Call] | None = vars(request).get(_IN_HAND)
     return calls
 
 
 def let_go(request: Any) -> None:
-    """Note that the request's message is not being handled any more."""
+    """Note that the request's message is no longer being handled."""
     vars(request).pop(_IN_HAND, None)
 
 
@@ -168,7 +169,7 @@ def take_in_hand(request: Any) -> None:
 
 
 def _has_guard(task: Task, compiled: GuardedFunction) -> bool:
-    """Whether this is the guard of the task: found once for each `run` that it has."""
+    """Return True if this is the task's guard. The answer is kept for each `run` of the task."""
     known, run = vars(task).get(_KNOWN, (None, None)), vars(task).get("run")
     if known[0] is compiled and known[1] is run:
         return True
@@ -179,12 +180,12 @@ def _has_guard(task: Task, compiled: GuardedFunction) -> bool:
 
 
 def task_of(compiled: GuardedFunction, args: tuple[Any, ...]) -> Task | None:
-    """The task whose function this is: the one it is a method of, the one at work, or any."""
+    """Return the task of this function: its first argument, the running task, or any other."""
     itself = args[0] if args and isinstance(args[0], Task) else None
     for task in (itself, task_at_work()):
         if task is not None and _has_guard(task, compiled):
             return task
-    # `ship.run(42)`, or a call of the decorated function: the same work under the same name.
+    # `ship.run(42)`, or a call of the decorated function, is work of the task as well.
     at_work = task_at_work()
     apps = [current_app] if at_work is None else [at_work.app, current_app]
     tasks = (task for app in apps for task in app.tasks.values())

@@ -1,10 +1,10 @@
-"""What a body puts in its own place, as `self.replace()` does before it raises Ignore.
+"""Note which calls replace a running task, as with `self.replace()`.
 
-Guarantees: what Celery publishes in the place of the task at work is noted with its request, with
-all that is nested in it; whether that is the very same work, which it then claims again, is known
-wherever its ids can be made without running it.
+Guarantees: calls that Celery publishes in place of the running task are noted on its request,
+nested calls included. So taskguard can tell whether a call is the same work, which will claim that
+work again. For a call whose key depends on another call's result, it compares the task's name.
 
-Read next: `decorator.py` for what becomes of work whose body ended by an Ignore.
+Read next: `decorator.py` for the state of work whose body ended by an Ignore.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["replaces_itself"]
 
 
 def replaces_itself(runtime: TaskGuard, task: Task, delivery: Delivery) -> bool:
-    """Whether what the body put in its own place is this very work."""
+    """Return True if one of the calls that replace the task is the same work."""
     calls = in_hand(task.request) or ()
     return any(_is_same_work(runtime, task, delivery, *call) for call in calls)
 
@@ -44,7 +44,7 @@ def _is_same_work(
 ) -> bool:
     task = replaced.app.tasks.get(name)
     compiled = None if task is None else guarded_function_of(task)
-    # With once_per="message" what takes its place is other work.
+    # With once_per="message", another message is other work.
     if compiled is None or compiled.by_message:
         return False
     try:
@@ -53,14 +53,14 @@ def _is_same_work(
             args, kwargs, namespace=runtime.namespace, task=name, message=MessageRef("")
         )
     except (errors.TaskguardError, TypeError):
-        # A step of a chain gets its first argument later, so its work is unknown: run twice,
-        # not never.
+        # A step of a chain gets its first argument later, so its work is unknown. Assume the same
+        # work, because running it twice is better than never.
         return bool(name == replaced.name)
     return there.work == delivery.work
 
 
 def _note(headers: Any = None, body: Any = None, **_: Any) -> None:
-    """Celery publishes what takes a task's place within its body, one level deeper."""
+    """Note a call that replaces the running task: Celery publishes it one nesting level deeper."""
     task = task_at_work()
     calls = None if task is None else in_hand(task.request)
     if calls is None or task is None or not isinstance(body, tuple | list):
@@ -73,7 +73,7 @@ def _note(headers: Any = None, body: Any = None, **_: Any) -> None:
 
 
 def _calls_in(canvas: Any) -> Iterator[Call]:
-    """All calls in signatures, as deep as they are nested."""
+    """Yield all calls in signatures, at any depth."""
     if isinstance(canvas, Mapping):
         if isinstance(canvas.get("task"), str):
             yield canvas["task"], tuple(canvas.get("args") or ()), dict(canvas.get("kwargs") or {})

@@ -34,9 +34,9 @@ class Routes:
         self._asked_at_s = -_ASK_EVERY_S
 
     def present(self, signature: Signature, *, asks: bool) -> dict[str, Any]:
-        """Return options for the queue of the present route; none for a call that stays.
+        """Return options for the queue of the present route, or no options if the queue is kept.
 
-        `asks`: workers are asked, unless they were a short while ago.
+        With `asks`, request the workers' queues, unless that was done in the last 30 s.
         """
         stored = _queue_in(signature.options)
         if stored is None or not (asks or self._served):
@@ -70,7 +70,7 @@ class Routes:
 
 
 def _queue_in(options: Mapping[str, Any]) -> str | None:
-    """The queue by which a call came; None if an exchange brought it to a queue of another name."""
+    """Return the queue of a call, or None if an exchange routes it to a queue of another name."""
     queue, exchange, key = (options.get(each) for each in ("queue", "exchange", "routing_key"))
     if queue is not None:
         return str(getattr(queue, "name", queue))

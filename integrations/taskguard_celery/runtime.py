@@ -1,25 +1,25 @@
 """One lock provider, one ledger and one watchdog for each Celery app and process.
 
-Settings, all optional where the environment has TASKGUARD_LOCKS_URL and TASKGUARD_LEDGER_URL; one
-that begins with `taskguard_` and is not among them is an error:
+All settings are optional if the environment has TASKGUARD_LOCKS_URL and TASKGUARD_LEDGER_URL. Any
+other setting that begins with `taskguard_` is an error.
 
 | setting | value |
 | --- | --- |
 | taskguard_locks_url | redis://…, valkey://…, memory:// |
-| taskguard_locks | a redis-py client or a lock provider; None: the ledger alone |
+| taskguard_locks | a redis-py client or a lock provider; None: only the ledger |
 | taskguard_ledger_url | a SQLAlchemy URL |
-| taskguard_ledger | an Engine or a ledger; None: locks only |
-| taskguard_namespace | what keys and work of this app begin with; or TASKGUARD_NAMESPACE |
-| taskguard_formerly_namespaces | a list of the namespaces that this app had before |
-| taskguard_beat_scheduler | the scheduler inside of LeaderScheduler; by default Celery's own |
-| taskguard_beat_ttl_s | for how long nobody sends after a leading beat has died; 15 |
-| taskguard_listeners | callables that hear every event, beside the one that logs |
+| taskguard_ledger | an Engine or a ledger; None: only locks |
+| taskguard_namespace | prefix of this app's keys and work; default: TASKGUARD_NAMESPACE |
+| taskguard_formerly_namespaces | a list of former namespaces of this app |
+| taskguard_beat_scheduler | the inner scheduler of LeaderScheduler; default: Celery's own |
+| taskguard_beat_ttl_s | lease of the leading beat, in seconds; default: 15 |
+| taskguard_listeners | callables that get every event, in addition to the logging listener |
 
-Celery masks the first four where it shows its settings (`celery report`, `inspect conf`, and so
-Flower): they may have passwords.
+Celery masks the first four wherever it shows settings (`celery report`, `inspect conf`, Flower),
+because they may contain passwords.
 
-Results are stored as kombu's JSON, so that dates, decimals and UUIDs come back as they went; a
-pydantic model as what Celery makes of it for `pydantic=True`, its `model_dump()`.
+Results are stored as kombu's JSON, so dates, decimals and UUIDs keep their types. A pydantic model
+is stored as its `model_dump()`, as Celery does for `pydantic=True`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _HIDDEN = r"taskguard_(locks|ledger)"
 
 
 def _hide_secrets() -> None:
-    """Extend the pattern of names by which Celery masks settings; there is no setting for it."""
+    """Extend the pattern of settings that Celery masks. Celery has no setting for it."""
     hidden = app_utils.HIDDEN_SETTINGS
     if _HIDDEN not in hidden.pattern:
         app_utils.HIDDEN_SETTINGS = re.compile(f"{hidden.pattern}|{_HIDDEN}", hidden.flags)
@@ -71,7 +71,7 @@ def _hide_secrets() -> None:
 
 _hide_secrets()
 
-# An attribute of an app: its TaskGuard, which deliveries look up without a call.
+# Attribute of an app: its TaskGuard, which deliveries read without a call.
 KEPT = "_taskguard"
 _building = threading.Lock()
 
@@ -85,15 +85,17 @@ def configure(
     formerly_namespaces: Any = UNSET,
     listeners: Any = UNSET,
 ) -> None:
-    """Set what an app's tasks are guarded by in one call; what is left out stays.
+    """Set the lock server, ledger and listeners of an app in one call.
+
+    A setting that you leave out keeps its value, at first that of its environment variable.
 
     Args:
         app: the Celery app.
         locks: a URL, a client, a provider or None, as for `taskguard.connect()`.
         ledger: a URL, an Engine, a ledger or None, as for `taskguard.connect()`.
-        namespace: what keys and work of this app begin with, as for `taskguard.connect()`.
-        formerly_namespaces: the namespaces that this app had before, as for `taskguard.connect()`.
-        listeners: callables that hear every event, beside the one that logs.
+        namespace: the prefix of this app's keys and work, as for `taskguard.connect()`.
+        formerly_namespaces: former namespaces of this app, as for `taskguard.connect()`.
+        listeners: callables that get every event, in addition to the logging listener.
     """
     given = {
         "taskguard_locks": locks,
@@ -107,9 +109,12 @@ def configure(
 
 
 def runtime_of(app: Any) -> TaskGuard:
-    """The app's locks and ledger in this process, made at the first call.
+    """Return the app's TaskGuard of this process, with its locks and ledger.
 
-    Raises ConfigurationError if something is missing or wrong.
+    The first call creates it.
+
+    Raises:
+        ConfigurationError: a setting is wrong or missing.
     """
     if hasattr(app, "_get_current_object"):
         app = app._get_current_object()  # noqa: SLF001  # celery.current_app; Celery has no other way
@@ -123,7 +128,7 @@ def runtime_of(app: Any) -> TaskGuard:
 
 
 def build(app: Any) -> TaskGuard:
-    """A new runtime by the app's settings; connects to nothing yet."""
+    """Create a TaskGuard from the app's settings, without a connection yet."""
     _refuse_unknown(app.conf)
     return connect(
         locks=_setting(app, "taskguard_locks"),
@@ -136,12 +141,12 @@ def build(app: Any) -> TaskGuard:
 
 
 def _refuse_unknown(conf: Any) -> None:
-    """A setting whose name has a typing error in it would be ignored."""
+    """Raise for an unknown setting: a misspelled one would be ignored."""
     names = [str(name) for name in conf]
     before = str(conf.prefix or "").lower()
     for name in names:
         plain = name.lower().removeprefix(before)
-        # Celery reads names in capitals only with the prefix; others are not its settings.
+        # If there is a prefix, Celery reads a name in capitals only with that prefix.
         read = not before or plain != name.lower() or plain == name
         if read and plain.startswith("taskguard_") and plain not in _SETTINGS:
             near = difflib.get_close_matches(plain, _SETTINGS, n=1)

@@ -1,6 +1,6 @@
-"""What a worker checks when it starts, and how the work of a message that never runs ends.
+"""Check a worker when it starts, and end the work of messages that never run.
 
-Such a message is revoked, expires, or fails before its guard.
+A message never runs if it is revoked, expires, or fails before its guard.
 
 Guarantees: a worker with guarded tasks and wrong settings does not start, and says why. A worker
 whose database is down starts. A prefork worker notices within half a second that a child is gone,
@@ -58,12 +58,15 @@ _SAID_BY_CELERY = frozenset({"queue_server_away"})
 
 
 def safe_defaults(app: Any) -> None:
-    """Settings under which Celery loses no message of a killed worker.
+    """Set Celery's settings so that no message of a killed worker is lost.
 
-    Sets task_acks_late, task_reject_on_worker_lost, worker_prefetch_multiplier = 1, on RabbitMQ
-    confirm_publish, and elsewhere a visibility_timeout above the time limits of the app and of
-    its guarded tasks. What a task sets for itself stays. Call it before the first task is used:
-    Celery copies settings into tasks then.
+    Sets task_acks_late, task_reject_on_worker_lost and worker_prefetch_multiplier = 1. On RabbitMQ,
+    sets confirm_publish. On other brokers, sets a visibility_timeout above the time limits of the
+    app and of its guarded tasks. A setting of a single task is kept. Call this before the first
+    task is used, because Celery then copies settings into tasks.
+
+    Args:
+        app: the Celery app.
     """
     app.conf.update(
         task_acks_late=True, task_reject_on_worker_lost=True, worker_prefetch_multiplier=1
@@ -81,7 +84,7 @@ def safe_defaults(app: Any) -> None:
 
 
 def _outlast_time_limits(app: Any) -> None:
-    """A visibility timeout above all time limits: no message comes again while its body may run."""
+    """Raise the visibility timeout above all time limits: no redelivery while a body may run."""
     visible_s = visibility_timeout_s(app)
     limits_s = [time_limit_s(task) for task, _ in guarded_tasks(app)]
     longest_s = max((limit_s for limit_s in limits_s if limit_s is not None), default=0.0)
@@ -95,7 +98,14 @@ def _set_transport_option(app: Any, name: str, value: Any) -> None:
 
 
 def check_worker(app: Any) -> None:
-    """Log findings. Raise ConfigurationError if guarded tasks cannot run, or a guard is ignored."""
+    """Log findings about an app's settings and servers, as its workers do when they start.
+
+    Args:
+        app: the Celery app.
+
+    Raises:
+        ConfigurationError: guarded tasks cannot run, or a guard is ignored.
+    """
     _refuse_hidden_guards(app)
     tasks = list(guarded_tasks(app))
     if tasks:
@@ -111,7 +121,7 @@ def _refuse_hidden_guards(app: Any) -> None:
 
 
 def _check_servers(app: Any, rows: list[Any]) -> None:
-    """Ask the servers by connections that are closed before the pool forks."""
+    """Check the servers, and close the connections before the pool forks."""
     runtime = build(app)
     try:
         reports = examine(replace(configuration_of(app, runtime=runtime), starts=True))
@@ -129,12 +139,12 @@ def _check_servers(app: Any, rows: list[Any]) -> None:
 
 
 def _on_worker_init(sender: Any = None, **_: Any) -> None:
-    """Steps of a worker are made before it is set up."""
+    """Add steps to the worker: Celery creates them before it sets up the worker."""
     sender.app.steps["consumer"].update((ConsumeBeside, LookAfter))
 
 
 def _on_worker_setup(instance: Any = None, **_: Any) -> None:
-    """Run the checks: logging is set up now, and nothing has been forked or fetched."""
+    """Run the checks. Logging is set up, the pool has not forked, and no message was fetched."""
     note_time_limit(instance)
     try:
         check_worker(instance.app)
@@ -149,16 +159,17 @@ def _on_worker_setup(instance: Any = None, **_: Any) -> None:
         if ledger:
             instance.taskguard_relay = _start_relay(instance, parks=parks)
     except Exception as error:
-        # Any error: a check that could not be made does not say that tasks can run.
+        # After any error: a check that failed does not show that tasks can run.
         logger.critical("the worker does not start: %s", error)
-        # Celery logs and forgets a receiver's exception; only leaving stops the worker.
+        # Celery only logs an exception of a signal receiver. SystemExit stops the worker.
         raise SystemExit(f"taskguard: {error}") from error
 
 
 class LookAfter(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no types
-    """A worker looks after its relay, its children and lost messages.
+    """Watch the worker's relay and children, and recover lost messages.
 
-    It starts anew with each connection: Celery before 5.6 drops all timers with the last one.
+    It starts again with each connection, because Celery before 5.6 drops all timers with the old
+    connection.
     """
 
     name = "taskguard-look-after"
@@ -166,7 +177,7 @@ class LookAfter(bootsteps.StartStopStep):  # type: ignore[misc]  # Celery has no
     _timers: tuple[Any, ...] = ()
 
     def start(self, consumer: Any) -> None:
-        """Start the timers, and cancel those of the connection before."""
+        """Start the timers, and cancel those of the previous connection."""
         for timer in self._timers:
             timer.cancel()
         self._timers = tuple(_timers_of(consumer))
@@ -188,9 +199,9 @@ def _on_child_ready(sender: str | None = None, **_: Any) -> None:
 
 
 def _start_relay(worker: Any, *, parks: bool) -> CeleryRelay:
-    """A process is started now: before the pool, and before there are connections to inherit.
+    """Start the relay process before the pool, and before there are connections to inherit.
 
-    If no task parks, it ends again unless the ledger holds messages that wait.
+    If no task parks, the process ends unless messages wait in the ledger.
     """
     forks = worker.pool_cls.__module__ == "celery.concurrency.prefork"
     relay = CeleryRelay(worker.app, forks=forks, parks=parks)
@@ -200,17 +211,17 @@ def _start_relay(worker: Any, *, parks: bool) -> CeleryRelay:
 
 
 def _has_ledger(app: Any) -> bool:
-    """Whether there is a ledger; of an app without guarded tasks, whether one is configured."""
+    """Return True if the app has a ledger."""
     try:
         return build(app).ledger is not None
     except errors.ConfigurationError:
-        return False  # of an app with guarded tasks, `check_worker()` has said so
+        return False  # if the app has guarded tasks, `check_worker()` has raised this error
 
 
 def _no_ledger() -> errors.ConfigurationError:
     return errors.ConfigurationError(
-        'A task may wait for its key (busy="park", "latest" or "supersede"), and there is no '
-        'ledger to wait in. Configure one (taskguard_ledger_url), or say busy="retry".'
+        'A task can wait for its key (busy="park", "latest" or "supersede"), but there is no '
+        'ledger to wait in. Configure one (taskguard_ledger_url), or set busy="retry".'
     )
 
 
@@ -219,11 +230,11 @@ def _parks(app: Any) -> bool:
 
 
 def _look_for_lost_children(consumer: Any) -> Iterator[Any]:
-    """Look after the children of a prefork pool more often than Celery does.
+    """Check the children of a prefork pool more often than Celery does.
 
-    Celery hears that a child's pipe was closed, asks at once whether the child has ended, and
-    where the system has not got so far yet, it asks again only with its round of every 5 s: a
-    killed child's message came back 5 s late in every second kill.
+    When a child's pipe closes, Celery checks at once whether the child has ended. If the system
+    has not ended it yet, Celery checks again only every 5 s. In every second kill, the message of
+    the killed child came back 5 s late.
     """
     maintain = getattr(consumer.pool, "maintain_pool", None)
     if consumer.hub is not None and maintain is not None:
@@ -231,10 +242,11 @@ def _look_for_lost_children(consumer: Any) -> Iterator[Any]:
 
 
 def _look_for_lost_messages(consumer: Any) -> Iterator[Any]:
-    """Deliver again, without an event loop (gevent, eventlet), what was not acknowledged in time.
+    """Redeliver unacknowledged messages after the visibility timeout, with gevent or eventlet.
 
-    kombu does so when a poll of Redis ends without an event; but its BRPOP ends after 1 s, which
-    is an event, and the poll only after 2 s: a killed worker's messages stayed away for ever.
+    kombu does this when a poll of Redis ends without an event. Without an event loop, that never
+    happens: its BRPOP ends after 1 s, which is an event, and the poll only after 2 s. So messages
+    of a killed worker were never redelivered.
     """
     channel = getattr(consumer.task_consumer, "channel", None)
     interval_s = getattr(channel, "unacked_restore_interval", None)
@@ -242,7 +254,7 @@ def _look_for_lost_messages(consumer: Any) -> Iterator[Any]:
         return
 
     def restore() -> None:
-        # A reconnect makes another channel; in between there is none.
+        # A reconnect creates another channel. Until then there is none.
         channel = getattr(consumer.task_consumer, "channel", None)
         if channel is None:
             return
@@ -251,16 +263,17 @@ def _look_for_lost_messages(consumer: Any) -> Iterator[Any]:
                 num=channel.unacked_restore_limit, interval=channel.unacked_restore_throttle
             )
         except channel.connection_errors as error:
-            logger.debug("looking for messages of killed workers got no answer: %s", error)
+            logger.debug("messages of killed workers were not redelivered: %s", error)
 
     yield consumer.timer.call_repeatedly(interval_s, restore)
 
 
 def _on_revoked(sender: Any = None, request: Any = None, expired: bool = False, **_: Any) -> None:
-    """Revoke the message's work in the ledger; in the child a revoke looks like a shutdown.
+    """Revoke or expire the message's work in the ledger.
 
-    Where it has expired the ledger is asked only of a task whose calls are stored: such a one would
-    be sent again, and others might wait for it.
+    In the pool's child, a revoke looks like a shutdown, so the signal is used. If the message has
+    expired, change the ledger only for a task whose calls are stored: it would be sent again, and
+    other messages might wait for it.
     """
     compiled = None if sender is None else guarded_function_of(sender)
     if compiled is None:
@@ -277,8 +290,9 @@ def _on_revoked(sender: Any = None, request: Any = None, expired: bool = False, 
 def _on_failure(sender: Any = None, task_id: str = "", exception: Any = None, **_: Any) -> None:
     """End the work of a message that failed before its guard: in `before_start()`, for example.
 
-    Its caller was told FAILURE. It would be sent, and fail, many times more, and others would wait
-    for it. In the worker's own process, which tells of killed children, no message is in hand.
+    Celery has reported FAILURE to its caller. Otherwise the message would be sent, and fail, many
+    times more, and other messages would wait for it. The worker's own process, which reports killed
+    children, does nothing here, because it handles no message.
     """
     compiled = None if sender is None else guarded_function_of(sender)
     if compiled is None:
@@ -301,9 +315,9 @@ def _end(
     expired: bool,
     error: str = EXPIRED,
 ) -> None:
-    """End the message's work; the next in its line is called at once, by this process.
+    """End the message's work, and promote the next message of its line at once.
 
-    Where that fails, a relay calls it, or sends this message again.
+    If that fails, a relay promotes the next message, or sends this one again.
     """
     context = getattr(request, "_context", None) or request
     args, kwargs = body_arguments(task, request.args or (), request.kwargs or {})

@@ -1,16 +1,17 @@
-"""What beat sends says which tick it is: the schedule's entry, and when it was due.
+"""Name the tick of each message that beat sends: the schedule's entry and its due time.
 
-Beat is left as it is: where it runs with this package imported, its scheduler's `reserve` and
-`apply_async` are looked at, and the message gets a mark when it is published (`marks.py`). That
-holds for all schedulers that send by them: Celery's, django-celery-beat's, RedBeat's.
+Beat needs no change. If its process imports this package, taskguard wraps the scheduler's `reserve`
+and `apply_async`, and the message gets a mark when it is published (`marks.py`). This works for all
+schedulers that use these methods: Celery's, django-celery-beat's, RedBeat's.
 
-Guarantees: for a crontab and a clocked time the due time is that of the schedule, whatever the
-beats' clocks and `last_run_at` are: the last one that had come when the entry was sent. For an
-interval it is the last multiple of the interval since 1970 (of a relative one in its timezone); of
-one beat, two sends never get the same one. A beat whose ticks cannot be named sends all the same.
+Guarantees: for a crontab and a clocked time, the due time is the last one of the schedule before
+the entry was sent. It does not depend on the beats' `last_run_at`. For an interval, it is the last
+multiple of the interval since 1970, in the schedule's timezone if the interval is relative. Two
+messages of one beat never get the same due time. If a tick cannot be named, beat sends its message
+without a name.
 
-Does not guarantee a name for schedules of other classes, as Celery's `solar`: their messages have
-none, so that each is work of its own.
+Messages of other kinds of schedules, such as Celery's `solar`, get no name. So each of them is work
+of its own.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ __all__ = ["due_at", "name_ticks", "take_tick"]
 logger = logging.getLogger("taskguard")
 
 _NAMED = "_taskguard_names_ticks"
-# The 29th of February comes again after eight years at the latest; with a day of the week, 40.
+# 29 February repeats after at most eight years, and on one day of the week after at most 40.
 _MOST_DAYS = 366 * 41
-# What Celery rounds the times of a relative interval to.
+# Celery rounds the times of a relative interval down to one of these units.
 _UNITS = (timedelta(days=1), timedelta(hours=1), timedelta(minutes=1))
 
-# The entry that is being sent, and when beat reserved each entry last.
+# The entry that is being sent, and when beat last reserved each entry.
 _Sending = tuple[Any, dict[str, datetime]]
 _sending: ContextVar[_Sending | None] = ContextVar("taskguard_sending", default=None)
 
 
 def name_ticks(scheduler: Any) -> None:
-    """From here on what this scheduler of beat sends carries the name of its tick."""
+    """Make the messages of this scheduler carry the names of their ticks."""
     if getattr(scheduler, _NAMED, False):
         return
     setattr(scheduler, _NAMED, True)
@@ -49,7 +50,7 @@ def name_ticks(scheduler: Any) -> None:
     reserved: dict[str, datetime] = {}
 
     def noted_reserve(entry: Any) -> Any:
-        # The time that beat counts the next interval from: two of these are an interval apart.
+        # Beat counts the next interval from this time, so two of them are an interval apart.
         following = reserve(entry)
         reserved[entry.name] = following.last_run_at
         return following
@@ -65,7 +66,7 @@ def name_ticks(scheduler: Any) -> None:
 
 
 def take_tick(task: str) -> str:
-    """The name of the tick that a message of this task is sent for; "" if it is for none."""
+    """Return the name of the tick for which a message of this task is being sent, or ""."""
     sending = _sending.get()
     if sending is None or task != sending[0].task:
         return ""
@@ -75,13 +76,13 @@ def take_tick(task: str) -> str:
         due = due_at(entry.schedule, entry.schedule.maybe_make_aware(moment))
         return "" if due is None else tick_name(entry.name, due)
     except Exception:
-        # Whatever is wrong with one entry: it is sent, as it would be without us.
+        # Send the entry despite any error, as beat would without taskguard.
         logger.exception("%s: its tick has no name, so it counts as a message", entry.name)
         return ""
 
 
 def due_at(plan: Any, moment: datetime) -> datetime | None:
-    """When an entry with this schedule was due last, at this moment; None: that cannot be told."""
+    """Return the last due time of a schedule at this moment, or None for other schedules."""
     if isinstance(plan, crontab):
         return _crontab_due_at(plan, moment)
     if isinstance(plan, schedule):
@@ -91,10 +92,10 @@ def due_at(plan: Any, moment: datetime) -> datetime | None:
 
 
 def _interval_due_at(plan: schedule, moment: datetime) -> datetime:
-    """The last multiple of the interval; of a relative one it begins with a local day, hour, …
+    """Return the last multiple of the interval. A relative one starts with a local day or hour.
 
-    Celery rounds each time of a relative interval down to such a beginning, so two of them may be
-    closer together than the interval.
+    Celery rounds each time of a relative interval down to the start of such a unit. So two due
+    times may be closer together than the interval.
     """
     every: timedelta = plan.run_every
     unit = next((each for each in _UNITS if each <= every), None) if plan.relative else None
@@ -105,7 +106,7 @@ def _interval_due_at(plan: schedule, moment: datetime) -> datetime:
 
 
 def _crontab_due_at(plan: crontab, moment: datetime) -> datetime | None:
-    """The last time that the crontab names, at `moment`: its own day, or the next one before it."""
+    """Return the last due time of the crontab at `moment`, on that day or an earlier one."""
     # The timezone in which Celery itself reads the crontab's hours: `nowfun` may have its own.
     zone = plan.remaining_delta(plan.now())[0].tzinfo
     today = moment.astimezone(zone).date()
@@ -124,7 +125,7 @@ def _last_of_day(plan: crontab, day: date, moment: datetime, zone: Any) -> datet
     )
     if not named:
         return None
-    # An hour that comes twice has two times of each name; in UTC they are two.
+    # When clocks go back, each time of one hour occurs twice. In UTC these are two times.
     times = (
         datetime.combine(day, time(hour, minute, fold=fold), zone).astimezone(UTC)
         for hour in plan.hour

@@ -1,12 +1,12 @@
-"""What Celery makes of a message that is acknowledged without a result: as little as it can.
+"""Make Celery's tracer cheaper for messages that are acknowledged without a result.
 
-A delivery that is parked, put off or dropped ends by Celery's Ignore. For each of them the child of
-a prefork pool formats its traceback twice and sends that to its parent, with every position of the
-code in Celery's own tracer: as much work as the rest of such a delivery. Nobody ever sees it.
+A delivery that is parked, deferred or dropped ends by Celery's Ignore. For each of them, the child
+of a prefork pool formats the traceback twice and sends it to its parent. That costs as much as the
+rest of such a delivery, and the traceback is never shown.
 
-Guarantees: guarded tasks are traced by Celery's own tracer; an Ignore has a traceback of one line
-there. Every other exception keeps its own. When such a task was begun is known: its time limit is
-counted from then on, whatever handlers of `task_prerun` and decorators do before its guard.
+Guarantees: Celery's own tracer runs guarded tasks. An Ignore gets a traceback of one line, and any
+other exception keeps its own. The tracer also notes when a task began, so its time limit is counted
+from there, including `task_prerun` handlers and decorators outside the guard.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from taskguard_celery.recognition import guarded_tasks
 
 __all__ = ["begun_s", "trace_briefly"]
 
-# When the task of this child was begun, of which there is one at a time; empty: none is.
+# When this child's task began. A child runs one task at a time. Empty if none is running.
 _begun_s: list[float] = []
 
 
@@ -38,7 +38,7 @@ _BRIEF = _brief()
 
 
 class _BriefInfo(trace.TraceInfo):  # type: ignore[misc]  # celery has no types
-    """What Celery's tracer makes first of how a task ended; then it reads the traceback."""
+    """Shortens the traceback of an Ignore. Celery's tracer creates this before it formats it."""
 
     __slots__ = ()
 
@@ -49,7 +49,7 @@ class _BriefInfo(trace.TraceInfo):  # type: ignore[misc]  # celery has no types
 
 
 def trace_briefly(app: Any, hostname: str | None) -> None:
-    """Build the tracers of all guarded tasks anew, as a child of a prefork pool has built them."""
+    """Rebuild the tracers of all guarded tasks in a child of a prefork pool."""
     options: dict[str, Any] = {}
     if "Info" in inspect.signature(trace.build_tracer).parameters:  # not in every Celery
         options["Info"] = _BriefInfo
@@ -59,7 +59,7 @@ def trace_briefly(app: Any, hostname: str | None) -> None:
 
 
 def begun_s() -> float | None:
-    """When this child began the guarded task in hand, by `time.monotonic()`; None: not known."""
+    """Return when this child began its guarded task, by `time.monotonic()`, or None if unknown."""
     return _begun_s[0] if _begun_s else None
 
 

@@ -1,6 +1,6 @@
 """taskguard for RQ: `@guarded_job` on the function that is enqueued.
 
-Read next: `decorator.py` (a delivery), `queue.py` (how a job is put off), `worker.py`.
+Read next: `decorator.py` (a delivery), `queue.py` (how a job is deferred), `worker.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m taskguard_rq cron CONFIG`: RQ's own command, with a scheduler that has to lead."""
+"""`python -m taskguard_rq cron CONFIG`: `rq cron`, of which several processes elect one leader."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> None:
-    """Run `rq cron` with LeaderCronScheduler; any other command is not ours."""
+    """Run `rq cron` with LeaderCronScheduler. Exit for any other command."""
     if sys.argv[1:2] != ["cron"]:
         sys.exit("usage: python -m taskguard_rq cron [options of `rq cron`] CONFIG")
     from rq.cli import cli_cron

@@ -1,11 +1,13 @@
-"""An RQ job as JSON, to be stored with its work and put into its queue again later.
+"""Store an RQ job as JSON in the record of its work, and enqueue it from there.
 
-Guarantees: id, time of creation, queue, arguments, time-outs, callbacks, meta and marks stay
-(`marks.py`); nothing of the job at work, in which this one is sent, gets into it. The
-arguments are as the job's serializer wrote them, and are not read here. A job whose record is
-still in Redis is put into its queue by that record, unless that says that it was cancelled or
-stopped. One whose record is gone is restored, unless it was deleted while it waited for its key: of
-each that waits Redis has a note beside its record, which it loses only together with that.
+Guarantees: a job keeps its id, time of creation, queue, arguments, timeouts, callbacks, `meta` and
+marks (`marks.py`). It inherits nothing from a job that is running when it is enqueued. taskguard
+does not read the arguments: they stay as the job's serializer wrote them.
+
+If Redis still has the job's record, taskguard enqueues that, unless the job was cancelled or
+stopped. If the record is gone, taskguard restores it, unless the job was deleted while it waited
+for its key. To tell the two apart, the set PARKED_KEY in Redis has the ids of all waiting jobs: if
+Redis loses its data, it loses the set as well.
 """
 
 from __future__ import annotations
@@ -51,20 +53,20 @@ NAME = "rq"
 
 
 class JobFailedError(Exception):
-    """A job of a queue with `is_async=False` ran where it was sent, and failed."""
+    """A job of a queue with `is_async=False` failed in the process that enqueued it."""
 
 
 LINE_META = "taskguard_line"
-"""In `job.meta`, for people: why the job never runs."""
+"""Key in `job.meta`: why the job never runs, for people who look at it."""
 EXPIRED = "expired"
 PARKED_KEY = "taskguard:parked"
-"""The set of the ids of jobs that wait for their key, in the queues' Redis."""
+"""Set of the ids of jobs that wait for their key, in the queues' Redis."""
 
-# Where a job may stand that waits for its key, or was put off or given up before its turn.
+# Registries that can list a job that waits for its key, was deferred, or failed before its turn.
 _REGISTRIES = (DeferredJobRegistry, ScheduledJobRegistry, FailedJobRegistry)
 _WAITING = JobStatus.DEFERRED
 _Calls = list[tuple[dict[str, Any], MessageRef]]
-# Fields about executions are not the call's; its dependencies have been met before.
+# Not stored: fields about one execution, and dependencies, because they were met before.
 _PASSING = frozenset(
     {"started_at", "ended_at", "last_heartbeat", "worker_name", "status"}
     | {"dependency_id", "dependency_ids"}
@@ -72,7 +74,7 @@ _PASSING = frozenset(
 
 
 def call_of(job: Job, message: MessageRef | None = None) -> dict[str, Any]:
-    """A job, as JSON, with the marks of its message."""
+    """Return a job as a JSON value, with the marks of its message."""
     record = job.to_dict(include_meta=True, include_result=False)
     fields = {name: value for name, value in record.items() if name not in _PASSING}
     if message is not None:
@@ -82,7 +84,7 @@ def call_of(job: Job, message: MessageRef | None = None) -> dict[str, Any]:
 
 
 def _path(serializer: Any) -> str | None:
-    """The serializer's name, as `Queue(serializer=…)` takes it; None if it has none."""
+    """Return the serializer's import path for `Queue(serializer=…)`, or None without one."""
     name = getattr(serializer, "__qualname__", None)
     return None if name is None or "<" in name else f"{serializer.__module__}.{name}"
 
@@ -93,21 +95,22 @@ def _text(value: Any) -> str:
 
 
 def job_in(standing: Standing, sender: RQSender) -> Job:
-    """The job that is to do this work; its record may not be in Redis yet."""
+    """Return the job of this work. Redis may not have its record yet."""
     if standing.call is not None:
         return sender.job_of(json.loads(standing.call))
-    # `message_of()` made it: the id, and when the job was created.
+    # `message_of()` joins the job's id and its time of creation.
     name, _, created = standing.message.rpartition("@")
     return Job(name if created else standing.message, connection=sender.connection)
 
 
 class RQSender:
-    """Puts stored jobs into their queues again.
+    """Enqueue stored jobs.
 
     Args:
         connection: the Redis of the queues.
-        serializer: the queues' serializer; by default the one by which the job was written.
-        is_async: False: a job runs where it is sent, as in a queue with `is_async=False`.
+        serializer: the queues' serializer. Default: the serializer that the job was stored with.
+        is_async: False runs a job in the process that enqueues it, like `Queue(is_async=False)`.
+            Default: True.
     """
 
     def __init__(self, connection: Redis, *, serializer: Any = None, is_async: bool = True) -> None:
@@ -116,15 +119,18 @@ class RQSender:
         self._is_async = is_async
 
     def __call__(self, call: dict[str, Any], message: MessageRef) -> None:
-        """Put a job into its queue; raises unless Redis took it.
+        """Enqueue a job.
 
-        Raises CallWithdrawnError for one that was cancelled or stopped, or deleted in its line, and
-        JobFailedError for one that ran here, and failed.
+        Raises:
+            CallWithdrawnError: the job was cancelled or stopped, or deleted while it waited.
+            StoredCallError: the stored job cannot be read.
+            JobFailedError: with `is_async=False`, the job ran in this process and failed.
+            RedisError: Redis did not confirm that it stored the job.
         """
         outside(lambda: self._send(call, message))
 
     def send_first(self, call: dict[str, Any], message: MessageRef) -> None:
-        """Put a job into its queue for the first time, as the job at work would."""
+        """Enqueue a job for the first time, with the context of the running job."""
         self._send(call, message, is_first=True)
 
     def _send(self, call: dict[str, Any], message: MessageRef, *, is_first: bool = False) -> None:
@@ -146,18 +152,20 @@ class RQSender:
             job.origin, connection=self.connection, serializer=job.serializer, is_async=False
         )
         if here.enqueue_job(job).get_status() is JobStatus.FAILED:
-            raise JobFailedError(f"its job {job.id} ran here, and failed: see its latest result")
+            raise JobFailedError(
+                f"its job {job.id} ran in this process and failed: see job.latest_result()"
+            )
 
     def hand_off(self, call: dict[str, Any], message: MessageRef) -> None:
-        """Put a job whose turn has come before all others of its queue; raises as a call does.
+        """Enqueue a promoted job at the front of its queue, unless the queue has it already.
 
-        Not twice, if it is there. What it depends on has been met before.
+        Its dependencies were met before. Raises the errors that calling the sender raises.
         """
-        del message  # without numbers: all executions of a job share one record
+        del message  # its numbers are not needed: all executions of a job share one record
         self._put_at_front(call, lambda: self._standing(call))
 
     def send_waiting(self, call: dict[str, Any]) -> None:
-        """The same for a job that waits for its key, before its turn; nothing for any other."""
+        """Enqueue a job at the front if it still waits for its key. Otherwise do nothing."""
 
         def waiting() -> StoredJob | None:
             with contextlib.suppress(NoSuchJobError):
@@ -191,7 +199,7 @@ class RQSender:
         return Queue(job.origin, connection=self.connection, serializer=job.serializer)
 
     def _standing(self, call: dict[str, Any]) -> StoredJob:
-        """The job by its record, or restored. Raises CallWithdrawnError, StoredCallError."""
+        """Read or restore the job. Raises CallWithdrawnError, StoredCallError."""
         serializer = self._serializer or call.get("serializer")
         try:
             job = StoredJob.found(call["id"], self.connection, serializer)
@@ -208,9 +216,10 @@ class RQSender:
 
     @contextmanager
     def batch(self) -> Iterator[Callable[[dict[str, Any], MessageRef], None]]:
-        """A sender of many jobs, which are put into their queues together when the block ends.
+        """Collect jobs, and enqueue them together when the block ends.
 
-        Raises there unless Redis took them all, or if one of them was cancelled meanwhile.
+        The end of the block raises RedisError unless Redis stored all of them, or if one of them
+        was changed meanwhile.
         """
         calls: dict[str | None, _Calls] = {}
         yield lambda call, message: calls.setdefault(call.get("serializer"), []).append(
@@ -223,7 +232,7 @@ class RQSender:
                     self(call, message)
 
     def _put_together(self, calls: _Calls, serializer: Any) -> _Calls:
-        """Enqueue the jobs that need nothing else in one transaction; returns the others."""
+        """Enqueue in one transaction the jobs that need no further reads. Return the others."""
         others: _Calls = []
         queue_of = cache(partial(Queue, connection=self.connection, serializer=serializer))
         ids = [call["id"] for call, _ in calls]
@@ -241,7 +250,7 @@ class RQSender:
         return others
 
     def job_of(self, call: dict[str, Any]) -> Job:
-        """The job of a stored call, whose record may be in Redis. Raises StoredCallError."""
+        """Return the job of a stored call, without reading Redis. Raises StoredCallError."""
         return self._restored(call, self._serializer or call.get("serializer"))
 
     def _restored(self, call: dict[str, Any], serializer: Any) -> StoredJob:
@@ -254,7 +263,7 @@ class RQSender:
         return job
 
     def rate_of(self, task: str) -> Any:
-        """Return the rate that a function has now; None: none. Raises LookupError if unknown."""
+        """Return the current rate of a function, or None. Raises LookupError if it is unknown."""
         try:
             compiled = guarded_function_of(import_attribute(task))
         except Exception as error:
@@ -262,14 +271,14 @@ class RQSender:
         return None if compiled is None else compiled.policy.starts
 
     def is_away(self, error: Exception) -> bool:
-        """Whether the connection to Redis failed, not one queue or one job."""
+        """Return True if the error is about the connection to Redis, not about one job."""
         return isinstance(error, (redis_errors.ConnectionError, redis_errors.TimeoutError, OSError))
 
 
 def _is_requeued(job: Job) -> bool:
-    """Put a job that RQ gave up back; False if the registry of failed ones has forgotten it."""
+    """Requeue a failed job. Return False if RQ's registry of failed jobs no longer has it."""
     try:
-        job.requeue()  # takes it out of that registry, too
+        job.requeue()  # also removes it from the registry
     except InvalidJobOperation:
         return False
     return True
@@ -277,7 +286,7 @@ def _is_requeued(job: Job) -> bool:
 
 @contextmanager
 def _withdrawn_ones_logged() -> Iterator[None]:
-    """An error in a batch would send all of it once more."""
+    """Log a withdrawn job. An error would make the caller send the whole batch again."""
     try:
         yield
     except errors.CallWithdrawnError as error:
@@ -285,13 +294,13 @@ def _withdrawn_ones_logged() -> Iterator[None]:
 
 
 def _is_early(call: dict[str, Any]) -> bool:
-    """Whether the job is to wait in the schedule: its time, by the database's clock, is to come."""
+    """Return True if the job has a time, by the database's clock, before which it must not run."""
     return NOT_BEFORE in call
 
 
 def _is_plain(job: StoredJob) -> bool:
-    """Whether the job is enqueued without reading Redis: not ended, and waiting for no other."""
+    """Return True if the job has not ended, waits for nothing and needs no read of Redis."""
     ended = {JobStatus.CANCELED, JobStatus.STOPPED, JobStatus.FAILED}
-    depends = job._dependency_ids  # noqa: SLF001  # `dependency_ids` asks Redis for each job
+    depends = job._dependency_ids  # noqa: SLF001  # `dependency_ids` reads Redis for each job
     waits = getattr(job, "has_rate_limit", False) or job.marks.line
     return not (job.get_status(refresh=False) in ended or depends or waits)

@@ -1,16 +1,15 @@
-"""Coroutines as bodies: RQ awaits what a job's function returns, so `@guarded_job` does.
+"""Run coroutine functions as bodies: RQ awaits what a job's function returns.
 
-Guarantees: the body has an event loop of its own for as long as it runs, as RQ would give it one.
-The claim comes before that loop and DONE after it, in the same thread, so that neither holds up
-the loop, and a time-out or a signal ends the body as it ends any other: its tasks are cancelled,
-and what it was told is what the record says. A call from within another loop goes to a thread, and
-its caller's loop goes on; cancelled there, the body is cancelled and its end waited for.
+Guarantees: the body runs in an event loop of its own, as RQ would run it. The claim comes before
+that loop and DONE after it, in the same thread, so neither blocks the loop. A timeout or a signal
+cancels the body's tasks and ends the body like any other. If a coroutine awaits a guarded job, the
+job runs in a thread, and the caller's loop goes on. If that caller is cancelled, the body is
+cancelled, and the caller waits until it has ended.
 
-Does not guarantee that the guard's own calls in the body leave its loop alone:
-`guard.transaction()`, `checkpoint()` and `step()` block it while they talk to the database. Where
-other tasks of the body must go on meanwhile, `await asyncio.to_thread(…)` a plain function that has
-the block in it; `current_guard()` works there, too. Nor that a body which another coroutine awaits
-ends at a time-out of RQ's before 3: that leaves its loop without cancelling what runs there.
+Not guaranteed: `guard.transaction()`, `checkpoint()` and `step()` block the body's event loop while
+they wait for the database. If other tasks of the body must go on, put the block into a plain
+function and `await asyncio.to_thread(…)` it. `current_guard()` works there as well. Before RQ 3, a
+timeout does not cancel a body that another coroutine awaits.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ __all__ = ["in_thread", "loop_runs_here", "mark", "run_body"]
 
 
 def loop_runs_here() -> bool:
-    """Whether an event loop runs in this thread."""
+    """Return True if an event loop runs in this thread."""
     return asyncio._get_running_loop() is not None  # noqa: SLF001  # exported
 
 
@@ -44,9 +43,9 @@ def mark(function: Callable[..., Any]) -> None:
 
 
 def run_body(coroutine: Coroutine[Any, Any, Any], guard: Guard) -> Any:
-    """Run a body in an event loop of its own; the thread must have none.
+    """Run a body in an event loop of its own. The thread must not run one already.
 
-    With `on_lost="interrupt"` the body is cancelled once the lease is lost.
+    With `on_lost="interrupt"`, the body is cancelled when the lease is lost.
     """
     cancellation = _of_caller.get()
 
@@ -71,11 +70,11 @@ def run_body(coroutine: Coroutine[Any, Any, Any], guard: Guard) -> Any:
 
 
 async def in_thread(call: Callable[[], Any]) -> Any:
-    """`call()` in a thread. Cancelled, it cancels the body that runs there, and waits for it."""
+    """Run `call()` in a thread. A cancellation is passed on to the body, and its end awaited."""
     cancellation = _Cancellation()
     context = contextvars.copy_context()
     context.run(_of_caller.set, cancellation)
-    # A future, not a task: the end of the caller's loop would cancel a task, and the body goes on.
+    # A future, not a task: when the caller's loop ends, it cancels tasks, but the body goes on.
     thread = asyncio.get_running_loop().run_in_executor(None, context.run, call)
     try:
         return await asyncio.shield(thread)
@@ -96,7 +95,7 @@ class _Cancellation:
         self._cancel: Callable[[], None] | None = None
 
     def reaches(self, cancel: Callable[[], None]) -> None:
-        """The body has begun."""
+        """Register how to cancel the body, which has begun."""
         with self._mutex:
             self._cancel = cancel
             wanted = self._wanted

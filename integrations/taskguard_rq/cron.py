@@ -1,15 +1,16 @@
-"""`python -m taskguard_rq cron CONFIG`: several `rq cron`, one enqueues.
+"""`python -m taskguard_rq cron CONFIG`: run several `rq cron`, of which only the leader enqueues.
 
-Takes what `rq cron` takes. A thread campaigns for the lead; TASKGUARD_CRON_TTL_S is the length of
-the lease, 15 s by default.
+The command takes the options of `rq cron`. A thread campaigns for leadership. TASKGUARD_CRON_TTL_S
+is the length of the leader's lease in seconds, 15 by default.
 
-Guarantees: a scheduler enqueues only while it holds the leader's lease. One that dies is followed
-within the lease and a second, one that is told to stop at once. When each cron job was enqueued
-last is in the ledger, so that a new leader enqueues what was due while nobody led, once, and
-nothing that has been enqueued. A lost lease, or a server that is away, does not end the process.
+Guarantees: a scheduler enqueues only while it holds the leader's lease. If the leader dies, another
+scheduler takes over within the length of the lease and a second. If the leader is stopped, another
+takes over at once. The ledger records when each cron job was last enqueued. So a new leader
+enqueues each job that became due without a leader once, and enqueues no job a second time. A lost
+lease, or a server that is down, does not end the process.
 
-Does not guarantee that no tick is enqueued twice: see `taskguard_celery.LeaderScheduler`. Jobs with
-`once_per="tick"` run once all the same. With locks only nothing is recorded.
+Not guaranteed: a tick can be enqueued twice (see `taskguard_celery.LeaderScheduler`). Jobs with
+`once_per="tick"` still run once. Without a ledger, nothing is recorded.
 
 Read next: `ticks.py`.
 """
@@ -40,13 +41,19 @@ logger = logging.getLogger("taskguard")
 TTL_VARIABLE = "TASKGUARD_CRON_TTL_S"
 _NAME = "rq cron"
 _TTL_S = 15.0
-# So often a scheduler looks whether something has changed for it.
+# Interval at which a scheduler checks whether it leads, in seconds.
 _LOOK_S = 1.0
 _LONGEST_END_S = 3.0
 
 
 class LeaderCronScheduler(CronScheduler):
-    """RQ's scheduler of cron jobs, which enqueues while this process leads."""
+    """RQ's scheduler of cron jobs. It enqueues only while this process leads.
+
+    Args:
+        args: positional arguments of `CronScheduler`.
+        ttl_s: length of the leader's lease in seconds. Default: TASKGUARD_CRON_TTL_S, or 15.
+        options: keyword arguments of `CronScheduler`.
+    """
 
     def __init__(self, *args: Any, ttl_s: float | None = None, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -59,7 +66,11 @@ class LeaderCronScheduler(CronScheduler):
         self._redis_is_away = False
 
     def start(self) -> None:
-        """As RQ's, until a signal says to stop. Raises ConfigurationError."""
+        """Run until a signal stops this process, as RQ's scheduler does.
+
+        Raises:
+            ConfigurationError: a setting of taskguard is wrong or missing.
+        """
         name_ticks()
         leader = self._leader = runtime().leader(_NAME, ttl_s=self._ttl_s, on_lost="fence")
         self._say_findings()
@@ -67,12 +78,12 @@ class LeaderCronScheduler(CronScheduler):
         thread.start()
         try:
             super().start()  # type: ignore[no-untyped-call]  # RQ's
-        except StopRequested:  # while it registered, which RQ has before its own `try`
+        except StopRequested:  # during the registration, which RQ does before its own `try`
             self.register_death()
         finally:
             self._stopped = True
             if self._of is not None and self._of.remaining_s:
-                self._record(self._of)  # the signal may have come before
+                self._record(self._of)  # the signal may have come before the last record
             leader.step_down()
             thread.join(_LONGEST_END_S)
 
@@ -91,9 +102,9 @@ class LeaderCronScheduler(CronScheduler):
     # -- RQ's loop, in the main thread
 
     def enqueue_jobs(self) -> list[CronJob]:
-        """Enqueue what is due if this scheduler leads."""
+        """Enqueue the due jobs if this scheduler leads. Return those that were enqueued."""
         if self._stopped:
-            raise StopRequested  # the code that a handler interrupted may have swallowed it
+            raise StopRequested  # the code that the signal interrupted may have suppressed it
         leadership = self._leadership
         if leadership is None or not leadership.remaining_s:
             self._leading.wait(_LOOK_S)
@@ -112,34 +123,34 @@ class LeaderCronScheduler(CronScheduler):
         return enqueued
 
     def calculate_sleep_interval(self) -> float:
-        """In how many seconds to look again."""
+        """Return the number of seconds until the next round."""
         if self._leadership is None:
             return 0.0
         return min(super().calculate_sleep_interval(), _LOOK_S)
 
     def heartbeat(self) -> None:
-        """As RQ's, which ends where Redis gives no answer."""
+        """Send RQ's heartbeat. If Redis gives no answer, go on."""
         try:
             super().heartbeat()
         except RedisError as error:
             logger.debug("rq cron: no heartbeat: %s", error)
 
     def save(self, *args: Any, **kwargs: Any) -> None:
-        """As RQ's, for whoever looks on."""
+        """Save RQ's own record of this scheduler. If Redis gives no answer, go on."""
         try:
             super().save(*args, **kwargs)
         except RedisError as error:
-            logger.debug("rq cron: its times were not saved: %s", error)
+            logger.debug("rq cron: the scheduler's record was not saved: %s", error)
 
     def register_death(self, *args: Any, **kwargs: Any) -> None:
-        """As RQ's, where there is something to take out: Redis may be away, or was emptied."""
+        """Remove RQ's record of this scheduler. Go on if Redis is down or was emptied."""
         try:
             super().register_death(*args, **kwargs)
         except (RedisError, SchedulerNotFound) as error:
-            logger.debug("rq cron: its end was not registered: %s", error)
+            logger.debug("rq cron: the scheduler's record was not removed: %s", error)
 
     def _begin(self, leadership: Leadership) -> None:
-        """Go on from what earlier leaders enqueued."""
+        """Continue from the times at which earlier leaders enqueued."""
         recorded: dict[str, str] = leadership.memory or {}
         for job in self._cron_jobs:
             at = recorded.get(_record_name(job))
@@ -149,29 +160,29 @@ class LeaderCronScheduler(CronScheduler):
         self._record(leadership)
 
     def _record(self, leadership: Leadership) -> None:
-        """Where this fails, the next record says it, too."""
+        """Record when each job was enqueued. If this fails, the next record contains it."""
         times = {
             _record_name(job): (job.latest_enqueue_time or datetime.now(UTC)).isoformat()
             for job in self._cron_jobs
-            # The first time of an interval is at once, whoever leads.
+            # An interval without a record starts at once under any leader.
             if job.latest_enqueue_time or job.cron
         }
         try:
             leadership.remember(times)
         except errors.TaskguardError as error:
-            logger.warning("rq cron: what was enqueued is not on record yet: %s", error)
+            logger.warning("rq cron: the ledger did not record which jobs were enqueued: %s", error)
 
-    # -- leading, in a thread of its own
+    # -- leadership, in its own thread
 
     def _campaign(self, leader: Leader) -> None:
-        """Lead whenever it is this scheduler's turn."""
+        """Campaign for leadership, and lead when elected, until the process stops."""
         while not self._stopped:
             try:
                 if not self._redis_is_away or self._redis_answers():
                     self._redis_is_away = False
                     leader.run(self._lead)
             except Exception:
-                logger.exception("rq cron: the campaign for the lead failed, and goes on")
+                logger.exception("rq cron: the campaign for leadership failed, and goes on")
                 time.sleep(_LOOK_S)
 
     def _redis_answers(self) -> bool:

@@ -1,14 +1,15 @@
-"""`@guarded_job`: from an RQ job to a delivery, and from its outcome to what RQ is told.
+"""`@guarded_job`: turns an RQ job into a delivery, and its outcome into a return value for RQ.
 
-Guarantees: module, name and signature (less `guard`) stay, so that `queue.enqueue(charge, 42)`
-finds the function. An `async def` is run as RQ would run it, and to be awaited where anybody else
-calls it (`coroutines.py`). A job that is put off is in the schedule before its execution ends. A
-body that returns `Retry` has asked RQ for another execution: that is no result, so its work is not
-DONE. A job that never runs is CANCELED in the workers of this package: its work was revoked, it was
-skipped, a newer job superseded it, or its `ttl` was over while it waited for its key.
+Guarantees: the function keeps its module, name and signature (without `guard`), so
+`queue.enqueue(charge, 42)` finds it. RQ runs an `async def` as usual; other callers await it
+(`coroutines.py`). A deferred job is in the schedule before its execution ends. A body that returns
+`Retry` requests another execution. `Retry` is no result, so the work is not DONE.
 
-Does not guarantee that RQ tries again: a work horse that is killed is retried by RQ only with
-`retry=Retry(max=…)`; without it the job is FAILED, and seen in the failed registry.
+In workers of this package, a job that never runs is CANCELED. Its work was revoked, it was skipped,
+a newer job superseded it, or its `ttl` ended while it waited for its key.
+
+Not guaranteed: RQ runs a job again after its work horse was killed only if the job was enqueued
+with `retry=Retry(max=…)`. Otherwise the job is FAILED and listed in the failed registry.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ __all__ = ["guarded_job"]
 logger = logging.getLogger("taskguard")
 
 _NO_ANSWER_S = 1.0
-# What RQ names as the worker of a job of a queue with `is_async=False`.
+# RQ's name for the worker of a job of a queue with `is_async=False`.
 _NO_WORKER = "sync"
 
 
@@ -80,9 +81,11 @@ def guarded_job(
     """Make a job function safe to deliver twice.
 
     Args:
-        key: the key template, for example "invoice:<invoice_id>"; a list or a callable does too.
-        message_id: tells one message from another, given the job.
-        options: how it behaves; docs/reference/options.md has each option.
+        key: the key template, for example "invoice:<invoice_id>", a list of templates, or a
+            callable.
+        message_id: a function that returns the id of the message for a `Job`. Default: the job's
+            id and its time of creation.
+        options: the options of the guard. docs/reference/options.md describes each of them.
 
     Raises:
         ConfigurationError: an option is wrong.
@@ -130,14 +133,14 @@ def guarded_job(
 
 
 def _is_of(job: Job, wrapper: Callable[..., Any]) -> bool:
-    """Whether the job's function is `wrapper`, perhaps with other decorators around it."""
+    """Return True if the job's function is `wrapper`, perhaps inside other decorators."""
     return any(layer is wrapper for layer in layers_of(job.func))
 
 
 def _is_called_by_rq(job: Job | None, wrapper: Callable[..., Any]) -> bool:
-    """Whether RQ itself is the caller, which takes a value as well as a coroutine.
+    """Return True if RQ itself calls the function: it accepts a value instead of a coroutine.
 
-    Whoever else calls a coroutine function wants to await what it returns.
+    Every other caller awaits what a coroutine function returns.
     """
     return job is not None and plain(job.func) is wrapper and not loop_runs_here()
 
@@ -172,7 +175,9 @@ def _deliver(
         try:
             canceled = expired(job, delivery_of())
         except LedgerUnavailableError as error:
-            logger.warning("%s: whether it has expired got no answer: %s", job.id, error)
+            logger.warning(
+                "%s: the ledger did not answer whether the job has expired: %s", job.id, error
+            )
             queue.publish_again(message.deferrals, _NO_ANSWER_S)
             return queue.deferred()
         if canceled is not None:
@@ -200,7 +205,7 @@ def _run_here(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Run a job of a queue with `is_async=False`. It cannot be put off: a taken key is an error."""
+    """Run a job of a queue with `is_async=False`. It cannot be deferred: a held key is an error."""
     here = runtime()
     delivery = compiled.delivery(args, kwargs, namespace=here.namespace, message=message)
     outcome = here.runner.deliver(delivery, lambda guard: compiled.call(args, kwargs, guard))

@@ -1,9 +1,8 @@
-"""Read the queues of a Redis for `taskguard doctor`: the jobs that wait, and their workers.
+"""Read the queues of a Redis server for `taskguard doctor`: waiting jobs and workers.
 
 Guarantees: changes nothing. Reads the first hundred jobs of each queue and imports their functions,
-as a worker would. Skips a job that it cannot read.
-
-Does not know the class of a worker: RQ keeps no record of it.
+like a worker. Skips a job that it cannot read. It does not know the class of a worker, because RQ
+does not store it.
 """
 
 from __future__ import annotations
@@ -30,7 +29,11 @@ _LOOKED_AT = 100
 
 
 def configuration_at(target: str) -> Configuration:
-    """Return what `--rq redis://…` checks. Raises CommandTargetError for another URL."""
+    """Return the configuration that `--rq redis://…` checks.
+
+    Raises:
+        CommandTargetError: the target is not the URL of a Redis server.
+    """
     tasks: dict[str, GuardedTask] = {}
     found: list[Finding] = []
     periodic: list[Finding] = []
@@ -76,7 +79,7 @@ def _waiting(queues: list[Queue]) -> Iterator[tuple[Job, GuardedFunction]]:
         for job in queue.get_jobs(0, _LOOKED_AT):
             try:
                 compiled = guarded_function_of(job.func)
-            except Exception:  # noqa: BLE001,S112  # whatever its module, or its data, raises here
+            except Exception:  # noqa: BLE001,S112  # the job's module and its data can raise anything
                 continue
             if compiled is not None:
                 yield job, compiled
@@ -90,7 +93,7 @@ def _cron_jobs(connection: Redis) -> Iterator[tuple[Any, GuardedFunction]]:
         for cron_job in scheduler.get_jobs():
             try:
                 compiled = guarded_function_of(import_attribute(cron_job.func_name))
-            except Exception:  # noqa: BLE001,S112  # whatever its module raises
+            except Exception:  # noqa: BLE001,S112  # the module can raise anything
                 continue
             if compiled is not None:
                 yield cron_job, compiled

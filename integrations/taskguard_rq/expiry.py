@@ -1,13 +1,14 @@
-"""A job's `ttl`: for how long it may wait in its queue, and then in the line of its key.
+"""A job's `ttl`: how long it may wait in its queue, and then in the line of its key.
 
-RQ lets Redis delete the record of a job whose `ttl` is over, and tells nobody. In a line that could
-not be told from a record that an emptied Redis has lost. So the ledger says when a job expires that
-waits: `ttl` seconds after it was put into its queue, by the clock of whoever did so, and of several
-such moments the first. A record that waits, or was called, is not deleted meanwhile.
+At the end of a job's `ttl`, RQ lets Redis delete the job's record without notice. For a job in a
+line, that would look like a record that Redis has lost. So the ledger stores when a waiting job
+expires: `ttl` seconds after it was enqueued, by the clock of the process that enqueued it. If it
+was enqueued several times, the first time counts. Redis keeps the record while the job waits or
+after it was promoted.
 
-Guarantees: what has expired in its line, by the ledger's clock, is not run, whatever became of its
-record: it ends as CANCELED. That holds until its body begins: from then on the `ttl` is RQ's alone.
-So it is for a job that somebody enqueues again after it has expired.
+Guarantees: a job that has expired in its line, by the ledger's clock, does not run. It ends as
+CANCELED, even if its record is lost. Once the body has begun, or if an expired job is enqueued
+again, RQ alone applies the `ttl`.
 
 Read next: `parking.py`.
 """
@@ -23,24 +24,24 @@ from rq.job import Job
 
 __all__ = ["expires_at_s", "kept_by_redis", "may_have_expired", "sent_before"]
 
-# 30 years, which are as good as none: a ledger's columns have room for a moment in µs.
+# 30 years. A longer ttl counts as none, because a ledger's columns store µs in 64 bits.
 _LONGEST_S = 1e9
 
 
 def expires_at_s(job: Job) -> float | None:
-    """When the job in hand expires if it waits, in seconds since 1970; None: never."""
+    """Return when the job expires if it waits, in seconds since 1970, or None if it never does."""
     if job.ttl is None or job.ttl > _LONGEST_S or job.enqueued_at is None:
         return None
     return job.enqueued_at.timestamp() + job.ttl
 
 
 def may_have_expired(job: Job) -> bool:
-    """Whether the ledger has to be asked: no earlier than so long after the job was made."""
+    """Return True if the `ttl` since the job's creation is over, so the ledger has to decide."""
     return job.ttl is not None and job.created_at.timestamp() + job.ttl <= time.time()
 
 
 def sent_before(job: Job, at_s: float | None) -> bool:
-    """Whether the job was put into its queue before that moment, the last time that it was."""
+    """Return True if the job was last enqueued before `at_s`, in seconds since 1970."""
     if at_s is None or job.enqueued_at is None:
         return False
     return job.enqueued_at.timestamp() <= at_s
@@ -48,7 +49,7 @@ def sent_before(job: Job, at_s: float | None) -> bool:
 
 @contextmanager
 def kept_by_redis(job: Job, pipeline: Pipeline) -> Iterator[None]:
-    """Around its enqueueing: its record is not deleted when its `ttl` is over, and still has it."""
+    """Enqueue the job in this block so that Redis keeps its record after its `ttl`."""
     ttl, job.ttl = job.ttl, None
     try:
         yield

@@ -1,4 +1,4 @@
-"""The marks of an RQ job: taskguard's own facts about it, in fields of its record.
+"""The marks of an RQ job: facts that taskguard stores in fields of the job's record.
 
 `job.meta` belongs to the user: a body, a callback or a job class may replace it. So each mark is a
 separate field of the job's hash in Redis. RQ keeps such fields, and deletes them with the hash.
@@ -46,8 +46,8 @@ class Marks:
 
     Attributes:
         deferrals: how often it was deferred.
-        tick: the tick of a schedule that it was enqueued for; "" if none.
-        line: WAITS or CALLED, of a job in the line of its key; "" of any other.
+        tick: the tick of a schedule that it was enqueued for, or "".
+        line: WAITS or CALLED for a job in the line of its key, "" for any other.
     """
 
     deferrals: int = 0
@@ -56,7 +56,7 @@ class Marks:
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> Marks:
-        """The marks among the fields of a record."""
+        """Return the marks among the fields of a record."""
         return cls(
             deferrals=int(fields.get(DEFERRALS) or 0),
             tick=_text(fields.get(TICK)),
@@ -64,7 +64,7 @@ class Marks:
         )
 
     def fields(self) -> dict[str, Any]:
-        """The fields of a record that is written anew: it waits in no line."""
+        """Return the fields for a new record. They have no `line`: a new record is in none."""
         given = {DEFERRALS: self.deferrals, TICK: self.tick}
         return {name: value for name, value in given.items() if value}
 
@@ -74,14 +74,14 @@ def _text(value: Any) -> str:
 
 
 def marks_of(job: Job) -> Marks:
-    """The marks of a job by its record."""
+    """Read the marks of a job from its record."""
     names = (DEFERRALS, TICK, LINE)
     found = job.connection.hmget(job.key, names)
     return Marks.read(dict(zip(names, found, strict=True)))
 
 
 def set_mark(job: Job, name: str, value: Any, pipeline: Pipeline | None = None) -> None:
-    """Write one mark; None takes it away."""
+    """Write one mark, or remove it if `value` is None."""
     to = job.connection if pipeline is None else pipeline
     if value is None:
         to.hdel(job.key, name)
@@ -90,15 +90,15 @@ def set_mark(job: Job, name: str, value: Any, pipeline: Pipeline | None = None) 
 
 
 class StoredJob(Job):
-    """A job as its record has it, to be put into its queue again.
+    """A job as read from its record, for enqueueing it again.
 
-    Guarantees: what is written of it has the record's own `meta`, whatever is added to that in this
-    process, as extensions of RQ do for each job that is enqueued.
+    Guarantees: the record keeps its own `meta`. Extensions of RQ can add to the `meta` of each job
+    that is enqueued. Such additions are not written.
 
     Attributes:
         marks: its marks.
-        is_lost: whether Redis has no record of it: the marks are written, too.
-        is_first: whether it is enqueued for the first time: then `meta` may be added to.
+        is_lost: Redis has no record of it, so its marks are written with it.
+        is_first: it is enqueued for the first time, so additions to `meta` are written.
     """
 
     marks = Marks()
@@ -107,25 +107,25 @@ class StoredJob(Job):
 
     @classmethod
     def found(cls, job_id: str, connection: Redis, serializer: Any) -> StoredJob:
-        """The job by its record. Raises NoSuchJobError."""
+        """Read a job from its record. Raises NoSuchJobError."""
         return cast("StoredJob", cls.fetch(job_id, connection, serializer=serializer))
 
     @classmethod
     def all_found(
         cls, job_ids: list[str], connection: Redis, serializer: Any
     ) -> list[StoredJob | None]:
-        """Jobs by their records; None for each that has none."""
+        """Read jobs from their records. Return None for each job without one."""
         found = cls.fetch_many(job_ids, connection=connection, serializer=serializer)
         return cast("list[StoredJob | None]", found)
 
     def restore(self, raw_data: Any) -> Any:
-        """As RQ's, with the marks."""
+        """Restore the job and its marks."""
         fields = {_text(name): value for name, value in raw_data.items()}
         self._meta, self.marks = fields.get("meta"), Marks.read(fields)
         return super().restore(raw_data)
 
     def to_dict(self, include_meta: bool = True, include_result: bool = True) -> dict[str, Any]:
-        """As RQ's, with the `meta` that the record has, and the marks of a lost one."""
+        """Return the job's fields with the record's `meta`, and its marks if the record is lost."""
         record = super().to_dict(include_meta=include_meta, include_result=include_result)
         if include_meta and not self.is_first:
             record.pop("meta", None)
@@ -134,8 +134,8 @@ class StoredJob(Job):
 
 
 def outside(function: Any) -> Any:
-    """Call a function outside the job at work, with no context variable set."""
-    stack = getattr(rq.job, "_job_stack", None)  # RQ 3 has a context variable instead
+    """Call a function outside the running job, in an empty `contextvars` context."""
+    stack = getattr(rq.job, "_job_stack", None)  # RQ 3 uses a context variable instead
     if stack is not None:
         stack.push(None)
     try:

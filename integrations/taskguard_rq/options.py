@@ -1,4 +1,4 @@
-"""The options of `enqueue()` that go with the job, as types for editors and type checkers.
+"""The options of `enqueue()` for the job itself, as types for editors and type checkers.
 
 Nothing imports this module at run time.
 """
@@ -15,7 +15,7 @@ __all__ = ["JobOptions"]
 
 
 class JobOptions(TypedDict, total=False):
-    """Options of `Queue.create_job()`. `enqueue()` refuses `depends_on` and `ttl`, and sets status.
+    """Options of `Queue.create_job()`, except `depends_on`, `ttl` and `status`.
 
     `rate_limit` and `webhooks` need RQ 3.
     """

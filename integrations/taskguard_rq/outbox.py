@@ -1,11 +1,11 @@
-"""Enqueueing as part of the user's transaction, and the sweep as a job.
+"""Enqueue a job as part of the user's transaction, and sweep the outbox.
 
     with Session(engine) as session, session.begin():
         session.add(invoice)
         enqueue(queue, charge, (invoice.id,), session=session)
 
-Guarantees: the job is put into its queue if the transaction commits, and not if it is rolled back;
-what a crash in between left out, a sweep puts in.
+Guarantees: taskguard enqueues the job if the transaction commits, and not if it is rolled back. If
+the process dies after the COMMIT, a sweep enqueues the job.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Enqueued", "connection_at", "enqueue", "open_queue", "sweep"]
 
-# A delayed job is RQ's scheduler's; where none runs, a sweep's, so long after its time.
+# RQ's scheduler enqueues a delayed job. If none runs, a sweep does, this long after the due time.
 _DELAYED_AGAIN_AFTER_S = 60.0
 
 
 class Enqueued:
-    """A job that is put into its queue once its transaction has committed.
+    """A job that taskguard enqueues after its transaction has committed.
 
     Attributes:
-        job: the job; its record is in Redis from then on. With "attached" the first one.
-        outcome: "sent", which it is as soon as its transaction commits; "stored": it was not sent,
-            and waits for `send()` or a sweep; "attached" or "replaced".
+        job: the job. Redis has its record once it is enqueued. With "attached", the first job.
+        outcome: "sent": enqueued, or will be as soon as the transaction commits. "stored": waits
+            for `send()` or a sweep. "attached" or "replaced": as `duplicate=` says.
     """
 
     def __init__(self, job: Job, placed: Placed) -> None:
@@ -59,14 +59,17 @@ class Enqueued:
 
     @property
     def outcome(self) -> OutcomeOfEnqueue:
-        """As the enqueue, and what was sent since, have made it."""
+        """The current outcome. "stored" becomes "sent" once the job is enqueued."""
         return self._placed.outcome
 
     def send(self) -> None:
-        """Enqueue the job now. For a plain Connection: call it after the COMMIT.
+        """Enqueue the job now. With a plain Connection, call this after the COMMIT.
 
-        Does nothing if the transaction was rolled back, unless the work is known from before; asked
-        again, the duplicate is harmless. Does nothing where it was attached to another job.
+        Does nothing if the job was attached to another one. Does nothing if the transaction was
+        rolled back, unless the ledger knew the work before: then it enqueues a harmless duplicate.
+
+        Raises:
+            RedisError: Redis did not confirm that it stored the job.
         """
         self._placed()
 
@@ -110,40 +113,49 @@ def enqueue(
     delay_s: float | None = None,
     **options: Unpack[JobOptions],
 ) -> Enqueued | None:
-    """Enqueue a guarded job in the transaction of `session`, or in one of its own.
+    """Enqueue a guarded job in the transaction of `session`, or in a transaction of its own.
 
-    The work is written to the ledger as NEW, with the job. On an ORM Session, or on `guard.db` in a
-    guarded body, the job is enqueued as soon as that has committed; on a Connection of your own, by
-    `.send()` on what is returned, or by the next sweep.
+    taskguard writes the work and the job to the ledger as NEW. On an ORM Session, or on `guard.db`
+    in a guarded body, it enqueues the job right after the COMMIT. On a Connection of your own, call
+    `.send()` on the returned object after the COMMIT, or leave the job to the next sweep.
 
     Args:
-        queue: the RQ queue that the job goes into.
-        function: a function that is guarded.
-        args: its positional arguments.
-        kwargs: its keyword arguments.
-        session: the transaction that the job is part of.
-        duplicate: what to do if the same work (`once_per`) is waiting or in progress.
-        delay_s: in how many seconds the job runs.
-        options: options of `Queue.create_job()`. docs/reference/options.md has each option.
+        queue: the RQ queue for the job.
+        function: a guarded function.
+        args: its positional arguments. Default: none.
+        kwargs: its keyword arguments. Default: none.
+        session: a Session, Connection or `guard.db` whose transaction the job is part of. Default:
+            a transaction of its own.
+        duplicate: what to do if the same work (`once_per`) is waiting or in progress. Default:
+            "answer".
+        delay_s: the delay before the job runs, in seconds. Default: None, no delay.
+        options: options of `Queue.create_job()`. docs/reference/options.md describes each option.
+
+    Returns:
+        The enqueued job, or None if `duplicate="skip"` skipped it.
 
     Raises:
-        ConfigurationError: the function is not guarded, there is no ledger, or an option cannot be.
-        AlreadyEnqueuedError: as `duplicate` says; nothing is written.
-        FingerprintMismatchError: "attach", and the first job has other arguments.
+        ConfigurationError: the function is not guarded, there is no ledger, or an option is not
+            possible.
+        AlreadyEnqueuedError: with `duplicate="raise"`, the work is on record. Nothing is written.
+        FingerprintMismatchError: with `duplicate="attach"`, the first job has other arguments.
         KeyArgumentError: an argument cannot be part of a key.
     """
     compiled = guarded_function_of(function)
     if compiled is None:
         raise errors.ConfigurationError(
-            f"{function!r} is not guarded, so its duplicates would run. Decorate it with "
-            "@guarded_job."
+            f"enqueue() cannot send {function!r}: it is not guarded, so its duplicates would run. "
+            "Decorate it with @guarded_job."
         )
     if options.get("depends_on"):
-        raise errors.ConfigurationError("enqueue() sends at once: depends_on does not fit.")
+        raise errors.ConfigurationError(
+            "enqueue() does not accept depends_on=: it sends the job right after the COMMIT. "
+            "Remove depends_on=, or enqueue this job at the end of the job that it depends on."
+        )
     if options.get("ttl") is not None:
         raise errors.ConfigurationError(
-            "A ttl does not fit: what is enqueued is put into its queue until somebody runs it. "
-            "Let the body look how old its work is."
+            "enqueue() does not accept ttl=: taskguard enqueues the job again until a worker runs "
+            "it. Remove ttl=, and let the body check how old its work is."
         )
     check_delay(delay_s)
     job = queue.create_job(function, args=tuple(args), kwargs=dict(kwargs or {}), **options)
@@ -175,9 +187,9 @@ def enqueue(
 
 
 class _Replacing:
-    """Sends a job, and then the one that it has replaced, if that waits for its key.
+    """Sends a job, and then the job that it has replaced, if that one waits for its key.
 
-    That one comes and ends, as one that stood in its queue does: nobody else would send it.
+    The replaced job is delivered, finds that it was replaced, and ends. Nothing else sends it.
     """
 
     def __init__(self, sender: RQSender, delivery: Delivery) -> None:
@@ -196,38 +208,43 @@ class _Replacing:
 
 
 def sweep(connection: Redis | None = None, **options: Any) -> Swept:
-    """Enqueue what is overdue, once; can itself be a job, of a scheduler or of `rq cron`.
+    """Enqueue overdue jobs of the outbox, once. This can itself be a job of a scheduler.
 
     Args:
-        connection: the Redis of the queues; by default that of the job at hand.
-        options: see `taskguard.integration.Sweeper`.
+        connection: the Redis of the queues. Default: the connection of the running job.
+        options: options of `taskguard.integration.Sweeper`.
+
+    Returns:
+        The counts of the sweep.
 
     Raises:
         KeyBusyError: another sweep is running.
-        ConfigurationError: there is no connection.
+        ConfigurationError: there is no connection, or a setting is wrong.
     """
     if connection is None:
         job = get_current_job()
         if job is None:
-            raise errors.ConfigurationError("sweep() outside a job needs the queues' Redis.")
+            raise errors.ConfigurationError(
+                "sweep() needs the queues' Redis: no job is running. Pass connection=."
+            )
         connection = job.connection
     return Sweeper(runtime(), {NAME: RQSender(connection)}, **options).sweep()
 
 
 def open_queue(target: str) -> tuple[TaskGuard, RQSender]:
-    """For `taskguard sweep --rq redis://…`: locks and ledger come from the environment."""
+    """Open what `taskguard sweep --rq redis://…` needs. Locks and ledger: from the environment."""
     connection = connection_at(target)
     return runtime(), RQSender(connection)
 
 
 def connection_at(target: str) -> Redis:
-    """A client of the queues' Redis. Raises CommandTargetError for what is no URL of one."""
+    """Return a client of the queues' Redis. Raises CommandTargetError if the URL is malformed."""
     try:
         return Redis.from_url(target)
     except ValueError:
-        # Not chained: what it quotes may be a piece of the password.
+        # Not chained: the original error may quote a part of the password.
         raise errors.CommandTargetError(
-            "--rq: the URL of the queues' Redis cannot be read; it looks like "
-            "redis://[user:password@]host[:port][/database]. Characters such as @ / # ? : in a "
-            "password are percent-encoded."
+            "--rq: the URL of the queues' Redis is malformed. Write "
+            "redis://[user:password@]host[:port][/database], and percent-encode characters such as "
+            "@ / # ? : in a password."
         ) from None

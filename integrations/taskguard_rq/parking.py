@@ -1,20 +1,21 @@
-"""`busy="park"` for RQ: a job leaves its queue for the ledger, and comes back before all others.
+"""`busy="park"` for RQ: a job waits in the ledger, and returns at the front of its queue.
 
-Guarantees: what is sent again is the same job, by its record, which does not expire meanwhile.
-While it waits RQ says DEFERRED, and lists it in that registry of its queue. It is put off instead
-where the worker is none of this package's: such a one can be told that a job has ended, has failed
-or is to be tried again, and no more. There it overtakes nobody who waits. With `order="strict"`
-that is refused, and so is a job with a `ttl`. A strict job that has failed keeps its place until RQ
-has said whether it comes again.
+Guarantees: taskguard enqueues the same job again, from its record, which does not expire meanwhile.
+While a job waits, its status is DEFERRED, and RQ's registry of deferred jobs lists it.
 
-A job that never runs ends as CANCELED: a newer job took its place (`busy="latest"`, `"supersede"`),
-its work was revoked, it was skipped, or its `ttl` was over while it waited (`expiry.py`). Its
-record says why for as long as that of a finished job. RQ's registry of cancelled jobs, which
-it never cleans, does not list it. A worker of another package says FAILED, or FINISHED where the
-user chose to skip the job.
+Stock workers understand only that a job has ended, has failed or is to be retried. So they defer a
+job instead of parking it, and it overtakes no job that waits. With `order="strict"`, taskguard
+raises an error for a job in a stock worker, and for a job with a `ttl`. If a strict job fails, it
+keeps its position until RQ has decided whether to retry it.
 
-Who is called comes to the front of its queue: at the end it would stand behind all that have to be
-parked before.
+A job that never runs ends as CANCELED: a newer job superseded it (`busy="latest"`, `"supersede"`),
+its work was revoked, it was skipped, or its `ttl` ended while it waited (`expiry.py`). Its record
+gives the reason, and is kept as long as the record of a finished job. RQ's registry of cancelled
+jobs does not list it, because RQ never cleans that registry. A stock worker shows FAILED, or
+FINISHED if the user chose to skip the job.
+
+A promoted job goes to the front of its queue. At the end, it would wait behind all the jobs that
+have to be parked first.
 
 Read next: `calls.py`, `worker.py`; in taskguard `run/parking.py`.
 """
@@ -72,24 +73,24 @@ logger = logging.getLogger("taskguard")
 
 _ALLOWED = "_taskguard_may_park"
 _RANK = "_taskguard_rank"
-# An attribute of a job whose work has failed, and keeps its place in its key's line.
+# Attribute of a job whose work has failed and keeps its position in the line.
 _FAILED = "_taskguard_failed"
-# Errors for workers of other packages, for jobs that the user did not choose to skip.
+# Errors in stock workers, for jobs that the user did not choose to skip.
 _UNRUN_ERRORS = {"outdated": errors.SupersededError, "revoked": errors.WorkRevokedError}
-# An attribute of a job whose guard was called.
+# Attribute of a job whose guard was called.
 _REACHED = "_taskguard_reached"
-# RQ has put the job into its queue, or into its schedule, once more.
+# RQ has enqueued or scheduled the job again.
 _COMES_AGAIN = (JobStatus.QUEUED, JobStatus.SCHEDULED)
 
-# Of a job whose execution by this worker ends. Its record is the first key, the worker comes first.
+# Do nothing unless the job's record (KEYS[1]) still belongs to this worker's execution (ARGV[1]).
 _UNLESS_ANOTHERS = """
 if redis.call('hget', KEYS[1], 'status') ~= 'started'
     or redis.call('hget', KEYS[1], 'worker_name') ~= ARGV[1] then
   return 0
 end
 """
-# It is DEFERRED, in the registry, and noted as parked, in the set; then come the time, its id, and
-# a mark with its value.
+# Set the job to DEFERRED, list it in the registry (KEYS[2]) and in the set of parked jobs
+# (KEYS[3]). ARGV: worker, time, job id, name and value of the mark.
 _DEFER = (
     _UNLESS_ANOTHERS
     + """
@@ -99,8 +100,8 @@ redis.call('sadd', KEYS[3], ARGV[3])
 return 1
 """
 )
-# It is CANCELED, noted as parked no more, and forgotten later. Keys are that set, after all that RQ
-# keeps of it; then come its meta, for how many seconds, -1 for ever, its id, and the mark.
+# Set the job to CANCELED, remove it from the set of parked jobs (KEYS[4]), and let RQ's keys of the
+# job (KEYS[1] to KEYS[3]) expire. ARGV: worker, meta, seconds to keep (-1: for ever), job id, mark.
 _CANCEL = (
     _UNLESS_ANOTHERS
     + """
@@ -116,18 +117,18 @@ return 1
 
 
 class _NotRun(Retry):
-    """What a job that was not run returns: RQ takes it for no result."""
+    """Return value of a job that was not run. RQ does not store it as a result."""
 
     def __init__(self) -> None:
         super().__init__(max=sys.maxsize)
 
 
 class ParkedJob(_NotRun):
-    """What a job that waits for its key returns to a worker of this package."""
+    """Return value of a job that waits for its key, for a worker of this package."""
 
 
 class CanceledJob(_NotRun):
-    """What a job that never runs returns to a worker of this package.
+    """Return value of a job that never runs, for a worker of this package.
 
     Attributes:
         why: "superseded", "revoked", "skipped", "missing", "ineligible" or "expired", for
@@ -140,7 +141,7 @@ class CanceledJob(_NotRun):
 
 
 class RQParking:
-    """How the job in hand is parked."""
+    """Parks the delivered job."""
 
     queue = NAME
 
@@ -151,7 +152,7 @@ class RQParking:
         self._given = _arguments(job)
 
     def next_delivery(self, message: MessageRef, call: Mapping[str, Any]) -> Delivery | None:
-        """The next delivery of the job; None if its body left its arguments as they were."""
+        """Return the next delivery of the job, or None if its body did not change its arguments."""
         args, kwargs = _arguments(self._job)
         if (args, kwargs) == self._given:
             return None
@@ -161,17 +162,17 @@ class RQParking:
         return self._function.delivery(args, kwargs, call=call, **values)
 
     def call(self) -> dict[str, Any] | None:
-        """The job in hand as a stored call; None where it is to be put off."""
+        """Return the job as a stored call, or None if this worker has to defer it."""
         if not getattr(self._job, _ALLOWED, False):
             return None
         return call_of(self._job, self._message)
 
     def send(self, call: Mapping[str, Any], message: MessageRef) -> None:
-        """Put a stored job into its queue; raises unless Redis took it."""
+        """Enqueue a promoted job. Raises unless Redis stored it."""
         RQSender(self._job.connection).hand_off(dict(call), message)
 
     def failed(self, claim: Claim) -> None:
-        """Wait for the worker to say whether RQ tries the job again."""
+        """Note a failure. The worker reports later whether RQ retries the job."""
         setattr(self._job, _FAILED, (claim, self))
 
 
@@ -180,24 +181,24 @@ def _arguments(job: Job) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def allow_parking(job: Job, *, rank: int = 0) -> None:
-    """Note that the worker which begins a job knows what a ParkedJob is.
+    """Note that the worker of this job understands a ParkedJob.
 
-    `rank`: how many of the worker's queues it looks into before this job's.
+    `rank` is the number of queues that the worker reads before the queue of this job.
     """
     setattr(job, _ALLOWED, True)
     setattr(job, _RANK, rank)
 
 
 def rank_of(job: Job) -> int:
-    """Its place by priority, which in RQ is that of its queue; lower ones go first."""
+    """Return the job's rank, which in RQ is the position of its queue. Lower ranks go first."""
     return int(getattr(job, _RANK, 0))
 
 
 def never_runs(job: Job, dropped: Dropped, key: str) -> CanceledJob | None:
-    """Return what a job returns that its delivery has dropped: the job becomes CANCELED.
+    """Return the value with which a dropped job becomes CANCELED.
 
-    Return None, which is a result, if a live copy answers. Do the same if RQ uses the job for
-    further messages: RQ schedules them only after a result. In a worker of another package, raise
+    Return None, which is a result, if a live copy answers. Also return None if RQ uses the job for
+    further messages: RQ schedules them only after a result. In a stock worker, raise
     SupersededError or WorkRevokedError, and return None for a job that the user chose to skip.
     """
     told = dropped.told(key)
@@ -212,10 +213,10 @@ def never_runs(job: Job, dropped: Dropped, key: str) -> CanceledJob | None:
 
 
 def expired(job: Job, delivery: Delivery) -> CanceledJob | None:
-    """What a job returns whose `ttl` was over while it waited for its key; None: it was not.
+    """Cancel a job whose `ttl` ended while it waited for its key. Return None if it did not.
 
-    The next in line is called. Raises MessageTooOldError to workers of others, and what the ledger
-    raises.
+    If it did, promote the next message of the line. In a stock worker, raise MessageTooOldError.
+    Also raises the ledger's errors.
     """
     if not _has_expired(job, delivery):
         return None
@@ -223,7 +224,7 @@ def expired(job: Job, delivery: Delivery) -> CanceledJob | None:
     said = f"{job.func_name}: job {job.id} waited for {delivery.key} until its ttl was over"
     if not getattr(job, _ALLOWED, False):
         take_out(job, WAITS)
-        job.retries_left = 0  # or RQ would take what is raised for a failed attempt
+        job.retries_left = 0  # otherwise RQ would retry after the error
         raise errors.MessageTooOldError(f"{said}. It never runs.", key=delivery.key)
     logger.warning("%s; it is CANCELED, and never runs", said)
     return CanceledJob(EXPIRED)
@@ -233,7 +234,7 @@ def _has_expired(job: Job, delivery: Delivery) -> bool:
     ledger, message = runtime().ledger, delivery.message
     if ledger is None or delivery.work is None:
         return False
-    # By its number as it is: a job that is enqueued again after this is run.
+    # With the message's current number, so that the job runs if it is enqueued again later.
     expire = functools.partial(ledger.expire, message=message, retries=message.retries, due=True)
     ended = [expire(work) for work in (delivery.work, *delivery.formerly)]
     if any(ended):
@@ -241,15 +242,16 @@ def _has_expired(job: Job, delivery: Delivery) -> bool:
     found = ledger.view(delivery.work)
     if found is None or found.error != WORK_EXPIRED or found.message != message.name:
         return False
-    # Whoever said so first may have died before RQ heard of it. And the job may stand in its queue
-    # more than once, if its Redis was emptied, and it was sent again: what was enqueued later runs.
+    # The process that expired the work may have died before it told RQ. The job can also be in its
+    # queue twice, if Redis was emptied. A job that was enqueued after the expiry runs.
     return delivery.called or sent_before(job, found.finished_s)
 
 
 def cancel(job: Job, why: str, worker_name: str, pipeline: Pipeline, *, ttl_s: int) -> None:
-    """Let RQ show for so long that a job never runs, unless it was deleted or cancelled meanwhile.
+    """Set a job to CANCELED, unless it was deleted, cancelled or started again meanwhile.
 
-    `ttl_s`: as RQ has it: 0 for no time, and -1 for ever. Jobs that depend on it go on waiting.
+    `ttl_s` is how long RQ keeps the record, in seconds: 0 deletes it now, -1 keeps it for ever.
+    Jobs that depend on this one go on waiting.
     """
     meta = job.serializer.dumps({**job.meta, LINE_META: why})
     keys = (job.key, job.dependents_key, job.dependencies_key, PARKED_KEY)
@@ -257,58 +259,57 @@ def cancel(job: Job, why: str, worker_name: str, pipeline: Pipeline, *, ttl_s: i
 
 
 def refuse_used_again(job: Job, function: GuardedFunction, *, named: bool) -> None:
-    """Raise ConfigurationError for a job whose messages would not be told apart in a line.
+    """Raise ConfigurationError for a job whose messages cannot be told apart in a line.
 
-    `named`: they are by `message_id=`.
+    `named` is True if `message_id=` tells them apart.
     """
     policy = function.policy
     if policy.newest is not None and is_used_again(job):
-        reason = "nobody knows when each of them was sent, nor what becomes of the others"
+        reason = "taskguard cannot tell when each of them was sent, or which of them was superseded"
     elif policy.parks and is_of_rq_scheduler(job) and not named:
-        reason = "one that waits for its key looks like another one when it is called"
+        reason = "taskguard would take a promoted message for another one of the job"
     else:
         return
     raise errors.ConfigurationError(
-        f'{function.name} has busy="{policy.busy}", and job {job.id} is used for several messages '
-        f"(Repeat, rq-scheduler): {reason}. Nothing was run. Let each be a job of its own, as "
-        '`rq cron` does, or say busy="retry".'
+        f'{function.name} has busy="{policy.busy}", but RQ uses job {job.id} for several messages '
+        f"(Repeat, rq-scheduler): {reason}. The body did not run. Enqueue a new job for each "
+        'message, as `rq cron` does, or set busy="retry".'
     )
 
 
 def refuse_rate_limit(job: Job, function: GuardedFunction) -> None:
-    """Raise ConfigurationError for a job that RQ itself lets wait."""
+    """Raise ConfigurationError for a job with RQ's own `rate_limit`."""
     if getattr(job, "has_rate_limit", False):
         raise errors.ConfigurationError(
-            f'{function.name} has busy="{function.policy.busy}", and job {job.id} a rate_limit of '
-            "RQ: while it waits for its key it would have to give up its slot, and would stand in "
-            "RQ's line again when its turn has come, which holds up its key. Nothing was run. "
-            'Enqueue it without rate_limit=, or say busy="retry".'
+            f'{function.name} has busy="{function.policy.busy}", but job {job.id} has a rate_limit '
+            "of RQ: once promoted, it would wait for RQ's slot and block its key. The body did not "
+            'run. Enqueue the job without rate_limit=, or set busy="retry".'
         )
 
 
 def refuse_unkept(job: Job, name: str) -> None:
-    """Raise ConfigurationError for a job whose place in a strict line could not be kept."""
+    """Raise ConfigurationError for a job that could lose its position in a strict line."""
     if not getattr(job, _ALLOWED, False):
         raise errors.ConfigurationError(
-            f'{name} has order="strict", and job {job.id} was delivered by no worker of this '
-            "package: nobody would say whether RQ tries it again once it has failed, and its line "
-            "would wait for it. Nothing was run. Let taskguard_rq.GuardedWorker, or a class with "
-            'GuardedWorkerMixin, consume from this queue, or say order="best_effort".'
+            f'{name} has order="strict", but job {job.id} was delivered by a stock worker, which '
+            "does not report whether RQ retries a failed job: the line would wait for it. The body "
+            "did not run. Use taskguard_rq.GuardedWorker, or a class with GuardedWorkerMixin, for "
+            'this queue, or set order="best_effort".'
         )
     if job.ttl is not None:
         raise errors.ConfigurationError(
-            f'{name} has order="strict", and job {job.id} a ttl: RQ would delete it without a word '
-            "while others wait behind it. Nothing was run. Enqueue it without ttl=, or say "
-            'order="best_effort".'
+            f'{name} has order="strict", but job {job.id} has a ttl: RQ would delete it without '
+            "notice while other messages wait behind it. The body did not run. Enqueue the job "
+            'without ttl=, or set order="best_effort".'
         )
 
 
 def tell_line(job: Job, *, in_s: float) -> None:
-    """Say what RQ has made of a job whose work has failed, and keeps its place. Never raises.
+    """Tell the line whether RQ retries a job whose work failed in it. Never raises.
 
-    By the job as RQ has left it in this process: another one may have begun it by now. `in_s`: so
-    long after now it comes, if it does. All its deliveries have one number, as there are no copies
-    of a job: so a retry is run, and so is what somebody requeues by hand.
+    Read the job object of this process, because another worker may have begun the job by now.
+    `in_s` is the delay of the retry in seconds. All deliveries of a job have one number, because a
+    job has no copies. So a retry runs, and so does a job that a person requeues.
     """
     failed = vars(job).pop(_FAILED, None)
     if failed is None:
@@ -328,19 +329,21 @@ def tell_line(job: Job, *, in_s: float) -> None:
         else:
             runner.gave_up(claim, parking, retries=retries, app=app)
     except Exception:
-        logger.exception("%s: what RQ has made of its job %s is not noted", claim.work, job.id)
+        logger.exception(
+            "%s: the ledger did not record whether RQ retries job %s", claim.work, job.id
+        )
 
 
 def note_reached(job: Job) -> None:
-    """Note that the job's guard was called: from now on that says what becomes of its work."""
+    """Note that the job's guard was called: from here on, the guard decides about its work."""
     setattr(job, _REACHED, True)
 
 
 def _end_unreached(job: Job) -> None:
-    """End the work of a job that failed before its guard, in a decorator over it. Never raises.
+    """End the work of a job that failed in a decorator outside its guard. Never raises.
 
-    It would be sent, and fail, many times more, and others would wait for it. Of a job whose
-    function cannot be imported the work is not known.
+    Otherwise a sweep or the relay would send it many times more, and other messages would wait for
+    it. If the job's function cannot be imported, its work is unknown and nothing happens.
     """
     try:
         function = guarded_function_of(job.func)
@@ -367,12 +370,12 @@ def _end_unreached(job: Job) -> None:
         take_out(job, marks.line)
         if delivery.parking is not None and (any(ended) or delivery.called):
             runtime().runner.never_runs(delivery)
-    except Exception as failed:  # noqa: BLE001  # anybody's function, or its arguments
+    except Exception as failed:  # noqa: BLE001  # the function and its arguments can raise anything
         logger.warning("job %s: its failure was not recorded: %s", job.id, failed)
 
 
 def take_out(job: Job, line: str) -> None:
-    """Let it be one of its own queue again, if it stood in line (`line`), or never was to run."""
+    """Remove the notes on a job that it waits in a line (`line`) or that it never runs."""
     if not line and LINE_META not in job.meta:
         return
     with job.connection.pipeline() as pipeline:
@@ -384,9 +387,9 @@ def take_out(job: Job, line: str) -> None:
 
 
 def defer_in_registry(job: Job, worker_name: str, pipeline: Pipeline) -> None:
-    """Let RQ show that a job waits, unless it was called, or cancelled, meanwhile.
+    """Set a job to DEFERRED, unless it was promoted or cancelled meanwhile.
 
-    Its record says so: another execution has begun, or its status is no longer that of this one.
+    In that case another execution has begun, or the record's status has changed.
     """
     registry = DeferredJobRegistry(job.origin, connection=job.connection)
     keys = (job.key, registry.key, PARKED_KEY)

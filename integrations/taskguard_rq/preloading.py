@@ -1,16 +1,17 @@
-"""What guards need is loaded by the worker, once, and not by each of its work horses.
+"""Load drivers once in the worker, so that its work horses do not load them for each job.
 
-`GuardedWorker` does so when it starts, if its environment says where locks and ledger are. A stock
-worker does so at its first fork, if it has loaded a guarded job's module. If only the horse loads
-the module that says so, the horse writes down which modules of drivers it had to load, and the
-worker loads them before its next fork. Without any of that each job loads drivers for 0.2 s.
+`GuardedWorker` loads them when it starts, if its environment names the lock server and the ledger.
+A stock worker loads them at its first fork, if it has imported the module of a guarded job. If only
+the work horse imports the module that calls `configure()`, it notes which driver modules it had to
+load, and the worker loads them before its next fork. Otherwise each job spends 0.2 s on them.
 
-A newer redis-py looks in the file system for its own version whenever it makes a connection: a
-tenth of the processor time of a short job, which makes two for RQ. The worker's client is told it.
+Newer versions of redis-py look up their own version in the file system for each connection. RQ
+makes two per job, so this takes a tenth of the processor time of a short job. So the worker passes
+the version to its client.
 
-Guarantees: nothing is loaded in a process that does not fork as an RQ worker does, and no
-connection is open at the fork. A user's own modules are not loaded by the worker: each work horse
-loads the jobs' module, and what that imports, unless the worker has loaded it by `-c`.
+Guarantees: nothing is loaded unless the process forks like an RQ worker. No connection is open
+during the fork. The worker does not import your own modules: each work horse imports the jobs'
+module, unless the worker has imported it with `-c`.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from taskguard_rq.runtime import runtime
 
 __all__ = ["load", "note_loaded", "tell_version"]
 
-# What a user may have said of it; as any of them is there, nothing is to be looked up.
+# Options of a client that name a version. With any of them, redis-py looks nothing up.
 _SAID = frozenset({"driver_info", "lib_name", "lib_version"})
-# Loading them again in the worker opens no connection and starts no thread.
+# Importing these in the worker opens no connection and starts no thread.
 _SHARED_BY_HORSES = frozenset(
     {"kazoo", "MySQLdb", "psycopg", "psycopg2", "psycopg_binary", "psycopg_c", "pymysql", "redis"}
     | {"sqlalchemy", "sqlite3", "taskguard", "taskguard_rq"}
@@ -38,16 +39,16 @@ _SHARED_BY_HORSES = frozenset(
 
 
 def load(queue_server: Any) -> None:
-    """Load drivers, and look at the ledger's tables by connections that are closed again.
+    """Load drivers and check the ledger's tables, then close the connections.
 
     Args:
-        queue_server: the worker's client of redis-py, whose later connections know its version.
+        queue_server: the worker's redis-py client. Its later connections know its version.
 
     Raises:
-        ConfigurationError: a setting, or the tables, are not as they have to be.
+        ConfigurationError: a setting or a table is wrong.
         LedgerUnavailableError: the ledger gives no answer.
     """
-    global _is_loaded  # noqa: PLW0603  # as modules are, once in a process
+    global _is_loaded  # noqa: PLW0603  # once in a process, like modules
     _is_loaded = True
     tell_version(queue_server)
     ledger = runtime().ledger
@@ -60,28 +61,28 @@ def load(queue_server: Any) -> None:
 
 
 def tell_version(queue_server: Any) -> None:
-    """Let the client's connections know the version of redis-py, unless its user said something."""
+    """Pass the version of redis-py to a client's connections, unless its options name one."""
     try:
         from redis import DriverInfo
-    except ImportError:  # an older one, which looked when it was imported
+    except ImportError:  # an older version, which looks once, at its import
         return
     pool = queue_server.connection_pool
     options: dict[str, Any] = pool.connection_kwargs
-    by_redis_py = pool.connection_class.__module__.startswith("redis.")  # others may not take it
+    by_redis_py = pool.connection_class.__module__.startswith("redis.")  # others may refuse it
     if by_redis_py and not _SAID & options.keys():
         options["driver_info"] = DriverInfo()
 
 
 _is_loaded = False
-_worker_pid = os.getpid()  # of the process that loaded this module, of which horses are forks
+_worker_pid = os.getpid()  # the process that imported this module; work horses are its forks
 _known = 0  # how many modules the worker had at its last fork
-# Names of modules, one a line, after their length in bytes; 0: there is nothing to load.
+# Shared with work horses: the length in bytes (0: none), then names of modules, one per line.
 _noted = mmap.mmap(-1, 64 * 1024)
 _LENGTH_BYTES = 4
 
 
 def note_loaded() -> None:
-    """Tell the worker which modules of drivers this work horse had to load."""
+    """Tell the worker which driver modules this work horse had to load."""
     if os.getpid() == _worker_pid:
         return
     new = [name for name in list(sys.modules)[_known:] if _is_shared(name)]
@@ -97,7 +98,7 @@ def _load_noted() -> None:
     names = _noted[_LENGTH_BYTES : _LENGTH_BYTES + length].decode().split()
     _noted[:_LENGTH_BYTES] = bytes(_LENGTH_BYTES)
     for name in filter(_is_shared, names):
-        with contextlib.suppress(Exception):  # the horse has it all the same
+        with contextlib.suppress(Exception):  # the work horse loads it instead
             importlib.import_module(name)
 
 
@@ -106,12 +107,12 @@ def _is_shared(name: str) -> bool:
 
 
 def _before_fork() -> None:
-    global _known  # noqa: PLW0603  # as modules are, once in a process
+    global _known  # noqa: PLW0603  # once in a process, like modules
     worker = _forking_worker()
     if worker is None:
         return
     if not _is_loaded:
-        # What is wrong is the job's error, which says more.
+        # The job raises its own error, which says more.
         with contextlib.suppress(ConfigurationError, LedgerUnavailableError):
             load(worker.connection)
     _load_noted()
@@ -119,12 +120,12 @@ def _before_fork() -> None:
 
 
 def _forking_worker() -> Any:
-    """RQ's worker that calls `os.fork()`, if it is one; schedulers and others fork elsewhere."""
-    forking = sys._getframe(2)  # noqa: SLF001  # no other way says who forks
+    """Return the RQ worker that calls `os.fork()`, or None if other code does."""
+    forking = sys._getframe(2)  # noqa: SLF001  # nothing else tells which code forks
     if str(forking.f_globals.get("__name__", "")).startswith("rq.worker"):
         return forking.f_locals.get("self")
     return None
 
 
-if hasattr(os, "register_at_fork"):  # not where there are no forks
+if hasattr(os, "register_at_fork"):  # missing on platforms without fork
     os.register_at_fork(before=_before_fork)

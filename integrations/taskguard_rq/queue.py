@@ -1,14 +1,15 @@
-"""How a job is put off: its id goes into the schedule before this execution ends.
+"""Defer a job: its id goes into RQ's schedule before this execution ends.
 
-All executions of a job share one record in Redis, and the schedule is a set of ids: however
-often a job is put off, one entry waits. So the ledger need not record its deferrals, and must not:
-RQ's scheduler and a worker that lost its horse write the whole record back as they once read it,
-older numbers included. Guarantees: the entry stands before the execution ends, so that a work
-horse that dies in between leaves the job in the schedule.
+All executions of a job share one record in Redis, and the schedule is a set of ids. So a job has
+one entry, however often it is deferred. The ledger must not record its deferrals: RQ's scheduler,
+and a worker that lost its work horse, write back the whole record that they have read, with older
+numbers.
 
-Does not guarantee anything without a scheduler: entries need one (`rq worker --with-scheduler`;
-`GuardedWorker` has it on). Where none runs the job goes straight back into its queue, after a
-pause, with an error in the log.
+Guarantees: the entry exists before the execution ends. If the work horse dies in between, the job
+stays in the schedule.
+
+A deferral needs a scheduler (`rq worker --with-scheduler`; `GuardedWorker` starts one). If none
+runs, the job goes straight back into its queue after a pause, and taskguard logs an error.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ _PAUSE_WITHOUT_SCHEDULER_S = 1.0
 
 
 class Deferral(Retry):
-    """What a job that was put off returns: the stock worker takes it for a retry without end.
+    """Return value of a deferred job. A stock worker treats it as a retry without a maximum.
 
     Attributes:
-        delay_s: in how many seconds the job comes again; 0: it is in its queue.
+        delay_s: the delay in seconds. 0: the job is in its queue already.
         retries: how many retries RQ had counted before.
     """
 
@@ -50,7 +51,7 @@ class Deferral(Retry):
 
 
 class RQQueue:
-    """Puts off the job in hand."""
+    """Defers the delivered job."""
 
     max_delay_s = _MAX_DELAY_S
     new_message_per_deferral = False
@@ -64,17 +65,17 @@ class RQQueue:
 
     @property
     def longest_wait_s(self) -> float:
-        """Half of its time-out, in seconds: a job that RQ ends is FAILED, begun or not."""
+        """Half of the job's timeout, in seconds, because RQ fails a job that waits for longer."""
         limit_s = float(self._job.timeout or 0)
-        return limit_s * _SHARE_OF_TIMEOUT if limit_s > 0 else math.inf  # -1: it has none
+        return limit_s * _SHARE_OF_TIMEOUT if limit_s > 0 else math.inf  # -1: no timeout
 
     def publish_again(self, deferrals: int, delay_s: float) -> None:
-        """Put the job into the schedule; `deferrals` is a mark, for the next delay."""
+        """Schedule the job, and store `deferrals` in its marks for the next delay."""
         set_mark(self._job, DEFERRALS, deferrals)
         self.defer(delay_s)
 
     def defer(self, delay_s: float) -> None:
-        """Schedule the job; whole seconds, at least one."""
+        """Schedule the job in `delay_s` seconds, rounded up to at least one."""
         seconds = max(1, math.ceil(delay_s))
         if not self._scheduler_runs():
             logger.error(
@@ -91,11 +92,11 @@ class RQQueue:
         self._delay_s = seconds
 
     def deferred(self) -> Deferral:
-        """What the job that was put off returns now."""
+        """Return the value that tells RQ about the deferral."""
         assert self._delay_s is not None  # noqa: S101
         retries = self._job.number_of_retries
-        # The stock worker adds one, which a `Retry(max=…)` of the body's own would count as its
-        # own.
+        # The stock worker adds one. Otherwise a `Retry(max=…)` that the body returns later would
+        # count this deferral.
         self._job.number_of_retries = (retries or 0) - 1
         return Deferral(self._delay_s, retries=retries)
 

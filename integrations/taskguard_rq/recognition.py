@@ -82,7 +82,7 @@ def message_of(
 
 def _default_id(job: Job) -> str:
     if is_of_rq_scheduler(job):
-        # rq-scheduler enqueues the same job each time: all that changes is when.
+        # rq-scheduler enqueues one job each time. Only the time of enqueueing changes.
         _warn_of_rq_scheduler(job.func_name)
         return f"{job.id}@{_seconds(job.enqueued_at or job.created_at)}"
     repeats = "" if job.repeats_left is None else f"~{job.repeats_left}"
@@ -96,8 +96,8 @@ def _seconds(when: datetime) -> str:
 @functools.cache
 def _warn_of_rq_scheduler(name: str) -> None:
     logger.warning(
-        "%s comes from rq-scheduler, which uses one job for all its messages: they are told apart "
-        "by when they were enqueued, so one that is enqueued twice counts as two. Say "
-        "message_id= in @guarded_job if you can tell better.",
+        "%s comes from rq-scheduler, which uses one job for all its messages: taskguard tells them "
+        "apart by when they were enqueued, so a message that is enqueued twice counts as two. Set "
+        "message_id= in @guarded_job if the job has a better id.",
         name,
     )

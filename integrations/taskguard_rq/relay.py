@@ -1,12 +1,11 @@
-"""The process of a worker that calls jobs which nobody has called: it may become the relay.
+"""A worker's relay process, which promotes jobs that no holder promoted.
 
-A process of its own, as RQ's scheduler is: a worker forks a horse for each job, and must run no
-threads.
+It is a process, like RQ's scheduler, because a worker forks for each job and must run no threads.
 
-Guarantees: a worker has at most one, from the moment on at which it knows of a job that parks: by
-a job of its own, or because somebody stands in a line when it starts, or when it looks after its
-registries, which RQ does every ten minutes. One that has died is started again. It ends with its
-worker, however that ends.
+Guarantees: a worker has at most one. The worker starts it once it knows of a job that parks: it ran
+such a job, or a message was waiting in a line when the worker started or cleaned its registries
+(every ten minutes). If the process dies, the worker starts it again. It ends when its worker ends,
+even if the worker is killed.
 
 Read next: in taskguard `outbox/relay_process.py` and `relay.py`.
 """
@@ -29,17 +28,17 @@ __all__ = ["RQRelay", "look_for_lines", "note_parking"]
 
 logger = logging.getLogger("taskguard")
 
-# One byte, which a worker shares with its horses: whether a job that parks is known.
+# One byte that a worker shares with its work horses: 1 if a job that parks is known.
 _known = mmap.mmap(-1, 1)
 
 
 def note_parking() -> None:
-    """Let the worker of this process have a relay: a job that parks was declared here."""
+    """Note that a job that parks was declared here, so that the worker starts a relay."""
     _known[0] = 1
 
 
 def look_for_lines() -> None:
-    """The same if somebody stands in a line; by a connection that is closed again."""
+    """Start a relay if messages wait in the ledger. Close the connection afterwards."""
     ledger = _ledger()
     if ledger is None or _known[0]:
         return
@@ -47,14 +46,14 @@ def look_for_lines() -> None:
         if ledger.waiting(limit=1):
             note_parking()
     except errors.TaskguardError as error:
-        logger.debug("whether somebody waits for a key got no answer: %s", error)
+        logger.debug("the ledger did not answer whether messages wait: %s", error)
         note_parking()
     finally:
         ledger.close()
 
 
 def _ledger() -> Any:
-    """The ledger, if this process knows it: the job's module may say where it is."""
+    """Return the ledger, or None if only the jobs' module configures it."""
     try:
         return runtime().ledger
     except errors.ConfigurationError:
@@ -62,14 +61,14 @@ def _ledger() -> Any:
 
 
 class RQRelay:
-    """The relay's process beside one worker."""
+    """The relay process of one worker."""
 
     def __init__(self, connection: Redis) -> None:
         self._connection = connection
         self._process = RelayProcess(self._make)
 
     def keep(self) -> None:
-        """Start it if it is wanted and does not run."""
+        """Start the process if jobs park and it is not running."""
         if not _known[0]:
             return
         if _ledger() is None:
@@ -78,7 +77,7 @@ class RQRelay:
         self._process.keep(parks=True)
 
     def stop(self) -> None:
-        """Let another worker's take over, and wait for its end."""
+        """Stop the process, so that another worker's relay takes over, and wait for its end."""
         self._process.stop()
 
     def _make(self) -> Relay:
@@ -96,7 +95,7 @@ def _warn_of_unknown_ledger() -> None:
 
 
 class _OneByOne:
-    """Sends each job by itself: one that was withdrawn meanwhile leaves the line."""
+    """Sends each job separately, so that a job that was withdrawn leaves the line."""
 
     def __init__(self, sender: RQSender) -> None:
         self._sender = sender

@@ -1,13 +1,13 @@
-"""A job's body as RQ runs it: what it returns may be a coroutine, or RQ's `Retry`.
+"""Run a job's body as RQ does: await a coroutine, and pass on RQ's `Retry`.
 
-A body that returns `Retry` asks for another execution, and has not done its work.
+A body that returns `Retry` requests another execution. Its work is not done.
 
-Guarantees: such a body ends as one that raises does: what it wrote in an open transaction is rolled
-back, the attempt is FAILED, and the next one is a later delivery of the same message. RQ is
-handed the `Retry` and counts it; a job that asked too often is FAILED for RQ and in the ledger.
+Guarantees: such a body ends like a body that raises. Its open transaction is rolled back, and its
+attempt has failed. The next attempt is a later delivery of the message. RQ gets the `Retry` and
+counts it. After too many, the job is FAILED in RQ and in the ledger.
 
-Where DONE was committed before, it stays: the next execution is answered from the record, and the
-log says that the body asked in vain.
+If the body committed DONE before, it stays DONE: the next execution is answered from the record,
+and taskguard logs a warning.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class RetryReturnedError(Exception):
 
 
 class GuardedJobFunction(GuardedFunction):
-    """A job's function, whose `Retry` is no result, and whose coroutine is awaited."""
+    """A job's function. A returned `Retry` is not its result, and a coroutine is awaited."""
 
     awaits = True
 
     def call(self, args: Sequence[Any], kwargs: Mapping[str, Any], guard: Guard) -> Any:
-        """As for every guarded function. Raises RetryReturnedError for a `Retry`."""
+        """Run the body and return its value. Raises RetryReturnedError for a `Retry`."""
         value = super().call(args, kwargs, guard)
         if not isinstance(value, Retry):
             return value
@@ -62,13 +62,13 @@ class GuardedJobFunction(GuardedFunction):
         raise RetryReturnedError(value)
 
     def run_coroutine(self, coroutine: Coroutine[Any, Any, Any], guard: Guard) -> Any:
-        """Await what a job's function returns in an event loop, as RQ does."""
+        """Await the body's coroutine in an event loop, as RQ does."""
         if loop_runs_here():
-            # A coroutine function goes to a thread: this one was none by its looks.
+            # A coroutine function runs in a thread. This one was not recognizable as one.
             coroutine.close()
             raise ConfigurationError(
                 f"{self.name} is a plain function that returns a coroutine, and was called where "
-                "an event loop runs. Nothing of it was run. Let the decorator under @guarded_job "
-                "be an `async def` that awaits it."
+                "an event loop runs. The coroutine did not run. Make the function under "
+                "@guarded_job an `async def` that awaits it."
             )
         return run_body(coroutine, guard)

@@ -1,8 +1,8 @@
-"""One lock provider, one ledger and one watchdog for the process that runs jobs.
+"""One lock provider, one ledger and one watchdog for each process that runs jobs.
 
-Set by `configure()` or by TASKGUARD_LOCKS_URL, TASKGUARD_LEDGER_URL and TASKGUARD_NAMESPACE; made
-at the first job, or before the fork by a worker that calls `runtime()` itself: it is usable again
-in a work horse.
+`configure()`, or TASKGUARD_LOCKS_URL, TASKGUARD_LEDGER_URL and TASKGUARD_NAMESPACE, set them. They
+are created at the first job, or by a worker that calls `runtime()` before it forks. A work horse
+can use what its worker created.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ def configure(
     formerly_namespaces: Any = UNSET,
     listeners: Any = UNSET,
 ) -> None:
-    """Set what jobs of this process are guarded by; what is left out stays as it was.
+    """Set the lock server, ledger and listeners for jobs of this process.
+
+    A setting that you leave out keeps its value, at first that of its environment variable.
 
     Args:
         locks: a URL, a client, a provider or None, as for `taskguard.connect()`.
         ledger: a URL, an Engine, a ledger or None, as for `taskguard.connect()`.
-        namespace: what keys and work of this application begin with, as for
-            `taskguard.connect()`.
-        formerly_namespaces: the namespaces that it had before, as for `taskguard.connect()`.
-        listeners: callables that hear every event, beside the one that logs.
+        namespace: the prefix of this application's keys and work, as for `taskguard.connect()`.
+        formerly_namespaces: former namespaces, as for `taskguard.connect()`.
+        listeners: callables that get every event, in addition to the logging listener.
     """
     given = {
         "locks": locks,
@@ -50,7 +51,11 @@ def configure(
 
 
 def runtime() -> TaskGuard:
-    """This process's locks and ledger. Raises ConfigurationError if something is missing."""
+    """Return the TaskGuard of this process, with its locks and ledger.
+
+    Raises:
+        ConfigurationError: a setting is wrong or missing.
+    """
     with _making:
         if not _made:
             _made.append(connect(**_settings))

@@ -1,14 +1,13 @@
-"""What `rq cron` enqueues says which tick it is: the cron job's name, and when it was due.
+"""Name the tick of each job that `rq cron` enqueues: the cron job's name and its due time.
 
-`rq cron` is left as it is: where a function with `once_per="tick"` was decorated in its process,
-as importing the configuration does, `CronJob.enqueue` writes the tick's name into the job's record
-(`marks.py`), in the transaction that enqueues it.
+If a process imports a function with `once_per="tick"`, taskguard wraps `CronJob.enqueue` there. It
+writes the name of the tick into the job's record (`marks.py`), in the transaction that enqueues the
+job. `rq cron` needs no change.
 
-Guarantees: for a cron string the due time is RQ's own; for an interval it is the last multiple of
-the interval since 1970, and two jobs of one `rq cron` never get the same one.
+Guarantees: for a cron string, the due time is the one that RQ computes. For an interval, it is the
+last multiple of the interval since 1970. Two jobs of one `rq cron` never get the same due time.
 
-Does not guarantee a name for jobs of other schedulers: rq-scheduler enqueues one job again and
-again, and says nowhere for which time.
+Jobs of other schedulers get no name: rq-scheduler enqueues one job repeatedly without its due time.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ logger = logging.getLogger("taskguard")
 
 _LATEST = "_taskguard_latest_due"
 
-# The tick whose job is being enqueued.
+# Name of the tick whose job is being enqueued.
 _tick: ContextVar[str | None] = ContextVar("taskguard_tick", default=None)
 
 
 @functools.cache
 def name_ticks() -> None:
-    """From here on cron jobs of this process carry the names of their ticks."""
+    """Make the cron jobs of this process carry the names of their ticks."""
     from rq.cron import CronJob  # croniter is slow to import, and few jobs have ticks
 
     enqueue, save = CronJob.enqueue, Job.save
@@ -61,7 +60,7 @@ def name_ticks() -> None:
 
 
 def entry_name(cron_job: Any) -> str:
-    """What the cron job is called: its name, or its function's before RQ 3, and its queue."""
+    """Return the cron job's name (before RQ 3, its function's name) and its queue."""
     return f"{getattr(cron_job, 'name', cron_job.func_name)}@{cron_job.queue_name}"
 
 
@@ -69,7 +68,7 @@ def _name_of(cron_job: Any) -> str | None:
     try:
         return tick_name(entry_name(cron_job), _due_at(cron_job))
     except Exception:
-        # Whatever is wrong with one of them: it is enqueued, as it would be without us.
+        # Enqueue the job despite any error, as RQ would without taskguard.
         logger.exception("%s: its tick has no name, so it counts as a message", cron_job.func_name)
         return None
 
@@ -81,7 +80,7 @@ def _due_at(cron_job: Any) -> datetime:
         return due
     every = timedelta(seconds=cron_job.interval)
     due = interval_due_at(now, every)
-    # RQ looks at its clock more than once a round, so one round may look early.
+    # RQ reads its clock more than once per round, so one round may seem early.
     latest: datetime | None = getattr(cron_job, _LATEST, None)
     due = due if latest is None else max(due, latest + every)
     setattr(cron_job, _LATEST, due)

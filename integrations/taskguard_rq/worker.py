@@ -1,19 +1,20 @@
-"""Workers that put jobs off without a trace, and keep a scheduler for them.
+"""Workers that defer, park and cancel jobs, and run a scheduler for deferred jobs.
 
-Guarantees: a job that is put off gets no result record, no retry count and no FAILED or FINISHED
-entry. The stock workers do the same by a retry, whose result record stays; it is not counted.
-`GuardedWorkerMixin` does it for any worker class, in whatever order the two are named. The
-scheduler is on unless `with_scheduler=False` is said in Python. A job that waits for its key
-(`busy="park"`) is DEFERRED, in that registry, and beside a worker that knows of such jobs runs a
-relay (`relay.py`). A job that never runs is CANCELED: it was revoked, skipped, superseded by a
-newer job, or it expired in its line. Of jobs in line those of a queue
-that the worker looks into first have priority.
+Guarantees: a deferred job gets no result record, no counted retry and no FAILED or FINISHED entry.
+With stock workers, a deferral is an uncounted retry, and its result record stays.
+`GuardedWorkerMixin` works with any worker class, in either order of the base classes. The scheduler
+runs unless Python code passes `with_scheduler=False`.
 
-Work horses find the drivers of the lock server and the ledger loaded: each of them is a fork that
-would load them anew, for a quarter of a second of every job. If only the jobs' module says which
-they are (`taskguard_rq.configure()`), the first horse loads them.
+A job that waits for its key (`busy="park"`) is DEFERRED, and listed in that registry. A worker that
+knows of such jobs runs a relay (`relay.py`). A job that never runs is CANCELED: it was revoked,
+skipped, superseded by a newer job, or it expired in its line. In a line, jobs of a queue that the
+worker reads first have priority.
 
-Does not guarantee the former for a `SpawnWorker` before RQ 3, whose children are stock workers.
+The worker loads the drivers of the lock server and the ledger before it forks. Otherwise each work
+horse would load them, which takes a quarter of a second per job. If only the jobs' module names
+them (`taskguard_rq.configure()`), the first work horse loads them (`preloading.py`).
+
+Not guaranteed before RQ 3 for a `SpawnWorker`: its children are stock workers.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ __all__ = ["GuardedSimpleWorker", "GuardedSpawnWorker", "GuardedWorker", "Guarde
 
 logger = logging.getLogger("taskguard")
 
-# Until RQ 3 a worker had one execution at a time, and cleaned up that one.
+# Before RQ 3, a worker has one execution at a time, and `cleanup_execution()` does not name it.
 _NAMES_EXECUTION = "execution" in inspect.signature(Worker.cleanup_execution).parameters
 _RANK_VARIABLE = "TASKGUARD_RQ_RANK"
 _SAID_BY_RQ = frozenset({"queue_server_away"})
@@ -63,13 +64,15 @@ _SCHEDULER = list(inspect.signature(BaseWorker.work).parameters).index("with_sch
 
 
 def _load(connection: Any) -> None:
-    """Load what work horses need, and say what is wrong with the servers, by connections that are
-    closed again; a worker whose tables are not as they have to be ends here."""
+    """Load what work horses need, check the servers and log findings, then close the connections.
+
+    Raises SystemExit if the ledger's tables are missing or wrong.
+    """
     tell_version(connection)
     try:
         runtime()
     except ConfigurationError:
-        return  # may be set right by the job's module, and is the job's error otherwise
+        return  # the job's module may configure it; otherwise the job raises this error
     reports = examine(Configuration(runtime, queue_server=connection, serves="rq", starts=True))
     found = [finding for report in reports for finding in report.findings]
     try:
@@ -84,19 +87,25 @@ def _load(connection: Any) -> None:
 
 
 class GuardedWorkerMixin(BaseWorker):
-    """For a worker class of your own: `class OurWorker(HerokuWorker, GuardedWorkerMixin)`.
+    """Mixin for a worker class of your own: `class OurWorker(HerokuWorker, GuardedWorkerMixin)`.
 
-    The order does not matter: as a BaseWorker itself, it always comes before RQ's.
+    The order does not matter: it is a BaseWorker itself, so its methods always precede RQ's.
     """
 
     _relay: RQRelay | None = None
 
     def work(self, *args: Any, **kwargs: Any) -> bool:
-        """As RQ's, with the scheduler on, and with what every work horse needs loaded before.
+        """Run the worker as RQ does, with a scheduler, and with drivers loaded for its work horses.
 
-        `with_scheduler=False` leaves the scheduler to another worker: jobs are put off only while
-        one runs. `rq worker` cannot say so, and always gets the scheduler. A worker whose ledger's
-        tables are missing, or may not be written, does not start.
+        `with_scheduler=False` leaves the scheduler to another worker. Jobs can be deferred only
+        while a scheduler runs. The command `rq worker` always gets one, because it has no option
+        to turn it off.
+
+        Returns:
+            True if the worker ran a job.
+
+        Raises:
+            SystemExit: the ledger's tables are missing, or the worker may not write to them.
         """
         _load(self.connection)
         self._relay = RQRelay(self.connection)
@@ -107,7 +116,7 @@ class GuardedWorkerMixin(BaseWorker):
         return super().work(*args, **kwargs)
 
     def prepare_job_execution(self, job: Job, *args: Any, **kwargs: Any) -> None:
-        """As RQ's, which forgets here that the job was begun before."""
+        """Note whether the job was begun before, and then prepare it, which overwrites that."""
         note_start(job)
         allow_parking(job, rank=self._rank_of(job))
         super().prepare_job_execution(job, *args, **kwargs)
@@ -115,8 +124,7 @@ class GuardedWorkerMixin(BaseWorker):
     def handle_job_retry(
         self, job: Job, queue: Queue, retry: Any, *args: Any, **kwargs: Any
     ) -> None:
-        """Schedule a job that was put off, or say that it waits or never runs, and forget this
-        execution."""
+        """Defer, park or cancel a job and forget this execution, or let RQ retry it."""
         if not isinstance(retry, Deferral | ParkedJob | CanceledJob):
             in_s = retry.get_interval(job.number_of_retries or 0, retry.intervals)
             super().handle_job_retry(job, queue, retry, *args, **kwargs)
@@ -137,35 +145,35 @@ class GuardedWorkerMixin(BaseWorker):
             release_slot(job)
 
     def handle_job_failure(self, job: Job, *args: Any, **kwargs: Any) -> None:
-        """As RQ's; and the line of its key hears whether it tries the job again."""
+        """Handle a failure as RQ does, then tell the line of its key whether RQ retries the job."""
         in_s = job.get_retry_interval() if job.should_retry else 0
         super().handle_job_failure(job, *args, **kwargs)
         tell_line(job, in_s=in_s)
 
     def handle_job_success(self, job: Job, *args: Any, **kwargs: Any) -> None:
-        """As RQ's; a job whose own decorator has swallowed its failure does not come again."""
+        """Handle a success as RQ does. If a decorator suppressed a failure, no retry follows."""
         super().handle_job_success(job, *args, **kwargs)
         tell_line(job, in_s=0)
 
     def heartbeat(self, *args: Any, **kwargs: Any) -> None:
-        """As RQ's, after each job and now and then; a relay that is wanted runs from then on."""
+        """Send a heartbeat as RQ does, then start the relay if it is needed and not running."""
         super().heartbeat(*args, **kwargs)
         if self._relay is not None and not self.is_horse:
             self._relay.keep()
 
     def run_maintenance_tasks(self) -> None:
-        """As RQ's; and a line in which somebody is left by others gets a relay."""
+        """Run RQ's maintenance, then start a relay if messages wait in the ledger."""
         super().run_maintenance_tasks()  # type: ignore[no-untyped-call]  # RQ's
         self._look_for_lines()
 
     def teardown(self) -> None:
-        """As RQ's; the relay ends with the worker."""
+        """Shut down as RQ does, then stop the relay."""
         super().teardown()  # type: ignore[no-untyped-call]  # RQ's
         if self._relay is not None and not self.is_horse:
             self._relay.stop()
 
     def _rank_of(self, job: Job) -> int:
-        """How many queues it looks into before the job's; 0 if it takes them in turns."""
+        """Return how many queues the worker reads before the job's, or 0 if it rotates them."""
         strategy = self._dequeue_strategy or DequeueStrategy.DEFAULT
         in_order = type(self).reorder_queues is BaseWorker.reorder_queues
         names = self.queue_names()
@@ -175,7 +183,7 @@ class GuardedWorkerMixin(BaseWorker):
 
     def _look_for_lines(self) -> None:
         if isinstance(self, SpawnWorker):
-            note_parking()  # its children cannot tell that they know of a job that parks
+            note_parking()  # its children cannot report a job that parks
         look_for_lines()
         if self._relay is not None:
             self._relay.keep()
@@ -192,18 +200,18 @@ def _put_off(job: Job, queue: Queue, deferral: Deferral, pipeline: Any) -> None:
 
 
 class GuardedWorker(GuardedWorkerMixin, Worker):
-    """`rq worker --worker-class taskguard_rq.GuardedWorker`: a fork for each job."""
+    """A worker that forks for each job: `rq worker --worker-class taskguard_rq.GuardedWorker`."""
 
 
 class GuardedSimpleWorker(GuardedWorkerMixin, SimpleWorker):
-    """The same without forks: jobs run in the worker itself."""
+    """A worker that runs jobs in its own process, without a fork."""
 
 
 class GuardedSpawnWorker(GuardedWorkerMixin, SpawnWorker):
-    """The same with a fresh interpreter for each job."""
+    """A worker that starts a new interpreter for each job."""
 
     def fork_work_horse(self, job: Job, queue: Queue) -> None:
-        """As RQ's, which does not tell the horse how this worker takes its queues."""
+        """Start the work horse, with the job's rank in its environment."""
         os.environ[_RANK_VARIABLE] = str(super()._rank_of(job))
         super().fork_work_horse(job, queue)
 
@@ -213,7 +221,7 @@ class GuardedSpawnWorker(GuardedWorkerMixin, SpawnWorker):
 
 
 def _is_default_of_command() -> bool:
-    """Whether `rq worker` hands on its own default of --with-scheduler, which nobody typed."""
+    """Return True if `rq worker` passes its default of --with-scheduler, which was not typed."""
     click = sys.modules.get("click")
     context = None if click is None else click.get_current_context(silent=True)
     if context is None or "with_scheduler" not in context.params:

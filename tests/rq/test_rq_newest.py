@@ -241,11 +241,11 @@ def test_a_job_whose_messages_cannot_be_put_in_order_is_refused(office: Any) -> 
             put(office, latest, 1, repeat=Repeat(times=3)),
             put(office, latest, 2, meta={"interval": 60}),  # as rq-scheduler marks its jobs
         ],
-        "nobody knows when each of them was sent",
+        "cannot tell when each of them was sent",
     )
     if hasattr(rq, "RateLimit"):
         limit = rq.RateLimit(key="accounts", concurrency=1)
-        why[put(office, latest, 3, rate_limit=limit)] = 'busy="latest", and job'
+        why[put(office, latest, 3, rate_limit=limit)] = 'busy="latest", but job'
     office.worker()
     office.wait_for(lambda: {job.get_status(refresh=True) for job in why} == {"failed"}, "failed")
     for job, reason in why.items():

@@ -235,11 +235,11 @@ def test_a_job_that_cannot_wait_in_line_is_refused(office: Any) -> None:
     """It fails with the reason, and no body begins. Messages of a job of rq-scheduler are told
     apart by when they were enqueued, and a promoted job is enqueued once more."""
     [scheduled] = put(office, "a", [0], meta={"interval": 60})
-    why = {scheduled: "looks like another one"}
+    why = {scheduled: "for another one of the job"}
     if hasattr(rq, "RateLimit"):
         limit = rq.RateLimit(key="accounts", concurrency=1)
         [limited] = put(office, "a", [1], rate_limit=limit)
-        why[limited] = "give up its slot"
+        why[limited] = "wait for RQ's slot"
     office.worker()
     office.wait_for(lambda: {job.get_status(refresh=True) for job in why} == {"failed"}, "failed")
     for job, reason in why.items():

@@ -81,7 +81,7 @@ def test_who_asks_too_often(office: Any) -> None:
 @pytest.mark.parametrize(
     ("kind", "ttl", "said"),
     [
-        ("rq.SimpleWorker", None, "was delivered by no worker of this package"),
+        ("rq.SimpleWorker", None, "was delivered by a stock worker"),
         ("taskguard_rq.GuardedSimpleWorker", 600, "a ttl"),
     ],
     ids=["stock worker", "ttl"],
