@@ -87,7 +87,7 @@ def configure(
 ) -> None:
     """Set the lock server, ledger and listeners of an app in one call.
 
-    A setting that you leave out keeps its value, at first that of its environment variable.
+    A setting that you leave out keeps its value.
 
     Args:
         app: the Celery app.

@@ -30,7 +30,7 @@ def configure(
 ) -> None:
     """Set the lock server, ledger and listeners for jobs of this process.
 
-    A setting that you leave out keeps its value, at first that of its environment variable.
+    A setting that you leave out keeps its value.
 
     Args:
         locks: a URL, a client, a provider or None, as for `taskguard.connect()`.

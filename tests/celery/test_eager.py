@@ -156,7 +156,7 @@ class TestOwnKey:
     def test_what_needs_its_result_at_once_is_refused(self, app: Celery, how: str) -> None:
         """With an error that says what to do; the record of the outer work has it."""
         count = self.counting(app, send_by(how))
-        with pytest.raises(KeyAlreadyHeldError, match=r"send it by delay\(\)"):
+        with pytest.raises(KeyAlreadyHeldError, match=r"use delay\(\)"):
             count.delay(2).get()
         assert count.saw == ["begins 2"]
         assert [row.state for row in records(app)] == ["FAILED"]

@@ -158,7 +158,7 @@ def test_what_a_task_says_for_itself_stays_and_is_warned_about() -> None:
 def test_guarded_task_over_app_task_says_how_to_turn_it_round() -> None:
     """At import, before anything is published."""
     app = Celery("order", set_as_current=False)
-    with pytest.raises(ConfigurationError, match=r"over @app\.task on .*ship"):
+    with pytest.raises(ConfigurationError, match=r"above @app\.task on .*ship"):
 
         @guarded_task(key="order:<order>")
         @app.task(name="ship", shared=False)
@@ -167,7 +167,7 @@ def test_guarded_task_over_app_task_says_how_to_turn_it_round() -> None:
 
 def test_guarded_task_over_shared_task_says_so_too() -> None:
     """The same mistake with the other decorator."""
-    with pytest.raises(ConfigurationError, match=r"over @app\.task on .*post"):
+    with pytest.raises(ConfigurationError, match=r"above @app\.task on .*post"):
 
         @guarded_task(key="letter:<letter>")
         @shared_task(name="post")

@@ -311,6 +311,6 @@ def test_a_url_of_the_queues_that_cannot_be_read_is_told_without_its_password(
     """By the command, in one line."""
     assert main(["sweep", "--rq", url]) == 1
     said = capsys.readouterr().err
-    assert "percent-encoded" in said
+    assert "percent-encode" in said
     assert not {"s3", "cret"} & set(said.replace(":", " ").split())
     assert "s3cret" not in said
