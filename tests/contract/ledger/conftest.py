@@ -29,7 +29,7 @@ KINDS = [
     "sqlite",
     "memory",
 ]
-# Of the others: "pg_url".
+# URL fixtures of kinds that do not use "pg_url".
 URLS = {
     "mariadb": "mariadb_url",
     "mariadb in steps": "mariadb_url",
@@ -37,20 +37,21 @@ URLS = {
     "sqlite": "sqlite_url",
 }
 OF_DEBIAN = ("mariadb", "mariadb in steps", "mysql")
-# No driver of their own: what depends on one is seen in the other with PostgreSQL's, and SQLite
-# takes the same steps.
+# Kinds without a driver of their own: the other kinds with PostgreSQL cover their drivers, and
+# SQLite takes the same steps.
 ONCE = ("postgresql in steps", "memory")
 
 
 def _numbers(recorded: tuple[int, int]) -> dict[str, tuple[int, int]]:
-    """What is recorded of the message "m" for each work; of the other one it says nothing here."""
+    """Return the recorded numbers of message "m" for each work. Those of the other work do not
+    count here."""
     elsewhere = {"ship order:2": (7, 7)}
     return elsewhere if recorded == (0, 0) else {"ship order:1": recorded, **elsewhere}
 
 
 @dataclass
 class Book:
-    """A ledger, its database in reach, and short ways to ask."""
+    """A ledger, its database, and short ways to use both."""
 
     ledger: SqlLedger
     url: str
@@ -63,18 +64,18 @@ class Book:
         self.watch.install(self.ledger)
 
     def records(self) -> dict[str, Any]:
-        """Of all work, what its line is about."""
+        """Return the columns of all work that concern its line."""
         columns = ("id", "line", "parked", "state", "final", "due")
         with self.engine.connect() as db:
             return {row.id: row for row in db.execute(sa.select(*(WORK.c[n] for n in columns)))}
 
     @property
     def locks_rows(self) -> bool:
-        """Whether others may write while a transaction is open."""
+        """Return whether other transactions may write while one is open."""
         return self.kind != "sqlite"
 
     def again(self, url: str | None = None, **options: Any) -> SqlLedger:
-        """Another ledger on the same database, as another process would have it."""
+        """Return another ledger on the same database, as another process would have it."""
         options.setdefault("one_statement", not self.kind.endswith("in steps"))
         self.made.append(SqlLedger(url or self.url, **options))
         self.watch.install(self.made[-1])
@@ -89,18 +90,18 @@ class Book:
         deferrals: int = 0,
         **values: Any,
     ) -> ClaimRequest:
-        """A request for `order:<number>` by an owner of its own."""
+        """Return a request for `order:<number>` by a new owner."""
         return request(number, message=MessageRef(message, retries, deferrals), **values)
 
     def claim(self, number: int = 1, **values: Any) -> Claimed:
-        """A request that has to be granted."""
+        """Claim, and check that the claim is granted."""
         found = self.ledger.claim(self.request(number, **values))
         assert isinstance(found, Claimed), found
         return found
 
     @contextmanager
     def transaction(self, *, commits: bool = True) -> Iterator[Any]:
-        """One of the user's."""
+        """Open a transaction of the user's."""
         events = Event.ENQUEUE, Event.REPLACE, Event.END
         with self.watch.window(*events), self.engine.connect() as db:
             yield db
@@ -108,12 +109,12 @@ class Book:
                 db.commit()
 
     def make_due(self) -> None:
-        """What is due some time is due now."""
+        """Make work due now that is due at any time."""
         with self.engine.begin() as db:
             db.execute(sa.update(WORK).where(WORK.c.due.is_not(None)).values(due=1))
 
     def purge(self) -> int:
-        """Forget what has ended, as if that was long ago. Returns how many work items."""
+        """Forget ended work as if it were old. Return the number of work items."""
         with self.engine.begin() as db:
             db.execute(sa.update(WORK).where(WORK.c.finished.is_not(None)).values(finished=1))
         return self.ledger.purge(older_than_s=7200).work_items
@@ -137,12 +138,12 @@ class Book:
             return db.execute(sa.select(KEYS).where(KEYS.c.key == name)).first()
 
     def held_keys(self) -> list[str]:
-        """Those that have an owner."""
+        """Return the keys that have an owner."""
         with self.engine.connect() as db:
             return sorted(db.execute(sa.select(KEYS.c.key).where(KEYS.c.owner != FREE)).scalars())
 
     def pass_time(self, us: int) -> None:
-        """For rates it is as if so long had passed. Negative: the clock was set back."""
+        """Let time pass for rates. A negative time sets the clock back."""
         with self.engine.begin() as db:
             db.execute(sa.update(KEYS).values(next_start=KEYS.c.next_start - us))
 
@@ -158,7 +159,8 @@ class Book:
         key: dict[str, Any] | None,
         recorded: tuple[int, int],
     ) -> None:
-        """These rows of `order:1`, and of its message's numbers in another work, and no others."""
+        """Write these rows of `order:1` and its message's numbers in another work, and no
+        others."""
         with self.engine.begin() as db:
             for table in (KEYS, WORK, MESSAGES):
                 db.execute(sa.delete(table))
@@ -175,7 +177,7 @@ class Book:
 
     @contextmanager
     def locked(self, table: str, number: int = 1) -> Iterator[None]:
-        """Somebody's open transaction that changed the row of "keys" or "work"."""
+        """Keep a transaction open that changed the row of "keys" or "work"."""
         column = KEYS.c.key if table == "keys" else WORK.c.id
         name = f"order:{number}" if table == "keys" else f"ship order:{number}"
         with self.engine.begin() as db:
@@ -188,18 +190,18 @@ class Book:
             db.execute(sa.update(KEYS).values(fence=fence))
 
     def numbers(self) -> dict[tuple[str, str], tuple[int, int]]:
-        """The highest recorded (retries, deferrals) of each message in each work."""
+        """Return the highest recorded (retries, deferrals) of each message in each work."""
         with self.engine.connect() as db:
             rows = db.execute(sa.select(MESSAGES)).all()
             return {(row.message, row.work): (row.retries, row.deferrals) for row in rows}
 
     def states(self) -> dict[str, str]:
-        """Of each record there is."""
+        """Return the state of each record."""
         with self.engine.connect() as db:
             return {row.id: row.state for row in db.execute(sa.select(WORK))}
 
     def forget(self) -> None:
-        """All there is on record."""
+        """Delete all records."""
         with self.engine.begin() as db:
             for table in (KEYS, WORK, MESSAGES):
                 db.execute(sa.delete(table))
@@ -207,32 +209,32 @@ class Book:
     def close(self) -> None:
         for ledger in (self.ledger, *self.made):
             ledger.close()
-        # No CHECK says it: whatever the test had written.
+        # No CHECK constraint fails, whatever the test has written.
         written = set(self.states().values())
         self.engine.dispose()
         assert written <= {state.value for state in State}
 
     def expire(self, number: int = 1) -> None:
-        """What a holder that was paused beyond its lease looks like."""
+        """Expire a lease, as if its holder had been paused beyond it."""
         with self.engine.begin() as db:
             key, work = f"order:{number}", f"ship order:{number}"
             db.execute(sa.update(KEYS).where(KEYS.c.key == key).values(lease_until=1))
             db.execute(sa.update(WORK).where(WORK.c.id == work).values(lease_until=1))
 
     def expire_all(self) -> None:
-        """The same of every holder."""
+        """Expire the leases of all holders."""
         with self.engine.begin() as db:
             for table in (KEYS, WORK):
                 db.execute(sa.update(table).values(lease_until=1))
 
     def is_leased(self) -> bool:
-        """Whether every record is."""
+        """Return whether every record has a lease."""
         with self.engine.connect() as db:
             return all(until > 1 for until in db.execute(sa.select(WORK.c.lease_until)).scalars())
 
 
 class MemoryBook(Book):
-    """The same for the simulation's ledger, which has no database to look into."""
+    """The book of the simulation's ledger, which has no database."""
 
     ledger: Any  # type: ignore[assignment]
 
@@ -327,7 +329,7 @@ class MemoryBook(Book):
             rows.clear()
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing."""
 
     def expire(self, number: int = 1) -> None:
         ledger, key, work = self.ledger, f"order:{number}", f"ship order:{number}"
@@ -351,7 +353,7 @@ def _marks(kind: str) -> list[pytest.MarkDecorator]:
 
 @pytest.fixture(params=[pytest.param(kind, marks=_marks(kind)) for kind in KINDS])
 def make_book(request: pytest.FixtureRequest) -> Iterator[Callable[..., Book]]:
-    """Makes the ledger of this kind, with options."""
+    """Return a function that makes a ledger of this kind, with options."""
     kind: str = request.param
     if kind == "memory":
         yield lambda **options: MemoryBook(MemoryLedger(**options), "", kind, None)  # type: ignore[arg-type]
@@ -364,7 +366,7 @@ def make_book(request: pytest.FixtureRequest) -> Iterator[Callable[..., Book]]:
         ledger.create_schema()
         engine = sa.create_engine(url)
         with engine.begin() as db:
-            # No unique index: a double effect has to be seen.
+            # No unique index: the test has to see a double effect.
             db.execute(sa.text("create table effects (item text, fence bigint)"))
         books.append(Book(ledger, url, kind, engine))
         return books[-1]

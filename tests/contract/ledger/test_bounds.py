@@ -1,6 +1,7 @@
-"""Keys that several hold at once, and that are not begun more often than their rate allows.
+"""Keys that several deliveries may hold at once, and whose bodies start no more often than the rate
+allows.
 
-All of it is of one account's key; each work item has a message of its own.
+All tests use one account's key. Each work item has a message of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ HOUR_US = 3_600_000_000
 
 
 def delivery(number: int, limit: int = 1, rate: Rate | None = None, **values: Any) -> ClaimRequest:
-    """Of a work of its own, which may have any slot of the account's key."""
+    """Return a request for work of its own, which may have any slot of the account's key."""
     slots = slots_of(KEY, limit) if limit > 1 else ()
     bounds = Bounds(KEY, limit, rate, slots)
     values = {"message": MessageRef(f"m{number}"), "keys": (slots or (KEY,))[:1], **values}
@@ -54,14 +55,14 @@ def park(book: Any, number: int, limit: int = 1, rate: Rate | None = None) -> No
 
 
 def call(book: Any, limit: int = 1, rate: Rate | None = None, ahead_s: float = 0.0) -> str | None:
-    """Whose turn it is: his message."""
+    """Promote the next message, and return its id."""
     bounds = Bounds(KEY, limit, rate)
     found = book.ledger.call_next(KEY, expected_s=30.0, bounds=bounds, ahead_s=ahead_s)
     return None if found is None else found.message.id
 
 
 def in_turn(book: Any, asked: ClaimRequest) -> Claimed | Busy | Answer:
-    """The answer by the rows: a row that others have locked for too long is no answer here."""
+    """Read the answer from the rows. A row that others have locked for too long gives no answer."""
     for _ in range(100):
         found = book.ledger.claim(asked)
         if not isinstance(found, Busy) or found.owner or found.retry_after_s is not None:
@@ -71,7 +72,8 @@ def in_turn(book: Any, asked: ClaimRequest) -> Claimed | Busy | Answer:
 
 class TestLimit:
     def test_so_many_at_once(self, book: Any) -> None:
-        """Each in a slot of its own, with a fence; one more is told when a slot is free at last."""
+        """Each of `limit` holders has its own slot and fence. One more is told when a slot becomes
+        free."""
         holders = [claimed(book, number, 3) for number in range(3)]
         assert sorted(map(slot_of, holders)) == ["account:1#0", "account:1#1", "account:1#2"]
         assert all(holder.claim.fence > 0 for holder in holders)
@@ -85,12 +87,13 @@ class TestLimit:
         assert {book.work(number).state for number in (0, 1, 2)} == {"DONE"}
 
     def test_its_record_stands_by_the_key(self, book: Any) -> None:
-        """Not by the slot, which may be another one the next time."""
+        """The record of work names the key, because the next run may get another slot."""
         claimed(book, 1, 3)
         assert book.work(1).key == KEY
 
     def test_only_the_slot_that_the_lock_server_gave(self, book: Any) -> None:
-        """If the ledger knows that it is held it says by whom, though another one is free."""
+        """If the lock server's slot is held in the ledger, the refusal names its owner, although
+        another slot is free."""
         first = claimed(book, 1, 3)
         bounds = Bounds(KEY, 3, None, (slot_of(first),))
         busy = book.ledger.claim(replace(delivery(2, 3), bounds=bounds))
@@ -98,7 +101,8 @@ class TestLimit:
         assert busy.owner == first.claim.owner
 
     def test_asked_again(self, book: Any) -> None:
-        """The same owner gets the same slot and the same fence, also if others are free."""
+        """A repeated claim of one owner gets the same slot and fence, even if other slots
+        are free."""
         asked = replace(delivery(1, 3), keys=("account:1#1",))
         asked = replace(asked, bounds=replace(asked.bounds, slots=slots_of(KEY, 3)[::-1]))
         first = book.ledger.claim(asked)
@@ -107,7 +111,7 @@ class TestLimit:
         assert book.work(1).attempts == 1
 
     def test_the_same_work_once(self, book: Any) -> None:
-        """Whoever delivers it again is told that it is in progress, or its result."""
+        """A second delivery of work learns that it is in progress, or gets its result."""
         holder = claimed(book, 1, 3)
         assert refused(book, 1, 3).same_work
         book.ledger.complete_alone(holder.claim, '"done"')
@@ -115,7 +119,8 @@ class TestLimit:
         assert (answer.decision, answer.result_json) == (Decision.DONE, '"done"')
 
     def test_a_dead_holder(self, book: Any) -> None:
-        """Its lease is its slot's and its work's: both are free when it ends, and it is refused."""
+        """When a dead holder's lease expires, its slot and its work are free, and the holder is
+        refused."""
         dead = claimed(book, 1, 2)
         claimed(book, 2, 2)
         book.expire_all()
@@ -130,7 +135,8 @@ class TestLimit:
         assert book.work(1).state == "DONE"
 
     def test_the_fence_of_its_work_grows(self, book: Any) -> None:
-        """Also in another slot, and if the clock was set back since it was claimed."""
+        """The work's fence grows in another slot, too, and if the clock was set back after
+        a claim."""
         book.ledger.complete_alone(claimed(book, 2, 2).claim, None)
         book.set_fence(book.ledger.now_us() + HOUR_US)
         dead = claimed(book, 1, 2)
@@ -143,7 +149,7 @@ class TestLimit:
         book.ledger.complete_alone(found.claim, None)
 
     def test_renewed(self, book: Any) -> None:
-        """By its slot and its work, as every lease."""
+        """A lease of a slot is renewed for its slot and its work."""
         holders = [claimed(book, number, 2) for number in (1, 2)]
         book.expire_all()
         assert book.ledger.renew([holder.claim for holder in holders]) == ["renewed"] * 2
@@ -163,7 +169,8 @@ class TestLimit:
                 end(holder.claim)
 
     def test_a_lower_limit_while_more_are_at_work(self, book: Any) -> None:
-        """A deploy: nobody begins before fewer are left than the new limit, whatever is free."""
+        """After a deploy with a lower limit, work starts only when fewer holders than the new limit
+        remain."""
         holders = {slot_of(one): one for one in (claimed(book, number, 4) for number in range(4))}
         for slot in ("account:1#0", "account:1#1"):
             book.ledger.complete_alone(holders[slot].claim, None)
@@ -173,7 +180,7 @@ class TestLimit:
         refused(book, 11, 2)
 
     def test_a_higher_limit_while_one_has_the_key(self, book: Any) -> None:
-        """A deploy from no limit: who holds the key itself is one of them."""
+        """After a deploy with a first limit, a holder of the key itself counts as one holder."""
         alone = book.ledger.claim(request(1, keys=(KEY,), message=MessageRef("m1")))
         claimed(book, 2, 2)
         refused(book, 3, 2)
@@ -181,14 +188,14 @@ class TestLimit:
         claimed(book, 3, 2)
 
     def test_other_keys(self, book: Any) -> None:
-        """Keys that begin alike, or have a '#' in their template, are no slots of it."""
+        """Keys with the same prefix, or with a '#' in their template, are not slots of the key."""
         for number, key in enumerate(("account:10#0", "account:1#x", "account:1!", "account:1$")):
             book.ledger.claim(request(50 + number, keys=(key,)))
         for number in (1, 2):
             claimed(book, number, 2)
 
     def test_the_last_slot(self, book: Any) -> None:
-        """Many ask for it at once: one gets it, and no slot has two."""
+        """Of many claims at once, one gets the last slot, and no slot has two holders."""
         claimed(book, 100, 3)
         claimed(book, 101, 3)
         answers: list[Any] = []
@@ -197,15 +204,15 @@ class TestLimit:
         assert book.held_keys() == list(slots_of(KEY, 3))
 
     def test_purged_while_in_use(self, book: Any) -> None:
-        """The key's own row has no lease; it stays as long as it was claimed not long ago."""
+        """The key's own row has no lease. A purge keeps it if it was claimed a short while ago."""
         claimed(book, 1, 2)
-        if book.kind != "memory":  # it forgets what it may at once
+        if book.kind != "memory":  # the purge may delete all ended rows at once
             assert book.ledger.purge(older_than_s=3_600).keys == 0
 
 
 class TestLineOfSlots:
     def test_as_many_are_called_as_there_is_room_for(self, book: Any) -> None:
-        """In their order; who is called counts as one who holds a slot."""
+        """Messages are promoted in order. Each promoted message counts as the holder of a slot."""
         holders = [claimed(book, number, 3) for number in range(3)]
         for number in range(10, 15):
             park(book, number, 3)
@@ -216,13 +223,13 @@ class TestLineOfSlots:
         assert book.ledger.look().keys == (KEY,)
         assert [call(book, 3) for _ in range(3)] == ["m10", "m11", None]
         assert book.ledger.look().keys == ()
-        claimed(book, 11, 3, in_line=True)  # he comes before the other one
+        claimed(book, 11, 3, in_line=True)  # m11 arrives before m10
         assert call(book, 3) is None
         claimed(book, 10, 3, in_line=True)
         assert call(book, 3) is None
 
     def test_a_relay_goes_by_what_was_noted(self, book: Any) -> None:
-        """It knows of no limit but that of the last claim."""
+        """A relay uses the limit of the last claim."""
         holder = claimed(book, 1, 2)
         for number in (10, 11, 12):
             park(book, number, 2)
@@ -234,20 +241,21 @@ class TestLineOfSlots:
         assert book.ledger.call_next(KEY, expected_s=30.0, ahead_s=0.0).message.id == "m11"
 
     def test_behind_those_who_wait(self, book: Any) -> None:
-        """A newcomer finds a slot free, and others before him; not if there is room for all."""
+        """A new message is refused while earlier ones wait, even if a slot is free, unless the
+        slots suffice for all."""
         holder = claimed(book, 1, 2)
         claimed(book, 2, 2)
         park(book, 10, 2)
         book.ledger.complete_alone(holder.claim, None)
         refused(book, 11, 2, in_line=True)
         assert call(book, 2) == "m10"
-        refused(book, 11, 2, in_line=True)  # the free slot is his
+        refused(book, 11, 2, in_line=True)  # the free slot belongs to m10
         assert isinstance(book.ledger.claim(delivery(11, 3, in_line=True)), Claimed)
 
 
 class TestRate:
     def test_the_next_start(self, book: Any) -> None:
-        """Is told exactly; then it may begin, and what is refused was not charged."""
+        """A refused claim is told the exact next start, and is not charged. Then it may begin."""
         rate = rate_of("1/h", 1)
         book.ledger.complete_alone(claimed(book, 1, 1, rate).claim, None)
         busy = refused(book, 2, 1, rate)
@@ -261,7 +269,7 @@ class TestRate:
         assert book.key_named(KEY).next_start >= noted
 
     def test_a_burst(self, book: Any) -> None:
-        """So many at once after a pause, then one in each interval."""
+        """After a pause, `burst` bodies may start at once, then one in each interval."""
         rate = rate_of("1/h", 3)
         for number in range(3):
             book.ledger.complete_alone(claimed(book, number, 1, rate).claim, None)
@@ -271,7 +279,7 @@ class TestRate:
         assert refused(book, 4, 1, rate).too_early
 
     def test_asked_again(self, book: Any) -> None:
-        """The same owner has been charged."""
+        """A repeated claim of one owner is charged once."""
         asked = delivery(1, 1, rate_of("1/h", 1))
         first = book.ledger.claim(asked)
         noted = book.key_named(KEY).next_start
@@ -280,7 +288,8 @@ class TestRate:
         assert book.key_named(KEY).next_start == noted
 
     def test_asked_again_after_another_start(self, book: Any) -> None:
-        """Its lease has ended and somebody else has begun: it is charged once more, or is early."""
+        """If its lease has expired and other work has begun, a repeated claim is charged again, or
+        comes too early."""
         rate = rate_of("1/h", 2)
         asked = delivery(1, 1, rate)
         assert isinstance(book.ledger.claim(asked), Claimed)
@@ -293,7 +302,7 @@ class TestRate:
         assert isinstance(book.ledger.claim(asked), Claimed)
 
     def test_a_takeover(self, book: Any) -> None:
-        """Is a start like any other."""
+        """A takeover counts as a start."""
         rate = rate_of("1/h", 1)
         claimed(book, 1, 1, rate)
         book.expire_all()
@@ -304,7 +313,7 @@ class TestRate:
         assert book.key_named(KEY).next_start > book.ledger.now_us()
 
     def test_what_does_not_start(self, book: Any) -> None:
-        """A duplicate, or a key that is held, costs nothing."""
+        """A duplicate or a claim of a held key is not charged."""
         rate = rate_of("1/h", 2)
         holder = claimed(book, 1, 1, rate)
         noted = book.key_named(KEY).next_start
@@ -315,7 +324,7 @@ class TestRate:
         assert book.key_named(KEY).next_start == noted
 
     def test_a_clock_that_is_set_back(self, book: Any) -> None:
-        """Holds up nobody for longer than an interval, however far it was."""
+        """A clock that is set back delays a start by at most one interval."""
         rate = rate_of("10/h", 1)
         book.ledger.complete_alone(claimed(book, 1, 1, rate).claim, None)
         book.pass_time(-24 * HOUR_US)
@@ -326,8 +335,8 @@ class TestRate:
 
     @pytest.mark.parametrize(("text", "burst"), [("1/d", 1), ("4/h", 5)])
     def test_a_purge(self, book: Any, text: str, burst: int) -> None:
-        """Does not forget a start that is not allowed yet, nor how much of a burst is used up, if
-        it is allowed again within the time for which records are kept."""
+        """A purge keeps the next start and the used part of a burst, if the next start lies within
+        the retention time."""
         rate = rate_of(text, burst)
         book.ledger.complete_alone(claimed(book, 1, 1, rate).claim, None)
         book.set_fence(1)  # as if it were long ago
@@ -341,14 +350,14 @@ class TestRate:
         assert refused(book, burst + 1, 1, rate).too_early
 
     def test_with_slots(self, book: Any) -> None:
-        """The rate is of the key, not of each slot."""
+        """The rate applies to the key, not to each slot."""
         rate = rate_of("1/h", 2)
         for number in range(2):
             claimed(book, number, 5, rate)
         assert refused(book, 3, 5, rate).too_early
 
     def test_the_last_start(self, book: Any) -> None:
-        """Many ask for it at once: one gets it."""
+        """Of many claims at once, one gets the last start."""
         rate = rate_of("1/h", 2)
         claimed(book, 100, 20, rate)
         answers: list[Any] = []
@@ -357,7 +366,8 @@ class TestRate:
         assert sum(isinstance(answer, Busy) and answer.too_early for answer in answers) == 7
 
     def test_who_waits_is_called_for_the_moment(self, book: Any) -> None:
-        """For a moment that is near; else nobody is called, and no relay finds the key open."""
+        """A message is promoted shortly before its start. Before that none is promoted, and no
+        relay finds the key open."""
         rate = rate_of("1/h", 1)
         book.ledger.complete_alone(claimed(book, 1, 1, rate).claim, None)
         for number in (2, 3):
@@ -374,7 +384,7 @@ class TestRate:
         assert call(book, 1, rate, ahead_s=60.0) is None
 
     def test_several_are_called_for_their_moments(self, book: Any) -> None:
-        """With slots: each for an interval after the one before."""
+        """With slots, each promoted message starts one interval after the one before."""
         rate = rate_of("1/m", 1)
         claimed(book, 1, 5, rate)
         for number in (2, 3, 4):

@@ -1,4 +1,4 @@
-"""Claims: who is granted what, and that SQL decides as states.decide() does."""
+"""Claims: which are granted, and that SQL decides as states.decide() does."""
 
 from __future__ import annotations
 
@@ -65,10 +65,9 @@ KEY = st.fixed_dictionaries({"fence": FENCES, "owner": OWNERS, "lease_until": LE
     by_first=st.booleans(),
 )
 def test_sql_decides_as_the_table_of_states_does(book: Any, **case: Any) -> None:
-    """Whatever rows a claim meets, its answer and what it writes are those of decide().
+    """For all rows that a claim may meet, its answer and its writes are those of decide().
 
-    On PostgreSQL also without the statement for what is claimed first: it leaves to the other one
-    only what may be claimed.
+    On PostgreSQL this holds without the statement for first claims, too.
     """
     work, key = case["work"], case["key"]
     book.put(work=work, key=key, recorded=case["recorded"])
@@ -83,7 +82,7 @@ def test_sql_decides_as_the_table_of_states_does(book: Any, **case: Any) -> None
     before = book.work()
     decision = decide_row(request, before, case["recorded"], now_us=1000)
     foreign = key is not None and key["owner"] not in {"", str(ME)} and key["lease_until"] == FAR
-    # A lease without an owner is written by nobody; such a key counts as taken.
+    # Nothing writes a lease without an owner; such a key counts as taken.
     foreign = foreign or (key is not None and key["owner"] == "" and key["lease_until"] == FAR)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -154,7 +153,8 @@ def _expect_refusal(book: Any, answer: Any, decision: Decision, before: Any, key
 
 
 def test_asked_twice_by_one_owner_it_is_one_grant(book: Any) -> None:
-    """A lost reply asked again: the same fence, the same attempt, no crash counted."""
+    """A repeated claim whose reply was lost gets the same fence and attempt, and counts no
+    crash."""
     request = book.request()
     first = book.ledger.claim(request)
     again = book.ledger.claim(request)
@@ -163,7 +163,7 @@ def test_asked_twice_by_one_owner_it_is_one_grant(book: Any) -> None:
 
 
 def test_each_claim_of_a_key_gets_a_higher_fence(book: Any) -> None:
-    """Given back, failed or completed: the next holder's fence is higher."""
+    """The next holder's fence is higher after a key was given back, failed or completed."""
     fences = []
     for number in range(6):
         claimed = book.claim(work=f"work {number}")
@@ -178,7 +178,7 @@ def test_each_claim_of_a_key_gets_a_higher_fence(book: Any) -> None:
 
 
 def test_a_fence_beyond_the_clock_still_grows(book: Any) -> None:
-    """A key whose fence is ahead of the database's clock (it went back) goes on from there."""
+    """If the database's clock went back, the next fence is still higher than the last one."""
     claimed = book.claim()
     book.ledger.give_back(claimed.claim)
     book.set_fence(2**61)
@@ -189,7 +189,8 @@ def test_a_fence_beyond_the_clock_still_grows(book: Any) -> None:
 
 
 def test_a_taken_key_is_busy_until_its_lease_ends(book: Any) -> None:
-    """Other work on the same key is told who holds it and for how long; then it gets it."""
+    """A claim of a taken key learns its holder and the rest of its lease. After that it is
+    granted."""
     held = book.claim(work="first")
     busy = book.ledger.claim(book.request(work="second"))
     assert isinstance(busy, Busy)
@@ -201,7 +202,7 @@ def test_a_taken_key_is_busy_until_its_lease_ends(book: Any) -> None:
 
 
 def test_who_holds_a_key(book: Any) -> None:
-    """An owner holds it from its claim on until that ends, whichever of the keys it is asked by."""
+    """An owner holds its keys from its claim to its end, whichever of them is queried."""
     held = book.claim(work="first")
     owner, keys = held.claim.owner, held.claim.keys
     assert book.ledger.holds(keys, owner) is True
@@ -213,7 +214,8 @@ def test_who_holds_a_key(book: Any) -> None:
 
 
 def test_a_takeover_counts_a_crash_until_the_holder_reports_in(book: Any) -> None:
-    """Uncounted once; a second report and a stranger's change nothing."""
+    """A holder that reports after a takeover is no crash. A second report, or one by another owner,
+    changes nothing."""
     paused = book.claim()
     book.expire()
     second = book.claim(message="n")
@@ -230,7 +232,7 @@ def test_a_takeover_counts_a_crash_until_the_holder_reports_in(book: Any) -> Non
 
 
 def test_several_keys_are_claimed_all_or_none_under_one_fence(book: Any) -> None:
-    """One fence above all of theirs; one key that is taken leaves the others free."""
+    """Several keys get one fence above all of theirs. If one key is taken, the others stay free."""
     first = book.claim(keys=("order:1",), work="a")
     both = ("order:1", "order:2")
     assert isinstance(book.ledger.claim(book.request(keys=both, work="b")), Busy)
@@ -244,7 +246,8 @@ def test_several_keys_are_claimed_all_or_none_under_one_fence(book: Any) -> None
 
 
 def test_the_plain_lock_claims_a_key_without_a_work(book: Any) -> None:
-    """Asked again the same grant; others wait; given back it is free."""
+    """A plain lock claims a key without work: a repeated claim is the same grant, others wait, and
+    a release frees it."""
     request = book.request(work=None)
     held = book.ledger.claim(request)
     assert book.ledger.claim(request).claim.fence == held.claim.fence
@@ -257,7 +260,7 @@ def test_the_plain_lock_claims_a_key_without_a_work(book: Any) -> None:
 
 
 def test_looking_claims_nothing(book: Any) -> None:
-    """look() answers what is finished, says busy for the rest, and writes nothing."""
+    """look() returns ended work, and busy for all other work. It writes nothing."""
     assert isinstance(book.ledger.peek(book.request()), Busy)
     assert book.key() is None
     claimed = book.claim()
@@ -270,7 +273,7 @@ def test_looking_claims_nothing(book: Any) -> None:
 
 
 def test_a_locked_row_is_busy_and_not_waited_for(make_book: Any) -> None:
-    """Somebody's open transaction on the key: the claim says busy within its lock time-out."""
+    """If an open transaction has locked the key's row, a claim is busy within its lock timeout."""
     book = make_book(lock_timeout_s=0.1)
     if not book.locks_rows:
         pytest.skip("SQLite has no row locks")
@@ -282,7 +285,7 @@ def test_a_locked_row_is_busy_and_not_waited_for(make_book: Any) -> None:
 
 
 def test_a_claim_takes_one_round_trip_on_postgresql(book: Any, postgres: Any) -> None:
-    """Claim, completion alone, renewal of a thousand: one each."""
+    """A claim, a completion alone, and a renewal of a thousand leases take one round trip each."""
     from support.proxy import Proxy
 
     if book.kind != "postgresql":
@@ -307,7 +310,7 @@ def test_a_claim_takes_one_round_trip_on_postgresql(book: Any, postgres: Any) ->
 
 
 def test_texts_of_every_kind_go_in_and_come_out(book: Any) -> None:
-    """Message ids, errors and results with quotes, percent signs, emoji and lone escapes."""
+    """Message ids, errors and results may contain quotes, percent signs, emoji and lone escapes."""
     odd = "a'b\"c%d%%s %(x)s \\ ü 🙂 :y"
     claimed = book.ledger.claim(
         book.request(work=odd, task=odd, owner=Owner("n", odd), message=odd)
@@ -320,8 +323,8 @@ def test_texts_of_every_kind_go_in_and_come_out(book: Any) -> None:
 
 
 def test_the_longest_ids_there_are_can_be_stored(book: Any) -> None:
-    """Of a work of a hundred keys, of a message whose sender named it by a document: claimed, put
-    off, answered."""
+    """Work of a hundred keys, and a message id as long as a document, can be claimed, deferred and
+    answered."""
     keys = tuple(sorted(f"item:{uuid.uuid4()}-" + "ü" * 90 for _ in range(100)))
     work = work_id("shop.pick", "%,".join(keys))
     asked = book.request(keys=keys, work=work, message="ß" * 5_000)
@@ -336,7 +339,8 @@ def test_the_longest_ids_there_are_can_be_stored(book: Any) -> None:
 
 
 def test_a_claim_that_waited_for_a_completion_answers_done(make_book: Any) -> None:
-    """It began while the work was PROCESSING: the newest row counts, and the key stays free."""
+    """If a claim waited for a completion, it reads the newest row, answers DONE and leaves the key
+    free."""
     book = make_book(lock_timeout_s=30.0)
     if book.engine is None or not book.locks_rows:
         pytest.skip("asks the server who waits")
@@ -344,7 +348,7 @@ def test_a_claim_that_waited_for_a_completion_answers_done(make_book: Any) -> No
     book.expire()
     with (
         ClaimByThread(book) as answers,
-        book.engine.connect() as db,  # on the ledger's own, COMMIT may go with the completion
+        book.engine.connect() as db,  # in the ledger's own, COMMIT may go with the completion
         book.ledger.transaction(holder.claim, on=db) as tx,
     ):
         tx.complete_in_block(holder.claim, "1")
@@ -354,9 +358,9 @@ def test_a_claim_that_waited_for_a_completion_answers_done(make_book: Any) -> No
 
 
 def test_a_key_that_was_got_without_its_work_is_free_again(make_book: Any) -> None:
-    """Another has just recorded the work when its first claim has the key already.
+    """A claim that gets the key, but finds that another has just recorded the work, frees the key.
 
-    The answer is what was recorded, or that somebody is at it.
+    Its answer is the recorded result, or busy.
     """
     book = make_book(lock_timeout_s=30.0)
     if book.engine is None or not book.locks_rows:
@@ -371,7 +375,7 @@ def test_a_key_that_was_got_without_its_work_is_free_again(make_book: Any) -> No
 
 
 class ClaimByThread:
-    """A claim of order 1 that waits in a thread from `begin()` on, until the block ends."""
+    """A claim of order 1 that waits in a thread, from `begin()` until the block ends."""
 
     found: Any
 

@@ -1,7 +1,7 @@
-"""Options that go together: the newest of a key with a rate, and a strict line with a rate.
+"""Combined options: the newest message of a key with a rate, and a strict line with a rate.
 
-All of it is of one account's key, which may be begun once in an hour. Each message is work of its
-own, and its number says when it was sent.
+All tests use one account's key, which may start once an hour. Each message is work of its own, and
+its number is its send time.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ def too_early(book: Any, asked: ClaimRequest) -> bool:
 
 
 def parked(book: Any, asked: ClaimRequest) -> list[str]:
-    """Store it as the newest. Returns the messages that are sent for it."""
+    """Park it as the newest. Return the superseded messages that are sent for it."""
     found = book.ledger.park_newest(asked)
     assert isinstance(found, ParkedNewest), found
     return [each.message.id for each in found.replaced]
 
 
 def promoted(book: Any, *, ahead_s: float = 0.0, bounds: Bounds | None = BOUNDS) -> str | None:
-    """The message that is sent now."""
+    """Promote the next message, and return its id."""
     found = book.ledger.call_next(KEY, expected_s=30.0, bounds=bounds, ahead_s=ahead_s)
     return None if found is None else found.message.id
 
@@ -78,7 +78,7 @@ def is_outdated(book: Any, number: int) -> bool:
 class TestNewestAtARate:
     @pytest.mark.parametrize("mode", ["latest", "supersede"])
     def test_the_newest_waits_for_the_next_start(self, book: Any, mode: str) -> None:
-        """It takes the position of an older one while the rate holds the key closed."""
+        """The newest message takes an older one's position while the rate keeps the key closed."""
         book.ledger.complete_alone(claimed(book, newest(1, mode)).claim, None)
         assert too_early(book, newest(2, mode))
         assert parked(book, newest(2, mode)) == []
@@ -96,7 +96,8 @@ class TestNewestAtARate:
 
     @pytest.mark.parametrize("mode", ["latest", "supersede"])
     def test_an_older_one_that_comes_too_early(self, book: Any, mode: str) -> None:
-        """Of a newer one that waits, or has begun, it is told at once: it never runs."""
+        """A message that is older than one that waits or has begun is superseded at once, and never
+        runs."""
         book.ledger.complete_alone(claimed(book, newest(2, mode)).claim, None)
         for asked in (newest(1, mode), newest(3, mode)):
             if asked.message.id == "m3":
@@ -107,8 +108,8 @@ class TestNewestAtARate:
         assert waiting(book) == ["m4"]
 
     def test_a_newer_one_while_the_older_is_on_its_way(self, book: Any) -> None:
-        """A message that was promoted ahead of its start loses its position to a newer one. That is
-        promoted in turn, and the older one is told when it comes."""
+        """If a newer message supersedes one that was promoted ahead of its start, it is promoted in
+        turn. The older one is told when it arrives."""
         book.ledger.complete_alone(claimed(book, newest(1)).claim, None)
         parked(book, newest(2))
         assert promoted(book, ahead_s=7_200.0) == "m2"
@@ -120,7 +121,8 @@ class TestNewestAtARate:
         claimed(book, newest(3))
 
     def test_a_start_that_was_refused(self, book: Any) -> None:
-        """Is not charged, and begins nothing: an older one that waits keeps its position."""
+        """A start that was refused is not charged, and an older waiting message keeps its
+        position."""
         book.ledger.complete_alone(claimed(book, newest(1)).claim, None)
         parked(book, newest(2))
         noted = book.key_named(KEY).next_start
@@ -139,7 +141,7 @@ class TestNewestAtARate:
         assert promoted(book, bounds=None) == "m2"
 
     def test_asked_twice(self, book: Any) -> None:
-        """By one owner: it is one grant, and one start."""
+        """A repeated claim of one owner is one grant, and one start."""
         asked = newest(1)
         first = claimed(book, asked)
         noted = book.key_named(KEY).next_start
@@ -147,7 +149,7 @@ class TestNewestAtARate:
         assert book.key_named(KEY).next_start == noted
 
     def test_no_message_takes_the_key_too_early(self, book: Any) -> None:
-        """The holder goes on until the rate allows another start; then a newer one supersedes."""
+        """A newer message supersedes the holder only when the rate allows another start."""
         older = claimed(book, newest(1, "supersede"))
         assert too_early(book, newest(2, "supersede"))
         assert book.work(1).state == "PROCESSING"
@@ -161,11 +163,11 @@ class TestNewestAtARate:
         assert too_early(book, newest(4, "supersede"))
 
     def test_strict_work_from_before_a_deploy(self, book: Any) -> None:
-        """It keeps a position, which a newer message takes as from one that waits."""
+        """Strict work from before a deploy keeps a position, which a newer message takes over."""
         assert book.ledger.fail(claimed(book, strict(1)).claim, "boom")
         with book.transaction() as db:
             book.ledger.enqueue(db, strict(2), due_in_s=600.0)
-        assert parked(book, newest(3)) == []  # the older one's message is on its way
+        assert parked(book, newest(3)) == []  # the older message is on its way
         assert is_outdated(book, 2)
         for asked in (newest(1, retries=1), newest(2)):
             answer = book.ledger.claim(asked)
@@ -175,7 +177,7 @@ class TestNewestAtARate:
         assert promoted(book) == "m3"
 
     def test_the_latest_leaves_the_holder_alone(self, book: Any) -> None:
-        """Its rate allows a start, and the key is held."""
+        """`busy="latest"` does not supersede a holder, even if the rate allows a start."""
         older = claimed(book, newest(1))
         book.pass_time(HOUR_US)
         noted = book.key_named(KEY).next_start
@@ -187,16 +189,19 @@ class TestNewestAtARate:
 
 class TestStrictLineAtARate:
     def test_one_after_another_has_ended_at_the_rate(self, book: Any) -> None:
-        """Who was sent first is promoted when its start is allowed, and the next one after it."""
+        """The message that was sent first is promoted when its start is allowed. The next one
+        follows after it has ended."""
         book.ledger.complete_alone(claimed(book, strict(1)).claim, None)
         assert too_early(book, strict(3))
         assert book.ledger.park(strict(3))
-        assert not too_early(book, strict(2))  # behind one that waits, until it has its position
+        assert not too_early(
+            book, strict(2)
+        )  # behind a message that waits, until it has its own position
         assert book.ledger.park(strict(2))
         assert promoted(book) is None
         book.pass_time(HOUR_US)
         assert promoted(book) == "m2"
-        assert promoted(book, ahead_s=7_200.0) is None  # behind one that has not ended
+        assert promoted(book, ahead_s=7_200.0) is None  # behind work that has not ended
         assert not too_early(book, strict(3))
         second = claimed(book, strict(2))
         book.pass_time(HOUR_US)
@@ -207,7 +212,7 @@ class TestStrictLineAtARate:
         claimed(book, strict(3))
 
     def test_a_retry_keeps_its_position(self, book: Any) -> None:
-        """It is a start of its own: it waits for the rate, and the next ones wait for it."""
+        """A retry counts as a start: it waits for the rate, and later messages wait for it."""
         first = claimed(book, strict(1))
         assert book.ledger.park(strict(2))
         book.ledger.fail(first.claim, "boom")
@@ -231,14 +236,15 @@ class TestStrictLineAtARate:
         book.expire_all()
         assert book.ledger.park(strict(2))
         assert too_early(book, strict(1, redelivered=True))
-        assert not book.ledger.park(strict(1, redelivered=True))  # its message is put off
+        assert not book.ledger.park(strict(1, redelivered=True))  # its message is deferred
         book.pass_time(HOUR_US)
         assert promoted(book) is None
         assert isinstance(book.ledger.claim(strict(2)), Busy)
         assert claimed(book, strict(1, redelivered=True)).takeover
 
     def test_enqueued_work_has_its_position_before_it_comes(self, book: Any) -> None:
-        """One that was sent later, and comes first, waits, though the rate would let it begin."""
+        """A message that was sent later waits for enqueued work, although it arrives first and the
+        rate allows it."""
         with book.transaction() as db:
             book.ledger.enqueue(db, strict(1), due_in_s=600.0)
         assert not too_early(book, strict(2))

@@ -1,4 +1,4 @@
-"""How a claim ends, is renewed, put off: one conditional change each, or none."""
+"""How a claim ends, is renewed or deferred: one conditional change each, or none."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from taskguard.model.states import Decision, State
 
 
 def longer(claim: Claim) -> Claim:
-    """It asks for more time from now on."""
+    """Return a request with a longer lease."""
     return replace(claim, request=replace(claim.request, ttl_s=100.0))
 
 
 def test_effects_and_done_commit_together(book: Any) -> None:
-    """One transaction: the effect, the result, DONE, and the end of the lease."""
+    """The effect, the result, DONE and the end of the lease commit in one transaction."""
     claimed = book.claim()
     with book.ledger.transaction(claimed.claim) as tx:
         book.effect(tx.db, 1)
@@ -35,7 +35,8 @@ def test_effects_and_done_commit_together(book: Any) -> None:
 
 
 def test_an_exception_in_the_transaction_leaves_nothing(book: Any) -> None:
-    """Neither effect nor DONE; the claim still stands."""
+    """After an exception in the transaction there is neither effect nor DONE, and the claim remains
+    valid."""
     claimed = book.claim()
     with pytest.raises(ZeroDivisionError), book.ledger.transaction(claimed.claim) as tx:
         book.effect(tx.db, 1)
@@ -47,7 +48,8 @@ def test_an_exception_in_the_transaction_leaves_nothing(book: Any) -> None:
 
 @pytest.mark.parametrize("taken_by", ["the same work", "other work on the key", "nobody"])
 def test_a_stale_holder_cannot_commit(book: Any, taken_by: str) -> None:
-    """Refused at the end of a transaction that began in time, and at the start of a later one."""
+    """A stale holder is refused at the end of a transaction that began in time, and at the start of
+    a later one."""
     claimed = book.claim()
     with pytest.raises(StaleTokenError, match="newer holder"):
         with book.ledger.transaction(claimed.claim) as tx:
@@ -55,7 +57,8 @@ def test_a_stale_holder_cannot_commit(book: Any, taken_by: str) -> None:
                 _take_away(book, claimed, taken_by)
                 book.effect(tx.db, "stale")
             else:
-                # SQLite has one writer: it was taken before, and is refused just the same.
+                # SQLite has one writer: the claim was taken before, and this commit is refused as
+                # well.
                 raise StaleTokenError("newer holder")
             tx.complete_in_block(claimed.claim, None)
     if not book.locks_rows:
@@ -75,7 +78,8 @@ def _take_away(book: Any, claimed: Claimed, by: str) -> None:
 
 
 def test_a_late_commit_with_nobody_else_there_is_no_stale_one(book: Any) -> None:
-    """The lease ran out but nobody claimed: fence and owner still stand, so it counts."""
+    """If no other claim followed, a commit after the end of the lease counts: fence and owner are
+    unchanged."""
     claimed = book.claim()
     book.expire()
     book.ledger.complete_alone(claimed.claim, "1")
@@ -83,7 +87,8 @@ def test_a_late_commit_with_nobody_else_there_is_no_stale_one(book: Any) -> None
 
 
 def test_progress_is_fenced_and_met_by_the_next_holder(book: Any) -> None:
-    """A checkpoint commits effects and progress, not DONE; a stale one commits nothing."""
+    """A checkpoint commits effects and progress, but not DONE. A stale checkpoint commits
+    nothing."""
     claimed = book.claim()
     with book.ledger.transaction(claimed.claim) as tx:
         book.effect(tx.db, "half")
@@ -97,7 +102,7 @@ def test_progress_is_fenced_and_met_by_the_next_holder(book: Any) -> None:
 
 
 def test_a_failed_work_is_claimed_again_by_a_later_delivery(book: Any) -> None:
-    """FAILED ends the lease at once and remembers why; crashes are not counted."""
+    """FAILED ends the lease at once and keeps the error. It counts no crash."""
     claimed = book.claim()
     assert book.ledger.fail(claimed.claim, "bo\0om")
     view = book.ledger.view("ship order:1")
@@ -109,7 +114,8 @@ def test_a_failed_work_is_claimed_again_by_a_later_delivery(book: Any) -> None:
 
 
 def test_rounds_end_by_failed(book: Any) -> None:
-    """The database ended the body's transaction: NEW at once, and FAILED once it is too often."""
+    """If the database ends the body's transaction, the work is NEW at once, and FAILED after too
+    many rounds."""
     for number in range(1, 4):
         claimed = book.claim()
         assert claimed.attempt == number
@@ -123,7 +129,7 @@ def test_rounds_end_by_failed(book: Any) -> None:
 
 
 def test_rounds_end_as_a_failure_does(book: Any) -> None:
-    """Before the last one the work is open. After it its message is not sent again."""
+    """Before the last round the work is open. After it, its message is not sent again."""
     for last in (False, True):
         claimed = book.claim(call='{"queue": "test", "message": "m"}')
         assert book.ledger.end_round(claimed.claim, "idle", most=2 if not last else 1) is not None
@@ -134,7 +140,7 @@ def test_rounds_end_as_a_failure_does(book: Any) -> None:
 
 
 def test_given_back_is_free_at_once(book: Any) -> None:
-    """PROCESSING -> NEW, not a crash."""
+    """Giving work back moves it from PROCESSING to NEW, and counts no crash."""
     claimed = book.claim()
     assert book.ledger.give_back(claimed.claim)
     assert book.work().state == "NEW"
@@ -143,7 +149,7 @@ def test_given_back_is_free_at_once(book: Any) -> None:
 
 
 def test_a_plain_lock_hears_at_its_end_whether_it_stood(book: Any) -> None:
-    """False if its key is another's by now, or free."""
+    """Releasing a plain lock returns False if its key is free or another owner's by then."""
     held = book.claim(work=None)
     assert book.ledger.give_back(held.claim)
     assert not book.ledger.give_back(held.claim)
@@ -155,7 +161,8 @@ def test_a_plain_lock_hears_at_its_end_whether_it_stood(book: Any) -> None:
 
 
 def test_a_body_that_ended_its_process_is_taken_over_at_once(book: Any) -> None:
-    """No lease is waited for; it counts as a crash, and who tells it does so once."""
+    """If a body ended its process, its work is taken over without waiting for the lease. It counts
+    as one crash, even if reported twice."""
     claimed = book.claim()
     assert book.ledger.crash(claimed.claim, "exit\0: 2")
     view = book.ledger.view("ship order:1")
@@ -173,7 +180,8 @@ def test_a_body_that_ended_its_process_is_taken_over_at_once(book: Any) -> None:
 
 
 def test_a_body_that_ends_its_processes_too_often_is_dead(book: Any) -> None:
-    """And its record says how the last one ended."""
+    """A body that ends its process too often makes its work DEAD, and the record says how the last
+    process ended."""
     for crashes in (0, 1):
         claimed = book.claim(max_crashes=2)
         assert claimed.crashes == crashes
@@ -184,7 +192,8 @@ def test_a_body_that_ends_its_processes_too_often_is_dead(book: Any) -> None:
 
 
 def test_revoked_work_is_never_claimed_again(book: Any) -> None:
-    """By its own message only; DONE stays DONE; the running holder cannot commit."""
+    """Only the work's own message can be revoked. DONE stays DONE, and the running holder cannot
+    commit."""
     claimed = book.claim()
     assert not book.ledger.revoke("ship order:1", message="other")
     assert book.ledger.revoke("ship order:1", message="m")
@@ -197,7 +206,8 @@ def test_revoked_work_is_never_claimed_again(book: Any) -> None:
 
 
 def test_a_crash_too_many_is_dead(book: Any) -> None:
-    """max_crashes holders vanished: DEAD for everybody, and it stays so."""
+    """After max_crashes holders have vanished, the work is DEAD for all messages, and stays
+    DEAD."""
     for crashes in (0, 1):
         assert book.claim(max_crashes=3).crashes == crashes
         book.expire()
@@ -215,7 +225,7 @@ def test_a_crash_too_many_is_dead(book: Any) -> None:
 
 
 def test_a_result_is_stored_by_the_claim_that_completed(book: Any) -> None:
-    """And by no other."""
+    """Only the claim that completed the work can store its result."""
     first = book.claim()
     book.expire()
     second = book.claim()
@@ -227,7 +237,8 @@ def test_a_result_is_stored_by_the_claim_that_completed(book: Any) -> None:
 
 
 def test_a_note_is_stored_by_whoever_holds_the_work(book: Any) -> None:
-    """The next holder finds it, also after the work was given back; a stale one changes nothing."""
+    """The work's holder can store a note. The next holder finds it, even after the work was given
+    back; a stale holder changes nothing."""
     first = book.claim()
     assert book.ledger.note(first.claim, '{"n":1}')
     assert book.ledger.note(first.claim, '{"n":1}')
@@ -245,7 +256,8 @@ def test_a_note_is_stored_by_whoever_holds_the_work(book: Any) -> None:
 
 
 def test_renewals_say_what_became_of_each(book: Any) -> None:
-    """Renewed, taken, given back, done; in order, with several keys and plain locks among them."""
+    """A renewal reports for each claim whether it was renewed, taken, given back or done: in order,
+    with several keys and plain locks."""
     held = book.claim(1)
     taken = book.claim(2)
     book.expire(2)
@@ -269,7 +281,8 @@ def test_renewals_say_what_became_of_each(book: Any) -> None:
 
 
 def test_a_key_that_was_taken_by_other_work_is_a_loss(book: Any) -> None:
-    """The work still says PROCESSING by this holder, but the key's fence moved on."""
+    """If other work took the key, a renewal reports a loss, although the work is still PROCESSING
+    by this holder."""
     held = book.claim()
     book.expire()
     book.claim(work="other")
@@ -279,7 +292,8 @@ def test_a_key_that_was_taken_by_other_work_is_a_loss(book: Any) -> None:
 
 @pytest.mark.parametrize("table", ["keys", "work"])
 def test_a_locked_row_is_skipped_and_the_others_are_renewed(book: Any, table: str) -> None:
-    """A holder frozen inside its transaction stops nobody else's renewals."""
+    """A holder that is frozen inside its transaction does not block the renewals of other
+    claims."""
     if not book.locks_rows:
         pytest.skip("SQLite has no row locks")
     first, second = book.claim(1), book.claim(2)
@@ -289,7 +303,7 @@ def test_a_locked_row_is_skipped_and_the_others_are_renewed(book: Any, table: st
 
 
 def test_thousands_are_renewed(book: Any) -> None:
-    """More than fit into one batch."""
+    """More leases are renewed than fit into one batch."""
     many = 2500 if book.kind == "postgresql" else 300
     claims = [book.claim(number).claim for number in range(many)]
     assert set(book.ledger.renew(claims)) == {"renewed"}
@@ -299,7 +313,7 @@ def test_thousands_are_renewed(book: Any) -> None:
 
 
 def test_fifty_duplicates_leave_one_copy(book: Any) -> None:
-    """Whoever is first publishes; the others learn that they are superseded."""
+    """The first of fifty duplicates publishes a copy. The others learn that they are superseded."""
     published: list[int] = []
     answers: list[bool] = []
 
@@ -318,7 +332,7 @@ def test_fifty_duplicates_leave_one_copy(book: Any) -> None:
 
 
 def test_a_copy_that_was_not_published_is_not_recorded(book: Any) -> None:
-    """The broker refused it: the delivery stays the live copy."""
+    """If the broker refuses the copy, the delivery remains the live copy."""
 
     def refuse(deferrals: int) -> None:
         raise ConnectionError(deferrals)
@@ -330,14 +344,14 @@ def test_a_copy_that_was_not_published_is_not_recorded(book: Any) -> None:
 
 
 def test_an_older_retry_is_superseded_and_a_newer_one_is_not(book: Any) -> None:
-    """Numbers are the message's own: another message of the same work gets its own answer."""
+    """Numbers belong to a message. Another message of the same work is not superseded by them."""
     book.ledger.fail(book.claim(retries=2).claim, "x")
     assert book.ledger.claim(book.request(retries=1)) == Answer(Decision.SUPERSEDED)
     assert isinstance(book.ledger.claim(book.request(retries=0, message="n")), Claimed)
 
 
 def test_a_retry_is_not_dropped_for_a_deferral_of_the_try_before_it(book: Any) -> None:
-    """A deferral of an earlier retry and a claimed later retry: one of the two stays alive."""
+    """If an earlier retry is deferred and a later retry was claimed, one of the two stays alive."""
     book.claim(retries=1)
     assert book.ledger.defer(book.request(retries=0), lambda deferrals: None)
     assert book.numbers() == {("m", "ship order:1"): (0, 1)}
@@ -350,8 +364,8 @@ def test_a_retry_is_not_dropped_for_a_deferral_of_the_try_before_it(book: Any) -
 
 
 def test_numbers_of_a_message_are_those_of_its_work(book: Any) -> None:
-    """An id that is used for two work items: what was put off for one says nothing of the other,
-    which is claimed, and put off, as if it were the first."""
+    """If a message id is used for two work items, a deferral of one work does not supersede the
+    other."""
     assert book.ledger.defer(book.request(1, retries=1, deferrals=2), lambda deferrals: None)
     book.ledger.give_back(book.claim(2).claim)
     assert book.ledger.defer(book.request(2), lambda deferrals: None)
@@ -363,8 +377,11 @@ def test_numbers_of_a_message_are_those_of_its_work(book: Any) -> None:
 
 
 def test_an_id_that_is_sent_again_is_another_message(book: Any) -> None:
-    """Its numbers begin anew, of the same work as well: nobody else will do it. What the first
-    sending has put off, or tried later, still counts among its own."""
+    """If an id is sent again, it counts as another message of the same work, and its numbers start
+    again.
+
+    Deferrals and retries of the first sending still supersede its own deliveries.
+    """
 
     def asked(retries: int, deferrals: int, sending: str) -> Any:
         return request(1, message=MessageRef("m", retries, deferrals, sending))
@@ -383,7 +400,7 @@ def test_an_id_that_is_sent_again_is_another_message(book: Any) -> None:
 
 
 def test_a_requeue_forgets_the_numbers_of_its_own_work(book: Any) -> None:
-    """Another work that the same message id was used for keeps its own."""
+    """Other work of the same message id keeps its numbers."""
     for number in (1, 2):
         book.ledger.fail(book.claim(number).claim, "boom")
         assert book.ledger.defer(book.request(number), lambda deferrals: None)
@@ -394,7 +411,8 @@ def test_a_requeue_forgets_the_numbers_of_its_own_work(book: Any) -> None:
 
 
 def test_a_checkpoint_is_fenced_by_its_keys(book: Any) -> None:
-    """Other work took the key: this work's row does not tell, and nothing is written."""
+    """If other work took the key, a checkpoint writes nothing, although this work's row is
+    unchanged."""
     old = book.claim()
     book.expire()
     book.claim(work="other")
@@ -405,7 +423,7 @@ def test_a_checkpoint_is_fenced_by_its_keys(book: Any) -> None:
 
 
 def test_a_message_older_than_the_record_is_refused_where_nothing_is_known(book: Any) -> None:
-    """may_create=False creates nothing; a work that is known is answered as ever."""
+    """may_create=False creates no record. Work on record is answered as usual."""
     assert book.ledger.claim(book.request(may_create=False)) == Answer(Decision.TOO_OLD)
     assert book.key() is None or book.key().owner == ""
     book.ledger.complete_alone(book.claim().claim, "1")
@@ -413,7 +431,7 @@ def test_a_message_older_than_the_record_is_refused_where_nothing_is_known(book:
 
 
 def test_the_view_shows_a_work(book: Any) -> None:
-    """In words and seconds; None for what is not there."""
+    """The view shows a work in words and seconds, and None for missing values."""
     assert book.ledger.view("nothing") is None
     claimed = book.claim(retries=2)
     view = book.ledger.view("ship order:1")

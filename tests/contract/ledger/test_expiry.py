@@ -1,4 +1,4 @@
-"""What every ledger does with messages that expire while they stand in the line of their key."""
+"""Messages that expire while they wait in the line of their key, on every ledger."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def delivery(number: int, message: MessageRef | None = None, **values: Any) -> C
 
 
 def park(book: Any, number: int, in_us: int | None = None, **values: Any) -> None:
-    """One whose message expires in so many µs from now."""
+    """Park a message that expires in this many µs."""
     expires_us = None if in_us is None else book.ledger.now_us() + in_us
     assert book.ledger.park(delivery(number, expires_us=expires_us, **values))
 
@@ -53,7 +53,8 @@ def expired(book: Any, **asked: Any) -> list[str]:
 
 class TestWhoWaits:
     def test_is_sent_when_it_has_expired(self, book: Any) -> None:
-        """Also while the key is held, and once by this: it is overdue until its end is known."""
+        """An expired message is sent once, even while the key is held. It is overdue until its end
+        is recorded."""
         claimed(book, 1)
         park(book, 2, HOUR_US)
         park(book, 3, -1)
@@ -69,7 +70,8 @@ class TestWhoWaits:
         assert expired(book) == []
 
     def test_holds_up_nobody(self, book: Any) -> None:
-        """While it is on its way those before it and behind it are called, and begin."""
+        """While an expired message is on its way, messages before and behind it are promoted, and
+        begin."""
         holder = claimed(book, 1)
         park(book, 2, -1)
         park(book, 3)
@@ -80,14 +82,14 @@ class TestWhoWaits:
         claimed(book, 3)
 
     def test_of_another_queue_or_application(self, book: Any) -> None:
-        """Their relays send it."""
+        """The relays of other queues or applications send their own expired messages."""
         park(book, 1, -1)
         assert expired(book, queues=["other"]) == expired(book, app="other") == []
         assert expired(book, queues=["other", "test"]) == ["m1"]
 
     @pytest.mark.parametrize("became", ["begun", "revoked", "requeued", "called"])
     def test_what_waits_no_more(self, book: Any, became: str) -> None:
-        """Nor what waits for another message."""
+        """Work that does not wait, or waits for another message, does not expire."""
         park(book, 1, -1)
         if became == "begun":
             holder = claimed(book, 1)
@@ -104,7 +106,7 @@ class TestWhoWaits:
 class TestTheEnd:
     @pytest.mark.parametrize("how", ["waits", "called", "enqueued"])
     def test_is_noted(self, book: Any, how: str) -> None:
-        """FAILED, not final, out of the line, and sent no more."""
+        """Expired work is FAILED, not final, out of the line, and not sent again."""
         if how == "enqueued":
             with book.transaction() as db:
                 book.ledger.enqueue(db, delivery(1), due_in_s=0)
@@ -123,7 +125,8 @@ class TestTheEnd:
         assert call(book) == "m2"
 
     def test_is_noted_when_its_time_is_over(self, book: Any) -> None:
-        """By the ledger's clock, and only for what stands in line; by a number of its queue's."""
+        """A message expires by the ledger's clock, only while it waits in line, and only by the
+        number that its queue gave it."""
         message = MessageRef("m1")
         ask = partial(book.ledger.expire, "ship order:1", message=message, retries=0, due=True)
         assert ask() is False
@@ -131,20 +134,20 @@ class TestTheEnd:
         assert ask() is False
         park(book, 1, HOUR_US)
         assert ask() is False
-        # It has its place, and the first time that was said.
+        # A message that parks again keeps its position and its first deadline.
         for later in (-1, HOUR_US, None):
             park(book, 1, later)
         assert ask() is True
         assert ask() is False
         assert (book.work(1).state, book.work(1).retries) == ("FAILED", 0)
-        # Its queue brings it once more, for somebody wants that: with a time of its own.
+        # A caller's queue delivers it once more, with a new deadline.
         park(book, 1, HOUR_US)
         assert ask() is False
         claimed(book, 1)
         assert ask() is False
 
     def test_the_newest_keeps_the_first_time_too(self, book: Any) -> None:
-        """As any message does in its place."""
+        """The newest message keeps its first deadline, too."""
         sent_us = book.ledger.now_us()
         for in_us in (HOUR_US, -1, HOUR_US):
             expires_us = book.ledger.now_us() + in_us
@@ -153,7 +156,8 @@ class TestTheEnd:
         assert expired(book) == ["m1"]
 
     def test_another_message_of_the_work_runs(self, book: Any) -> None:
-        """And a copy of the one that has expired, whose caller was told, does not."""
+        """Another message of the work runs. A copy of the expired one, whose caller was told, does
+        not."""
         park(book, 1, -1)
         assert expire(book, 1)
         for redelivered in (False, True):
@@ -163,7 +167,7 @@ class TestTheEnd:
         assert claimed(book, 1, message=MessageRef("another")).attempt == 1
 
     def test_is_not_that_of_others(self, book: Any) -> None:
-        """Another message, a later retry, a holder, work that has ended."""
+        """An expiry does not end another message, a later retry, a holder, or ended work."""
         park(book, 1)
         assert book.ledger.expire("ship order:1", message=MessageRef("other")) is False
         park(book, 2, message=MessageRef("m2", retries=1))
@@ -180,7 +184,8 @@ class TestTheEnd:
         assert [each.message for each in book.ledger.waiting()] == ["m1", "m2"]
 
     def test_of_a_holder_that_died(self, book: Any) -> None:
-        """Its message is not run again; what the holder might yet do is refused."""
+        """The message of a dead holder that expired is not run again, and the holder's commit is
+        refused."""
         holder = claimed(book, 1, strict=True)
         park(book, 2)
         book.expire_all()
@@ -191,7 +196,7 @@ class TestTheEnd:
         assert call(book) == "m2"
 
     def test_of_one_that_keeps_its_place(self, book: Any) -> None:
-        """Its retry has expired: the place is free."""
+        """If a retry expires, its position is free."""
         holder = claimed(book, 1, strict=True)
         park(book, 2, strict=True)
         assert book.ledger.fail(holder.claim, "boom")
@@ -201,7 +206,8 @@ class TestTheEnd:
         assert call(book) == "m2"
 
     def test_of_one_that_was_superseded(self, book: Any) -> None:
-        """Its caller hears that it has expired, and not once more; it stays superseded."""
+        """The caller of a superseded message hears once that it expired. The work stays
+        superseded."""
         claimed(book, 1, newest="latest")
         now_us = book.ledger.now_us()
         for number in (2, 3):

@@ -1,7 +1,7 @@
-"""Work that had another id before its guard was changed, beside workers with the former guard.
+"""Work whose id changed with its guard, while workers with the former guard still run.
 
-The former guard names the work `ship order:1` and holds `order:1`; the new one names it
-`ship shop:1`, holds `shop:1` and, for it was declared with the former one, `order:1`.
+The former guard names the work `ship order:1` and holds `order:1`. The new one names it `ship
+shop:1`, and holds `shop:1` and, because it declares the former guard, `order:1`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ OLD, NEW = "ship order:1", "ship shop:1"
 
 
 def old(book: Book, **values: Any) -> ClaimRequest:
-    """What a worker with the former guard asks for."""
+    """Return the request of a worker with the former guard."""
     return book.request(1, **values)
 
 
 def new(book: Book, **values: Any) -> ClaimRequest:
-    """What one with the new guard asks for."""
+    """Return the request of a worker with the new guard."""
     keys = ("order:1", "shop:1")
     return book.request(1, **{"keys": keys, "work": NEW, "formerly": (OLD,), **values})
 
@@ -45,7 +45,8 @@ BOTH = [pytest.param(old, new, id="old, then new"), pytest.param(new, old, id="n
 def test_what_is_done_by_one_guard_is_done_for_the_other(
     book: Book, first: Any, second: Any
 ) -> None:
-    """With its result, also one that is stored late."""
+    """Work that is done under one guard is done for the other, with its result, even if that is
+    stored late."""
     claimed = claim(book, first(book))
     book.ledger.complete_alone(claimed.claim, None)
     book.ledger.store_result(claimed.claim, "7")
@@ -58,7 +59,7 @@ def test_what_is_done_by_one_guard_is_done_for_the_other(
 
 
 def test_an_answer_names_the_record_that_it_is_from(book: Book) -> None:
-    """For whoever is to look it up."""
+    """An answer names the record that it comes from, so that the caller can look it up."""
     book.ledger.complete_alone(claim(book, old(book)).claim, None)
     found = book.ledger.claim(new(book))
     assert isinstance(found, Answer)
@@ -68,7 +69,8 @@ def test_an_answer_names_the_record_that_it_is_from(book: Book) -> None:
 
 @pytest.mark.parametrize(("first", "second"), BOTH)
 def test_one_guards_holder_keeps_the_others_out(book: Book, first: Any, second: Any) -> None:
-    """Until its lease has run out; then the other takes over, and the first is refused."""
+    """One guard's holder keeps the other's deliveries out until its lease expires. Then the other
+    takes over."""
     claimed = claim(book, first(book))
     with book.ledger.transaction(claimed.claim) as tx:
         tx.checkpoint(claimed.claim, "[1]")
@@ -91,7 +93,8 @@ def test_one_guards_holder_keeps_the_others_out(book: Book, first: Any, second: 
 @pytest.mark.parametrize(("first", "second"), BOTH)
 @pytest.mark.parametrize("end", ["fail", "give_back", "crash", "end_round"])
 def test_however_one_ends_the_other_goes_on(book: Book, first: Any, second: Any, end: str) -> None:
-    """At once, and with what was counted; only an exit is a crash."""
+    """After one guard's work ends, the other goes on at once with the same counts; only an exit is
+    a crash."""
     claimed = claim(book, first(book))
     if end == "give_back":
         assert book.ledger.give_back(claimed.claim)
@@ -113,7 +116,8 @@ def test_however_one_ends_the_other_goes_on(book: Book, first: Any, second: Any,
 def test_a_holder_whom_the_other_has_overtaken_is_told_so(
     book: Book, first: Any, second: Any, end: str
 ) -> None:
-    """However it ends; and it was no crash."""
+    """A holder that the other guard has overtaken is told so however it ends, and counts as no
+    crash."""
     claimed = claim(book, first(book))
     book.expire_all()
     taken = claim(book, second(book))
@@ -134,7 +138,7 @@ def test_a_holder_whom_the_other_has_overtaken_is_told_so(
 
 @pytest.mark.parametrize("late", ["uncount_crash", "give_back", "fail"])
 def test_what_a_former_guard_has_buried_is_dead(book: Book, late: str) -> None:
-    """Also where the guards are not of one mind about how many crashes that takes, and where a
+    """Work that the former guard has buried is dead, even if the new guard allows more crashes or a
     holder turns out to be alive."""
     first = claim(book, new(book))
     book.expire_all()
@@ -156,7 +160,7 @@ def test_what_a_former_guard_has_buried_is_dead(book: Book, late: str) -> None:
 
 
 def test_what_is_revoked_under_the_former_id_is_not_done(book: Book) -> None:
-    """By a worker with the former guard, which knows no other."""
+    """A worker with the former guard, which knows only the former id, can revoke the work."""
     taken = claim(book, new(book))
     assert book.ledger.revoke(OLD, message="m")
     assert not book.ledger.give_back(taken.claim)
@@ -167,7 +171,8 @@ def test_what_is_revoked_under_the_former_id_is_not_done(book: Book) -> None:
 
 
 def test_crashes_under_both_guards_are_counted_together(book: Book) -> None:
-    """DEAD after three, for both; requeued under the id that is named, for both again."""
+    """Crashes under both guards count together: DEAD after three, for both. A requeue under either
+    id applies to both."""
     for ask in (old, new, old):
         claim(book, ask(book))
         book.expire_all()
@@ -186,7 +191,7 @@ def test_crashes_under_both_guards_are_counted_together(book: Book) -> None:
 
 
 def test_a_dead_work_of_the_new_guard_is_requeued_by_its_own_id(book: Book) -> None:
-    """The copy under the former id does not keep it DEAD."""
+    """The copy under the former id does not keep the work DEAD."""
     for _ in range(3):
         claim(book, new(book))
         book.expire_all()
@@ -200,7 +205,7 @@ def test_a_dead_work_of_the_new_guard_is_requeued_by_its_own_id(book: Book) -> N
 
 
 def test_a_claim_asked_again_is_the_same(book: Book) -> None:
-    """Its answer may have been lost."""
+    """A repeated claim, whose answer may have been lost, gets the same grant."""
     asked = new(book)
     first, again = claim(book, asked), claim(book, asked)
     assert (again.claim, again.attempt) == (first.claim, 1)
@@ -212,7 +217,8 @@ def test_a_claim_asked_again_is_the_same(book: Book) -> None:
     ids=["two keys", "one key", "more ids than keys"],
 )
 def test_renewals_keep_all_records(book: Book, values: dict[str, Any]) -> None:
-    """No worker with the former guard takes the holder for a crashed one."""
+    """Renewals keep all records, so that no worker with the former guard takes the holder for
+    crashed."""
     claimed = claim(book, new(book, **values))
     book.expire_all()
     assert book.ledger.renew([claimed.claim]) == [Renewal.RENEWED]
@@ -222,7 +228,8 @@ def test_renewals_keep_all_records(book: Book, values: dict[str, Any]) -> None:
 
 
 def test_a_work_remembers_under_which_id_it_began(book: Book) -> None:
-    """A payment provider is to hear the same idempotency key from every attempt."""
+    """The work keeps its first id, so that every attempt sends a payment provider the same
+    idempotency key."""
     assert claim(book, new(book, message="other", work="w", formerly=("v",))).began_as is None
     book.expire_all()
     book.ledger.give_back(claim(book, old(book)).claim)
@@ -233,7 +240,7 @@ def test_a_work_remembers_under_which_id_it_began(book: Book) -> None:
 
 
 def test_a_copy_that_the_former_guard_put_off_supersedes(book: Book) -> None:
-    """Numbers of a message in the former work count."""
+    """Numbers that the former guard recorded supersede copies."""
     claim(book, old(book, message="holder"))
     assert book.ledger.defer(old(book), lambda deferrals: None)
     book.expire_all()
@@ -244,7 +251,7 @@ def test_a_copy_that_the_former_guard_put_off_supersedes(book: Book) -> None:
 
 
 def test_what_was_enqueued_and_is_done_under_the_former_id_is_not_sent_again(book: Book) -> None:
-    """A sweep would send it until it gave up."""
+    """A sweep does not send work again that is done under its former id."""
     book.ledger.complete_alone(claim(book, old(book)).claim, "7")
     asked = new(book, message="n", call='{"message": "n", "queue": "test"}')
     book.ledger.enqueue(None, asked)
@@ -260,7 +267,7 @@ def test_what_was_enqueued_and_is_done_under_the_former_id_is_not_sent_again(boo
 
 
 def test_a_call_is_stored_once(book: Book) -> None:
-    """A sweep sends one message for a work, under the id that it has now."""
+    """A sweep sends one message for a work, under its new id."""
     call = '{"message": "m", "queue": "test"}'
     book.ledger.give_back(claim(book, old(book, call=call)).claim)
     book.ledger.give_back(claim(book, new(book, deferrals=1)).claim)
@@ -270,7 +277,8 @@ def test_a_call_is_stored_once(book: Book) -> None:
 
 
 def test_done_under_one_of_several_former_ids_is_done(book: Book) -> None:
-    """Each message was work of its own before: what one has done it does not do again."""
+    """Each message was work of its own before. Work that is done under one of several former ids is
+    not done again."""
     by_message = {"work": "ship message:m order:1"}
     book.ledger.complete_alone(claim(book, old(book, **by_message)).claim, None)
     other = new(book, message="n", formerly=("ship message:n order:1",))
@@ -281,7 +289,8 @@ def test_done_under_one_of_several_former_ids_is_done(book: Book) -> None:
 
 
 def test_workers_with_either_guard_have_one_effect(book: Book) -> None:
-    """A deploy, one worker after the other: whoever claims first, and whoever dies."""
+    """While a deploy replaces workers one by one, each work has one effect, whichever worker claims
+    first or dies."""
     rounds, workers = 6, 4
     for number in range(rounds):
         gate = threading.Barrier(workers)
@@ -310,7 +319,7 @@ def test_workers_with_either_guard_have_one_effect(book: Book) -> None:
 
 
 class TestLines:
-    """Messages that wait for `order:1` or `shop:1`, each of which is work of its own."""
+    """Messages that wait for `order:1` or `shop:1`. Each of them is work of its own."""
 
     @staticmethod
     def old(book: Book, message: str, **values: Any) -> ClaimRequest:
@@ -333,7 +342,8 @@ class TestLines:
         return [(each.key, each.message) for each in book.ledger.waiting()]
 
     def test_a_message_is_not_behind_itself(self, book: Book) -> None:
-        """A worker with the former guard has parked and called it."""
+        """A message is not behind its own record that a worker with the former guard has parked and
+        promoted."""
         holder = claim(book, old(book, message="holder"))
         assert book.ledger.park(self.old(book, "a"))
         assert book.ledger.park(self.old(book, "b"))
@@ -346,7 +356,7 @@ class TestLines:
         assert book.ledger.call_next("order:1", expected_s=30.0).message.id == "b"
 
     def test_it_takes_its_place_along(self, book: Book) -> None:
-        """It waits once, in the line of its new key, and is sent from there alone."""
+        """The work waits once, in the line of its new key, and is sent from there alone."""
         now_us = book.ledger.now_us()
         assert book.ledger.park(self.old(book, "a", sent_us=now_us - 9))
         assert book.ledger.park(self.new(book, "b", sent_us=now_us - 5))
@@ -359,7 +369,8 @@ class TestLines:
         assert book.ledger.call_next("shop:1", expected_s=30.0).message.id == "a"
 
     def test_nobody_goes_before_those_of_the_former_line(self, book: Book) -> None:
-        """Neither a message that was sent later, nor one that comes for the first time."""
+        """Neither a message that was sent later nor a new one goes before those in the
+        former line."""
         now_us = book.ledger.now_us()
         assert book.ledger.park(self.old(book, "a", sent_us=now_us - 9))
         assert book.ledger.park(self.new(book, "c", sent_us=now_us - 5))
@@ -369,7 +380,8 @@ class TestLines:
         claim(book, self.new(book, "c"))
 
     def test_a_retry_of_the_former_guard_keeps_its_place(self, book: Book) -> None:
-        """Strict: the new guard's deliveries wait for it, and it keeps that place when parked."""
+        """With `order="strict"`, deliveries of the new guard wait for the former guard's retry,
+        which keeps its position when it is parked."""
         strict = {"strict": True, "sent_us": book.ledger.now_us() - 9}
         failed = claim(book, self.old(book, "a", **strict))
         assert book.ledger.fail(failed.claim, "boom")
@@ -384,7 +396,7 @@ class TestLines:
 
     @pytest.mark.parametrize("state", ["in progress", "done", "revoked"])
     def test_what_the_former_guard_has_begun_does_not_wait(self, book: Book, state: str) -> None:
-        """Its record under the former id says so."""
+        """Work that the former guard has begun does not wait, because its former record says so."""
         begun = claim(book, self.old(book, "a"))
         if state == "done":
             book.ledger.complete_alone(begun.claim, None)
@@ -393,7 +405,7 @@ class TestLines:
         assert not book.ledger.park(self.new(book, "a"))
 
     def test_both_lines_count_for_max_waiting(self, book: Book) -> None:
-        """What has a place in the former line is not one too many."""
+        """A message with a position in the former line is not refused by `max_waiting`."""
         assert book.ledger.park(self.old(book, "a"))
         with pytest.raises(LineFullError):
             book.ledger.park(self.new(book, "b", max_waiting=1))

@@ -1,6 +1,7 @@
-"""Work that waits for its key in the ledger: its place in the line, who is called, who may claim.
+"""Work that waits for its key in the ledger: its position in line, and which message is promoted or
+may claim.
 
-All of it is of one account's key; each work item has a message of its own.
+All tests use one account's key. Each work item has a message of its own.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def message_of(number: int, retries: int = 0, deferrals: int = 0) -> MessageRef:
 
 
 def delivery(number: int, message: MessageRef | None = None, **values: Any) -> ClaimRequest:
-    """Of the work that stands for a message, in the line of the account's key."""
+    """Return a request for a message's work, in the line of the account's key."""
     message = message or message_of(number)
     values = {"keys": (KEY,), "in_line": True, **values}
     return request(number, message=message, **values)
@@ -48,14 +49,15 @@ def claimed(book: Any, number: int, **values: Any) -> Claimed:
 
 
 def call(book: Any, expected_s: float = EXPECTED_S) -> str | None:
-    """Whose turn it is: his message."""
+    """Promote the next message, and return its id."""
     found = book.ledger.call_next(KEY, expected_s=expected_s)
     return None if found is None else found.message.id
 
 
 class TestPark:
     def test_stands_in_the_ledger(self, book: Any) -> None:
-        """NEW, with its call, not overdue: nobody sends it until its turn has come."""
+        """A parked message is NEW, with its stored message, and not overdue: it is sent only when
+        it is promoted."""
         holder = claimed(book, 1)
         assert park(book, 2) is True
         row = book.work(2)
@@ -67,14 +69,15 @@ class TestPark:
         assert book.work(1).parked is None
 
     def test_whose_claim_it_is(self, book: Any) -> None:
-        """A claim says whether its work waited, also where another copy of the message makes it."""
+        """A claim says whether its work waited, even if another copy of the message makes it."""
         assert claimed(book, 1).waited is False
         park(book, 2)
         book.expire_all()
         assert claimed(book, 2).waited is True
 
     def test_again(self, book: Any) -> None:
-        """A delivery that comes twice, or was called and finds the key taken, keeps its place."""
+        """A delivery that comes twice, or was promoted and finds the key taken, keeps its
+        position."""
         claimed(book, 1)
         for number in (2, 3):
             park(book, number)
@@ -88,7 +91,8 @@ class TestPark:
         assert call(book) == "m2"
 
     def test_in_the_order_in_which_they_were_sent(self, book: Any) -> None:
-        """Whichever comes to the ledger first; a clock that is ahead gives nobody a later place."""
+        """Messages wait in the order in which they were sent. A sender's clock that is ahead gives
+        no later position."""
         claimed(book, 1)
         now_us = book.ledger.now_us()
         for number, sent_us in ((2, now_us - 5), (3, now_us - 7), (4, now_us + 10**12), (5, None)):
@@ -97,7 +101,8 @@ class TestPark:
         assert [each.work[-1] for each in book.ledger.waiting()] == ["3", "2", "4", "5"]
 
     def test_another_message_of_the_work(self, book: Any) -> None:
-        """Is not parked in its place: somebody waits for the result of each of them."""
+        """Another message of the work is not parked in its position, because each caller waits for
+        its own result."""
         claimed(book, 1)
         park(book, 2)
         before = book.work(2)
@@ -105,7 +110,8 @@ class TestPark:
         assert book.work(2) == before
 
     def test_one_that_was_enqueued(self, book: Any) -> None:
-        """In a transaction of the user's, or to be sent by a sweep: its own message parks it."""
+        """Work that was enqueued, in the user's transaction or for a sweep, is parked by its own
+        message."""
         claimed(book, 1)
         message = json.dumps({"queue": "test", "message": "m2"})
         with book.transaction() as db:
@@ -118,7 +124,8 @@ class TestPark:
         assert call(book) == "m2"
 
     def test_enqueued_again(self, book: Any) -> None:
-        """While it waits: it keeps its message and its place; the other one is sent beside it."""
+        """If waiting work is enqueued again, it keeps its message and position, and the other
+        message is sent, too."""
         claimed(book, 1)
         park(book, 2)
         before = book.work(2)
@@ -129,7 +136,7 @@ class TestPark:
         assert book.ledger.overdue() == []
 
     def test_one_that_was_replaced(self, book: Any) -> None:
-        """While it waited: the older message never runs, the newer one stands at the end."""
+        """If a waiting message is replaced, it never runs, and the newer one is last in line."""
         claimed(book, 1)
         for number in (2, 3):
             park(book, number)
@@ -147,7 +154,8 @@ class TestPark:
         assert isinstance(book.ledger.claim(instead), Claimed)
 
     def test_under_another_key(self, book: Any) -> None:
-        """The line is that of the key which this delivery asks for, whatever it was before."""
+        """The work waits in the line of the key that this delivery requests, whatever its key was
+        before."""
         book.ledger.fail(claimed(book, 2, keys=("account:2",)).claim, "boom")
         claimed(book, 1)
         assert park(book, 2, message_of(2, retries=1)) is True
@@ -156,7 +164,7 @@ class TestPark:
         assert call(book) == "m2"
 
     def test_a_retry_stands_at_the_end(self, book: Any) -> None:
-        """It failed, and comes again: those who waited meanwhile go first."""
+        """A retry goes to the end of the line, behind the messages that waited meanwhile."""
         holder = claimed(book, 1)
         park(book, 2)
         book.ledger.fail(holder.claim, "boom")
@@ -166,7 +174,8 @@ class TestPark:
         assert (book.work(1).state, book.work(1).retries) == ("NEW", 1)
 
     def test_only_what_is_new(self, book: Any) -> None:
-        """What nobody has read is parked if there is no record of it, nor of its message."""
+        """With only_new, a message is parked only if there is no record of its work or of the
+        message."""
 
         def park_new(number: int) -> bool:
             call_of = json.dumps({"queue": "test", "message": f"m{number}"})
@@ -183,7 +192,8 @@ class TestPark:
 
     @pytest.mark.parametrize("state", ["in progress", "done", "dead", "revoked", "retried"])
     def test_not_what_needs_no_turn(self, book: Any, state: str) -> None:
-        """What runs, has ended for good, or is a later message's is not parked, and not touched."""
+        """Work that runs, has ended for good, or belongs to a later message is not parked, and not
+        changed."""
         holder = claimed(book, 1, max_crashes=1)
         if state == "done":
             book.ledger.complete_alone(holder.claim, None)
@@ -202,7 +212,8 @@ class TestPark:
 
 class TestCall:
     def test_in_the_order_in_which_they_came(self, book: Any) -> None:
-        """The first is called, and nobody else until he has come; then the next one."""
+        """Messages are promoted one by one: the next one only after the one before has arrived and
+        ended."""
         claimed(book, 1)
         for number in (4, 2, 3):
             park(book, number)
@@ -212,7 +223,7 @@ class TestCall:
             assert call(book) is None
             assert book.ledger.look().keys == ()
             holder = claimed(book, number)
-            assert call(book) is None  # he is at work
+            assert call(book) is None  # the holder is at work
             book.ledger.complete_alone(holder.claim, None)
         assert call(book) is None
 
@@ -226,7 +237,7 @@ class TestCall:
         assert call(book) == "m2"
 
     def test_what_is_sent(self, book: Any) -> None:
-        """The stored call, with the highest numbers that are known of its message."""
+        """A promoted message is the stored message, with its highest known numbers."""
         claimed(book, 1)
         park(book, 2, message_of(2, retries=1, deferrals=3))
         book.expire_all()
@@ -236,7 +247,7 @@ class TestCall:
         assert (found.message.id, found.message.retries) == ("m2", 1)
 
     def test_lost(self, book: Any) -> None:
-        """Who was called and does not come is overdue, and holds up nobody any more."""
+        """A promoted message that does not arrive is overdue, and blocks no other message."""
         claimed(book, 1)
         for number in (2, 3):
             park(book, number)
@@ -249,7 +260,7 @@ class TestCall:
         assert isinstance(book.ledger.claim(delivery(3)), Claimed)
 
     def test_what_is_a_relays(self, book: Any) -> None:
-        """Who was called from a line is told from what is overdue otherwise: a sweep leaves him."""
+        """A promoted message is overdue for the relay only. A sweep does not send it."""
         park(book, 2)
         assert call(book) == "m2"
         asked = delivery(3, keys=("account:3",), call=json.dumps({"message": "m3"}))
@@ -260,7 +271,7 @@ class TestCall:
             assert {each.message.id for each in book.ledger.overdue(parked=parked)} == messages
 
     def test_expected_for_a_time(self, book: Any) -> None:
-        """By the database's clock."""
+        """A promoted message is expected for a time by the database's clock."""
         claimed(book, 1)
         park(book, 2)
         book.expire_all()
@@ -268,7 +279,8 @@ class TestCall:
         wait_until(lambda: book.ledger.overdue(parked=True))
 
     def test_one_that_is_sent_again(self, book: Any) -> None:
-        """By a relay: it holds up nobody, however long it takes, and may come all the same."""
+        """A promoted message that a relay sends again blocks no other message, and may
+        still run."""
         claimed(book, 1)
         for number in (2, 3):
             park(book, number)
@@ -280,7 +292,8 @@ class TestCall:
         assert isinstance(book.ledger.claim(delivery(2)), Claimed)
 
     def test_one_that_could_not_be_sent_again(self, book: Any) -> None:
-        """The broker was away: it is overdue still, and holds up nobody."""
+        """If the broker was down when a relay sent it, the message remains overdue, and blocks no
+        other."""
         claimed(book, 1)
         for number in (2, 3):
             park(book, number)
@@ -294,7 +307,8 @@ class TestCall:
         assert isinstance(book.ledger.claim(delivery(3)), Claimed)
 
     def test_what_was_claimed_is_no_longer_in_line(self, book: Any) -> None:
-        """Whoever claimed it; nor what was revoked while it waited."""
+        """Work that was claimed by any delivery, or revoked while it waited, is no longer
+        in line."""
         holder = claimed(book, 1)
         for number in (2, 3, 4):
             park(book, number)
@@ -305,7 +319,8 @@ class TestCall:
 
 
 class TestQueues:
-    """Two kinds of queues in the line of one key: each has its own senders."""
+    """Messages of two kinds of queues wait in the line of one key. Each kind has its own
+    senders."""
 
     @pytest.fixture(autouse=True)
     def _of_two(self, book: Any) -> None:
@@ -314,20 +329,22 @@ class TestQueues:
             assert book.ledger.park(delivery(number, call=call))
 
     def test_the_first_is_called_by_his_own(self, book: Any) -> None:
-        """Who cannot send to him calls nobody, not even one behind him, and notes nothing."""
+        """A sender that cannot send the first message promotes none, not even a later one, and
+        notes nothing."""
         for queues in (["rq"], ["r%"], []):
             assert book.ledger.call_next(KEY, expected_s=5.0, queues=queues) is None
         found = book.ledger.call_next(KEY, expected_s=5.0, queues=["rq", "celery"])
         assert found.message.id == "m1"
 
     def test_whose_keys_are_open(self, book: Any) -> None:
-        """Those whose first message is of these queues: only its own relay calls it."""
+        """A key is open only for the relay of its first message's queue."""
         assert book.ledger.look(queues=["rq"]).keys == ()
         assert book.ledger.look(queues=["other", "celery"]).keys == (KEY,)
         assert book.ledger.look(queues=["r%", "r_"]).keys == ()
 
     def test_key_after_key(self, book: Any) -> None:
-        """One look reads so many messages, and says which key was the last; the next goes on."""
+        """One look reads a limited number of messages, and returns the last key. The next look goes
+        on there."""
         for number in (3, 4):
             message = MessageRef(f"m{number}")
             call = json.dumps({"queue": "celery", "message": message.name})
@@ -341,19 +358,19 @@ class TestQueues:
         assert book.ledger.call_next("account:2", expected_s=-60.0, queues=None)
         seen = book.ledger.look(
             after=KEY, most=1
-        )  # only a message that was called and did not come
+        )  # only a message that was promoted and did not arrive
         assert (seen.keys, seen.after) == (("account:2",), "account:2")
         assert seen.overdue
         [lost] = book.ledger.overdue(parked=True)
-        book.ledger.sent([lost], again_after_s=-1.0)  # and it got lost again
+        book.ledger.sent([lost], again_after_s=-1.0)  # and it was lost again
         assert book.ledger.look(queues=["celery"]).overdue
 
 
 class TestRanks:
-    """`order="priority"`: those of a lower rank go first."""
+    """`order="priority"`: messages of a lower rank go first."""
 
     def test_in_which_order_they_are_called(self, book: Any) -> None:
-        """By rank, and of one rank in the order in which they were sent."""
+        """Messages are promoted by rank, and within a rank in the order in which they were sent."""
         holder = claimed(book, 1)
         sent_us = book.ledger.now_us() - 100
         for number, rank in ((2, 5), (3, -1), (4, 0), (5, -1)):
@@ -368,7 +385,8 @@ class TestRanks:
 
     @pytest.mark.parametrize("redelivered", [False, True])
     def test_who_may_claim(self, book: Any, redelivered: bool) -> None:
-        """Behind those of its rank or a lower one; before those of a higher one, called or not."""
+        """A message may claim before those of a higher rank, but not before those of its own or a
+        lower rank, promoted or not."""
         holder = claimed(book, 1)
         for number in (2, 3):
             park(book, number, rank=5)
@@ -383,7 +401,7 @@ class TestRanks:
         claimed(book, 2, rank=5, redelivered=redelivered)
 
     def test_comes_again_with_another_one(self, book: Any) -> None:
-        """Its message was sent with another priority: that counts."""
+        """If a message is sent with another priority, its new rank counts."""
         claimed(book, 1)
         park(book, 2, rank=3)
         park(book, 3, rank=2)
@@ -392,14 +410,14 @@ class TestRanks:
 
 
 def strict(number: int, message: MessageRef | None = None, **values: Any) -> ClaimRequest:
-    """Of work that keeps its place, with the call by which it is sent again."""
+    """Return a request for work that keeps its position, with the stored message to send again."""
     message = message or message_of(number)
     call_of = json.dumps({"queue": "test", "message": message.name})
     return delivery(number, message, strict=True, call=call_of, **values)
 
 
 class TestStrict:
-    """`order="strict"`: who has begun keeps his place until his work has ended."""
+    """`order="strict"`: work that has begun keeps its position until it has ended."""
 
     @staticmethod
     def begin(book: Any, number: int = 1, **values: Any) -> Claimed:
@@ -409,7 +427,7 @@ class TestStrict:
 
     @staticmethod
     def fail(book: Any) -> Claimed:
-        """The head has begun, and failed; two wait behind it."""
+        """Let the head begin and fail, while two messages wait behind it."""
         head = TestStrict.begin(book)
         for number in (2, 3):
             assert book.ledger.park(strict(number))
@@ -417,7 +435,8 @@ class TestStrict:
         return head
 
     def test_a_place_is_taken_with_the_claim(self, book: Any) -> None:
-        """As of when the message was sent, also by one that never waited; DONE frees it."""
+        """A claim takes a position by the send time, even if the message never waited. DONE frees
+        it."""
         sent_us = book.ledger.now_us() - 1_000_000
         holder = self.begin(book, sent_us=sent_us)
         row = book.work(1)
@@ -427,14 +446,14 @@ class TestStrict:
         assert (book.work(1).state, book.work(1).parked) == ("DONE", None)
 
     def test_in_a_transaction_of_the_body(self, book: Any) -> None:
-        """The same where the body commits."""
+        """A completion in the body's transaction frees the position, too."""
         holder = self.begin(book)
         with book.ledger.transaction(holder.claim) as tx:
             tx.complete_in_block(holder.claim, None)
         assert (book.work(1).state, book.work(1).parked) == ("DONE", None)
 
     def test_nobody_goes_before_a_retry(self, book: Any) -> None:
-        """Neither one who waits, nor a newcomer, nor one of a task that is not strict."""
+        """No waiting or new message, and none of a task that is not strict, goes before a retry."""
         self.fail(book)
         assert call(book) is None
         assert book.ledger.look().keys == ()
@@ -454,7 +473,8 @@ class TestStrict:
         assert call(book) == "m2"
 
     def test_a_retry_that_finds_the_key_taken(self, book: Any) -> None:
-        """By somebody without a line: it waits in the place that it had."""
+        """A retry that finds the key taken by a delivery without a line waits in its old
+        position."""
         self.fail(book)
         before = book.work(1).parked
         other = claimed(book, 9, in_line=False)
@@ -465,7 +485,8 @@ class TestStrict:
         assert call(book) == "m1"
 
     def test_a_retry_is_expected(self, book: Any) -> None:
-        """From when its queue has sent it: what is sent once more has its number and its call."""
+        """A retry is expected after its queue has sent it. If it is sent again, it has the retry's
+        number and message."""
         head = self.fail(book)
         assert book.ledger.overdue(parked=True) == []
         newer = json.dumps({"queue": "test", "message": "m1", "args": "newer"})
@@ -475,7 +496,7 @@ class TestStrict:
         [overdue] = book.ledger.overdue(parked=True)
         assert (overdue.message.id, overdue.message.retries) == ("m1", 1)
         assert json.loads(overdue.call)["args"] == "newer"
-        # Sent again and again, until somebody claims it: then an older copy is superseded.
+        # It is sent again until it is claimed. Then an older copy is superseded.
         assert book.ledger.sent([overdue], again_after_s=600.0) == 1
         assert book.ledger.overdue(parked=True) == []
         assert isinstance(book.ledger.claim(strict(1, message_of(1))), Answer)
@@ -483,7 +504,8 @@ class TestStrict:
         assert book.ledger.keep(head.claim, retries=1, call=None, due_in_s=1.0) is False
 
     def test_nobody_says_whether_it_is_retried(self, book: Any) -> None:
-        """The process died that was to: its message is sent again after a while."""
+        """If the process died that decides about a retry, the message is sent again after a
+        while."""
         self.fail(book)
         due = book.work(1).due
         assert due is not None
@@ -494,7 +516,7 @@ class TestStrict:
         assert self.begin(book).attempt == 2
 
     def test_sent_in_vain(self, book: Any) -> None:
-        """A retry that never comes frees the place in the end."""
+        """A retry that never arrives frees its position in the end."""
         self.fail(book)
         book.make_due()
         [overdue] = book.ledger.overdue(parked=True)
@@ -504,7 +526,8 @@ class TestStrict:
         assert call(book) == "m2"
 
     def test_failed_for_good(self, book: Any) -> None:
-        """The place is free; a copy of its message does nothing, and another one has it anew."""
+        """Work that failed for good frees its position. A copy of its message does nothing, and
+        another message may take the position."""
         head = self.fail(book)
         assert book.ledger.leave(head.claim, retries=1) is True
         row = book.work(1)
@@ -522,7 +545,8 @@ class TestStrict:
         self.begin(book, message=MessageRef("another"))
 
     def test_failed_by_its_rounds(self, book: Any) -> None:
-        """The database ended its transactions: its queue says what comes, as after a failure."""
+        """If the database ended its transactions, the queue decides about a retry, as after a
+        failure."""
         head = self.begin(book)
         assert book.ledger.park(strict(2))
         assert book.ledger.end_round(head.claim, "idle", most=1) is State.FAILED
@@ -535,22 +559,23 @@ class TestStrict:
         assert call(book) == "m2"
 
     def test_whose_queue_counts_no_retries(self, book: Any) -> None:
-        """All deliveries of its message have one number: it is retried, and, once it has failed
-        for good, run again as soon as somebody sends it anew."""
+        """If a queue counts no retries, all deliveries of a message have one number. It is retried,
+        and runs again if it is sent after it has failed for good."""
         head = self.fail(book)
         assert book.ledger.keep(head.claim, retries=0, call=None, due_in_s=600.0)
         retry = self.begin(book)
         assert retry.attempt == 2
         assert book.ledger.fail(retry.claim, "boom")
         assert book.ledger.leave(retry.claim, retries=0)
-        assert isinstance(book.ledger.claim(strict(1)), Busy)  # two are before it
+        assert isinstance(book.ledger.claim(strict(1)), Busy)  # two messages are before it
         assert book.ledger.park(strict(1))
         for number in (2, 3):
             book.ledger.revoke(f"ship order:{number}", message=f"m{number}")
         assert self.begin(book).attempt == 3
 
     def test_another_message_of_the_work(self, book: Any) -> None:
-        """The place is that of the message which is to be retried: another one does not take it."""
+        """The position belongs to the message that is retried. Another message of the work does not
+        get it."""
         self.fail(book)
         before = book.work(1)
         again = MessageRef("again")
@@ -560,7 +585,7 @@ class TestStrict:
         assert book.work(1) == before
 
     def test_a_retry_that_was_faster(self, book: Any) -> None:
-        """It has claimed the work before it was known that it comes: nothing of it changes."""
+        """If a retry has claimed the work before its sending was recorded, nothing changes."""
         head = self.fail(book)
         self.begin(book, message=message_of(1, retries=1))
         before = book.work(1)
@@ -570,8 +595,8 @@ class TestStrict:
 
     @pytest.mark.parametrize("ending", ["revoked", "dead", "replaced", "requeued"])
     def test_what_else_frees_the_place(self, book: Any, ending: str) -> None:
-        """Somebody revokes it, it has killed its workers, newer arguments replace it; and an
-        operator's requeue: it comes by its message."""
+        """A position is also freed by a revocation, by too many crashes, by a replacement, and by
+        an operator's requeue."""
         head = self.fail(book)
         if ending == "revoked":
             book.ledger.revoke("ship order:1", message="m1")
@@ -593,7 +618,8 @@ class TestStrict:
         assert call(book) == "m2"
 
     def test_whose_holder_died(self, book: Any) -> None:
-        """Its message is sent again when the lease has ended; until then nobody goes before it."""
+        """If a strict holder dies, its message is sent again after the lease. Until then no other
+        message begins."""
         self.begin(book)
         assert book.ledger.park(strict(2))
         assert book.ledger.overdue(parked=True) == []
@@ -606,7 +632,8 @@ class TestStrict:
         assert self.begin(book, redelivered=True).takeover
 
     def test_given_back(self, book: Any) -> None:
-        """At a shutdown, for example: its message comes again, and goes first."""
+        """Work that was given back, for example at a shutdown, is delivered again, and goes
+        first."""
         head = self.begin(book)
         assert book.ledger.park(strict(2))
         assert book.ledger.give_back(head.claim)
@@ -618,7 +645,8 @@ class TestStrict:
         self.begin(book)
 
     def test_one_that_was_called_and_got_lost(self, book: Any) -> None:
-        """It is sent again, and until it comes nobody goes before it, other than in other lines."""
+        """If a promoted strict message is lost, it is sent again. Until it arrives no other message
+        of its line begins."""
         head = self.begin(book)
         for number in (2, 3):
             assert book.ledger.park(strict(number))
@@ -633,7 +661,7 @@ class TestStrict:
         self.begin(book, 2)
 
     def test_one_that_was_sent_before(self, book: Any) -> None:
-        """It came late, and goes first: the order is that in which they were sent."""
+        """A message that was sent first and arrives late goes first."""
         now_us = book.ledger.now_us()
         head = self.begin(book, sent_us=now_us - 5)
         assert book.ledger.park(strict(2, sent_us=now_us - 9))
@@ -642,8 +670,8 @@ class TestStrict:
         self.begin(book, 2)
 
     def test_has_its_place_from_its_enqueueing(self, book: Any) -> None:
-        """In a transaction: whoever is sent after its COMMIT stands behind it; rolled back it is
-        in no line."""
+        """Enqueued strict work has its position from its transaction on: messages sent after the
+        COMMIT are behind it. After a rollback it is in no line."""
         now_us = book.ledger.now_us()
         with book.transaction() as db:
             book.ledger.enqueue(db, strict(1, sent_us=now_us - 5), due_in_s=600.0)
@@ -657,7 +685,7 @@ class TestStrict:
         assert call(book) == "m2"
 
     def test_a_purge_leaves_what_keeps_its_place(self, book: Any) -> None:
-        """However long it waits for its retry, which goes on with its progress and attempts."""
+        """A purge keeps work that waits for its retry, with its progress and attempts."""
         head = self.begin(book)
         assert book.ledger.park(strict(2))
         assert book.ledger.note(head.claim, '{"step": 1}')
@@ -676,7 +704,8 @@ class TestStrict:
         assert call(book) == "m2"
 
     def test_one_that_was_enqueued_and_has_not_come(self, book: Any) -> None:
-        """It waits in its place and is called from there, which counts as the first sending."""
+        """Enqueued work that has not arrived waits in its position. Its promotion counts as the
+        first sending."""
         head = self.begin(book)
         with book.transaction() as db:
             book.ledger.enqueue(db, strict(2), due_in_s=0.0)
@@ -701,7 +730,8 @@ class TestStrict:
         assert book.ledger.sent([overdue], again_after_s=None) == 0
 
     def test_who_was_enqueued_holds_up_only_those_behind(self, book: Any) -> None:
-        """Who was sent before it is called as soon as the key is free: it has not been called."""
+        """Enqueued strict work blocks only later messages: an earlier one is promoted as soon as
+        the key is free."""
         now_us = book.ledger.now_us()
         head = self.begin(book, sent_us=now_us - 9)
         assert book.ledger.park(strict(2, sent_us=now_us - 7))
@@ -713,11 +743,11 @@ class TestStrict:
 
 
 class TestMaxWaiting:
-    """So many may wait for a key, and no more."""
+    """`max_waiting` limits how many messages wait for a key."""
 
     def test_one_too_many(self, book: Any) -> None:
-        """Is refused by an error that names the key, and leaves nothing behind; a place that gets
-        free is the next one's."""
+        """A message beyond the limit raises an error that names the key, and leaves no record. The
+        next message gets the next free position."""
         claimed(book, 1)
         for number in (2, 3):
             assert park(book, number, max_waiting=2)
@@ -731,7 +761,7 @@ class TestMaxWaiting:
         assert park(book, 5, max_waiting=2)
 
     def test_who_has_a_place_or_has_begun(self, book: Any) -> None:
-        """Is never refused: it could be lost."""
+        """A queued message, or one whose work has begun, is never refused: it could be lost."""
         begun = claimed(book, 1)
         book.ledger.fail(begun.claim, "boom")
         claimed(book, 2)
@@ -740,7 +770,8 @@ class TestMaxWaiting:
         assert park(book, 1, message_of(1, retries=1), max_waiting=1)
 
     def test_one_that_was_enqueued(self, book: Any) -> None:
-        """Its caller is told: nobody sends it again."""
+        """The caller of an enqueued message that is refused is told, and the message is not sent
+        again."""
         claimed(book, 1)
         park(book, 2)
         message = json.dumps({"queue": "test", "message": "m3"})
@@ -749,7 +780,7 @@ class TestMaxWaiting:
         with pytest.raises(LineFullError):
             park(book, 3, max_waiting=1)
         assert (book.work(3).state, book.work(3).due) == ("FAILED", None)
-        assert park(book, 3, max_waiting=2)  # it is not final
+        assert park(book, 3, max_waiting=2)  # the refusal is not final
 
 
 class TestNamespaces:
@@ -761,11 +792,12 @@ class TestNamespaces:
 
     @staticmethod
     def park_each(book: Any) -> None:
-        """One message of each application, and of one whose name is nearly a pattern of it."""
+        """Park a message of each application, and of one whose name is nearly a pattern of
+        another."""
         for number, app in ((1, ""), (2, "eu"), (3, "e%")):
             key = f"{app}:account" if app else "account"
             owned = {"app": app} if app else {}
-            message = f'm", "app": "{number}'  # as far as a name may go
+            message = f'm", "app": "{number}'  # the longest allowed name
             call = json.dumps({"queue": "test", "message": message, **owned})
             asked = request(number, message=MessageRef(message), keys=(key,), call=call)
             assert book.ledger.park(asked)
@@ -777,7 +809,8 @@ class TestNamespaces:
         assert book.ledger.look(app="us").keys == ()
 
     def test_who_is_called(self, book: Any) -> None:
-        """Nobody by another application, which would send him to its own broker."""
+        """No application promotes another one's message, because it would send it to its own
+        broker."""
         for app in ("", "us"):
             assert book.ledger.call_next("eu:account", expected_s=5.0, app=app) is None
         assert book.ledger.call_next("account", expected_s=5.0, app="eu") is None
@@ -787,7 +820,7 @@ class TestNamespaces:
 
 class TestClaim:
     def test_behind_those_who_wait(self, book: Any) -> None:
-        """A newcomer finds the key free, and others before him."""
+        """A new message is refused while earlier ones wait, although the key is free."""
         holder = claimed(book, 1)
         park(book, 2)
         book.ledger.complete_alone(holder.claim, None)
@@ -798,7 +831,7 @@ class TestClaim:
         assert isinstance(book.ledger.claim(delivery(2)), Claimed)
 
     def test_behind_one_who_was_called(self, book: Any) -> None:
-        """He is on his way: for as long as he is expected nobody gets in between."""
+        """While a promoted message is on its way, no other message claims the key."""
         holder = claimed(book, 1)
         for number in (2, 3):
             park(book, number)
@@ -810,7 +843,7 @@ class TestClaim:
         assert isinstance(book.ledger.claim(delivery(3)), Claimed)
 
     def test_work_that_has_begun_goes_first(self, book: Any) -> None:
-        """Its holder died: it stands in no line, and is taken over before those who wait."""
+        """Work whose holder died is in no line, and is taken over before waiting messages."""
         claimed(book, 1)
         park(book, 2)
         book.expire_all()
@@ -821,8 +854,9 @@ class TestClaim:
 
     @pytest.mark.parametrize("redelivered", [False, True])
     def test_behind_the_message_that_waits_for_it(self, book: Any, redelivered: bool) -> None:
-        """Another one of the same work: who waits has been acknowledged, and gets no answer but by
-        coming. It is on its way for certain only when it was sent again."""
+        """A message does not claim work for which another message waits. The waiting message was
+        acknowledged, and gets its answer only when it arrives. It is certainly on its way only
+        after it was sent again."""
         holder = claimed(book, 1)
         for number in (2, 3):
             park(book, number)
@@ -840,7 +874,8 @@ class TestClaim:
 
     @pytest.mark.parametrize("redelivered", [False, True])
     def test_behind_it_also_with_a_lower_rank(self, book: Any, redelivered: bool) -> None:
-        """Its broker would deliver it first; who waits would never be answered."""
+        """The same holds if the message has a lower rank, because the waiting one would never be
+        answered."""
         holder = claimed(book, 1)
         park(book, 2, rank=5)
         book.ledger.complete_alone(holder.claim, None)
@@ -853,7 +888,7 @@ class TestClaim:
         assert isinstance(book.ledger.claim(delivery(2, **again)), Claimed)
 
     def test_redelivered(self, book: Any) -> None:
-        """The same by the full statement."""
+        """The same holds for a redelivery, which uses the full statement."""
         holder = claimed(book, 1)
         park(book, 2)
         book.ledger.complete_alone(holder.claim, None)
@@ -861,14 +896,14 @@ class TestClaim:
         assert isinstance(book.ledger.claim(delivery(2, redelivered=True)), Claimed)
 
     def test_a_message_that_does_not_stand_in_line(self, book: Any) -> None:
-        """Of a task that puts off: it asks for the key alone, and may overtake."""
+        """A message of a task that defers claims the key alone, and may overtake the line."""
         holder = claimed(book, 1)
         park(book, 2)
         book.ledger.complete_alone(holder.claim, None)
         assert isinstance(book.ledger.claim(delivery(3, in_line=False)), Claimed)
 
     def test_ends_the_waiting(self, book: Any) -> None:
-        """The record is that of any other work then."""
+        """A claim ends the waiting: the record then looks like that of other work."""
         claimed(book, 1)
         park(book, 2)
         book.expire_all()
@@ -881,7 +916,7 @@ class TestClaim:
         assert (book.work(2).state, book.work(2).call) == ("DONE", None)
 
     def test_one_that_fails_goes_on(self, book: Any) -> None:
-        """Its retry comes as that of work that never waited."""
+        """The retry of failed work that waited is like that of work that never waited."""
         claimed(book, 1)
         park(book, 2)
         book.expire_all()
@@ -892,7 +927,8 @@ class TestClaim:
 
 class TestPeople:
     def test_who_waits(self, book: Any) -> None:
-        """The line of a key, or of each, in its order; and whether somebody was called."""
+        """The line of one key, or of every key, is listed in order, with promoted messages
+        marked."""
         holder = claimed(book, 1)
         for number in (3, 2):
             park(book, number)
@@ -912,7 +948,7 @@ class TestPeople:
         assert len(book.ledger.waiting(limit=1)) == 1
 
     def test_revoked_and_requeued(self, book: Any) -> None:
-        """It is no longer in line: it comes by its message, as any other requeued work."""
+        """Requeued work is no longer in line: it comes by its message, like other requeued work."""
         claimed(book, 1)
         park(book, 2)
         book.ledger.revoke("ship order:2", message="m2")
@@ -924,8 +960,8 @@ class TestPeople:
 
 
 def test_nobody_is_forgotten(book: Any) -> None:  # noqa: C901  # all that a worker does
-    """Several who deliver, without a lock server and without a relay: each message that was parked
-    is called by whoever parks or is done, and no two are at work at once."""
+    """Without a lock server and a relay, each parked message is promoted by a delivery that parks
+    or ends. No two run at once."""
     count = 24
     queue: deque[int] = deque(range(count))
     inside, done, failures = [0], [], []

@@ -1,9 +1,9 @@
-"""Ledgers with a check left out: the contract suite finds each of them, on every database.
+"""Ledgers with a check left out: the contract suite detects each of them, on every database.
 
-A suite that passes shows something only if it fails where it has to. Guarantees: a mutant counts as
-caught only if an assertion of the suite failed, and only if what was changed took part: its
-function was called, or its statement was answered by the server. A mutant that merely breaks a
-statement is the mutant's own mistake, and fails here.
+A suite that passes shows something only if it fails when it should. A mutant counts as caught only
+if an assertion failed and the changed part took part: its function was called, or the server
+answered its statement. A mutant that merely breaks a statement is the mutant's own mistake, and
+fails here.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ from taskguard.model.states import Decision, State
 
 pytestmark = pytest.mark.once
 
-# What a test of the suite fails by, where it finds something out.
+# Errors by which a test of the suite reports a mutant.
 ASSERTIONS = (AssertionError, pytest.fail.Exception)
 
 
 class Mutation:
-    """Changes of functions and statements; `ran` has the names of those that took part."""
+    """Changes of functions and statements. `ran` has the names of those that took part."""
 
     def __init__(self, patch: pytest.MonkeyPatch, kind: str) -> None:
         self._patch = patch
@@ -64,7 +64,7 @@ class Mutation:
             patch.setattr(Database, name, self._noting(getattr(Database, name)))
 
     def replace(self, home: Any, name: str, function: Callable[..., Any], **options: Any) -> None:
-        """`home.name` is `function` from here on."""
+        """Replace `home.name` by `function`."""
 
         def noted(*args: Any, **kwargs: Any) -> Any:
             self.ran.add(name)
@@ -73,7 +73,7 @@ class Mutation:
         self._patch.setattr(home, name, noted, **options)
 
     def edit(self, home: Any, name: str, *changes: tuple[str, str]) -> None:
-        """Change a statement; each part has to be in it."""
+        """Change a statement. It must contain each part."""
         text = getattr(home, name)
         for old, new in changes:
             assert old in text, f"{name} has no {old!r}"
@@ -82,10 +82,10 @@ class Mutation:
         self._statements[text] = f"{home.__name__.rpartition('.')[2]}.{name}"
 
     def must_run(self) -> set[str]:
-        """One of these has to, for the mutant to count as caught on this kind of ledger.
+        """Require that one of these ran, for the mutant to count as caught on this kind of ledger.
 
-        Where the kind has one statement for it, which was changed, that one: without it, what
-        is seen to fail would be the steps below.
+        If the kind has one statement for it, which was changed, that one must run. Otherwise the
+        failure would come from the steps below.
         """
         own = {name for name in self._statements.values() if name.startswith(f"{self._kind}.")}
         return own or self.ran
@@ -93,7 +93,7 @@ class Mutation:
     def _noting(self, ask: Callable[..., Any]) -> Callable[..., Any]:
         def noted(database: Database, *args: Any, **kwargs: Any) -> Any:
             rows = ask(database, *args, **kwargs)
-            # Only now: one that the server refuses shows nothing.
+            # Count it after the call: a statement that the server refuses shows nothing.
             self.ran |= {name for text, name in self._statements.items() if text in args}
             return rows
 
@@ -101,7 +101,7 @@ class Mutation:
 
 
 def without_fenced_steps(made: Mutation) -> None:
-    """Checkpoints, and completions in steps, go by the names of key and work alone."""
+    """Checkpoints, and completions in steps, compare only the names of key and work."""
     for module in (transaction, ending_statements, renewals):
         made.replace(module, "standing", lambda claim: WORK.c.id == claim.work)
     for module in (transaction, ending_statements):
@@ -112,7 +112,7 @@ def without_fenced_steps(made: Mutation) -> None:
 
 
 def without_fence_checks(made: Mutation) -> None:
-    """Completions go by the names of key and work alone."""
+    """Completions compare only the names of key and work."""
     without_fenced_steps(made)
     check = "fence = %(fence)s::bigint and {0}owner = %(owner)s::text"
     for name in ("_COMPLETE", "_COMPLETE_OR_FAIL"):
@@ -134,7 +134,7 @@ def without_an_error(made: Mutation) -> None:
 
 
 def without_leases_of_locks(made: Mutation) -> None:
-    """Whoever claims a key alone gets it: every lease seems to have run out."""
+    """Every claim of a key alone is granted, as if all leases had expired."""
     now_us = Database.now_us
     ahead_us = itertools.count(10**15, 10**15)
     made.replace(Database, "now_us", lambda self, db: now_us(self, db) + next(ahead_us))
@@ -142,7 +142,7 @@ def without_leases_of_locks(made: Mutation) -> None:
 
 
 def without_leases(made: Mutation) -> None:
-    """Whoever claims gets key and work."""
+    """Every claim gets key and work."""
     without_leases_of_locks(made)
     read, ahead_us = portable_claims._read_one, itertools.count(10**15, 10**15)
 
@@ -158,7 +158,7 @@ def without_leases(made: Mutation) -> None:
 
 
 def without_growing_fences_in_steps(made: Mutation) -> None:
-    """The next holder of a key gets the fence of the one before, where a claim takes steps."""
+    """In claims by steps, the next holder of a key gets the last fence again."""
 
     def first(*values: Any, **options: Any) -> Any:
         of_fences = not options and isinstance(values[0], int)
@@ -168,20 +168,20 @@ def without_growing_fences_in_steps(made: Mutation) -> None:
 
 
 def without_growing_fences_of_locks(made: Mutation) -> None:
-    """The next holder of a key alone gets the fence of the one before."""
+    """The next holder of a key alone gets the last fence again."""
     without_growing_fences_in_steps(made)
     made.edit(postgresql, "_CLAIM_KEY", ("greatest(k.fence + 1, excluded.fence)", "k.fence"))
 
 
 def without_growing_fences(made: Mutation) -> None:
-    """The next holder of key and work gets the fence of the one before."""
+    """The next holder of key and work gets the last fence again."""
     without_growing_fences_of_locks(made)
     made.edit(postgresql, "_CLAIM", ("greatest(k.fence + 1, excluded.fence)", "k.fence"))
     made.edit(mariadb, "_CLAIM", ("greatest(now_us, last_fence + 1)", "1"))
 
 
 def without_nonces(made: Mutation) -> None:
-    """A claim whose answer got lost and that is asked again is somebody else's."""
+    """A repeated claim whose answer got lost counts as another owner's."""
     decide = answers.decide
 
     def other(row: Any, **values: Any) -> Decision:
@@ -210,7 +210,7 @@ def without_an_end(made: Mutation) -> None:
 
 
 def without_numbers(made: Mutation) -> None:
-    """A message that a newer one has superseded runs all the same."""
+    """A message that a newer one has superseded runs."""
     decide = answers.decide
 
     def newest(row: Any, **values: Any) -> Decision:
@@ -224,7 +224,7 @@ def without_numbers(made: Mutation) -> None:
 
 
 def without_a_limit(made: Mutation) -> None:
-    """A work that kills its workers is taken over for ever."""
+    """Work that kills its workers is taken over without a limit."""
     decide = answers.decide
 
     def again(row: Any, **values: Any) -> Decision:
@@ -236,7 +236,7 @@ def without_a_limit(made: Mutation) -> None:
 
 
 def without_a_holder(made: Mutation) -> None:
-    """Who comes first gets the key, whoever has it."""
+    """The first claim of a key gets it, whatever its holder."""
     made.edit(
         postgresql,
         "_CLAIM_FIRST",
@@ -245,23 +245,23 @@ def without_a_holder(made: Mutation) -> None:
 
 
 def without_a_clock_that_went_back(made: Mutation) -> None:
-    """Who comes first gets the database's time as its fence, also where that was higher before."""
+    """A first claim uses the database's time as its fence, even if the last fence was higher."""
     made.edit(postgresql, "_CLAIM_FIRST", ("and k.fence < excluded.fence", ""))
 
 
 def without_the_message(made: Mutation) -> None:
-    """Who comes first does not ask whether a newer message is on its way."""
+    """A first claim does not check whether a newer message is on its way."""
     recorded = "message = %(message)s::text and work = %(work)s::text"
     made.edit(postgresql, "_CLAIM_FIRST", (f"where {recorded}", "where false"))
 
 
 def without_giving_back_the_key(made: Mutation) -> None:
-    """A key that was got without its work stays."""
+    """A claim that gets the key but not its work keeps the key."""
     made.replace(postgresql.PostgreSQLStatements, "_free_keys", lambda self, request: None)
 
 
 def without_former_records(made: Mutation) -> None:
-    """What a work was before its guard was changed is not looked at."""
+    """Former records of the work are not read."""
     read = portable_claims._read
 
     def own(*args: Any, **options: Any) -> portable_claims.Records:
@@ -272,7 +272,7 @@ def without_former_records(made: Mutation) -> None:
 
 
 def without_former_lines(made: Mutation) -> None:
-    """A claim looks at the line of its own key alone."""
+    """A claim checks the line of its own key only."""
     is_behind = turn.is_behind
 
     def own(db: Any, request: Any, now_us: int, **how: Any) -> bool:
@@ -292,17 +292,17 @@ def behind_itself(made: Mutation) -> None:
 
 
 def in_both_lines(made: Mutation) -> None:
-    """What is parked under its new id stays in its former line."""
+    """Work that is parked under its new id stays in its former line."""
     made.replace(park, "_leave_former", lambda *_: None)
 
 
 def with_any_former_state(made: Mutation) -> None:
-    """What runs, or has ended, under its former id is parked."""
+    """Work that runs or has ended under its former id is parked."""
     made.replace(park, "may_wait", lambda *_: True)
 
 
 def purged_by_state_alone(made: Mutation) -> None:
-    """What has ended is forgotten, whatever is to come of it."""
+    """All ended work is forgotten, even if its message is still needed."""
     made.replace(retention, "_is_over", lambda *_: sa.true())
 
 
@@ -318,20 +318,20 @@ def without_copies_of_the_end(made: Mutation) -> None:
 
 
 def without_those_before(made: Mutation) -> None:
-    """A claim does not look at the line of its key."""
+    """A claim does not check the line of its key."""
     made.replace(turn, "is_behind", lambda *_, **__: False)
     for name in ("_CLAIM_IN_LINE", "_CLAIM_FIRST_IN_LINE"):
         made.edit(postgresql, name, ("where o.key = %(key)s::text", "where false"))
 
 
 def without_those_called(made: Mutation) -> None:
-    """The next one is called while another one is on his way."""
+    """The next message is promoted while an earlier one is on its way."""
     made.replace(states, "expected", lambda *_: sa.false())
     made.edit(lines, "CALL_NEXT", ("and o.due > (select now_us from asked)", "and false"))
 
 
 def with_those_called_for_ever(made: Mutation) -> None:
-    """Who was called and does not come holds up all who stand behind him."""
+    """A promoted message that does not arrive blocks all messages behind it."""
     made.replace(states, "expected", lambda work, now_us: work.c.line.in_(["promoted", "resent"]))
     made.edit(
         lines,
@@ -342,7 +342,7 @@ def with_those_called_for_ever(made: Mutation) -> None:
 
 
 def with_any_messages_place(made: Mutation) -> None:
-    """Another message of work that waits has the place of the one that does."""
+    """Another message of waiting work gets that work's position."""
     is_behind = turn.is_behind
 
     def as_own(db: Any, request: Any, now_us: int, **how: Any) -> bool:
@@ -364,7 +364,7 @@ def with_any_messages_place(made: Mutation) -> None:
 
 
 def with_recalls_of_a_higher_number(made: Mutation) -> None:
-    """What is sent again supersedes the copy that is on its way."""
+    """A message that is sent again supersedes the copy that is on its way."""
     sent = SqlOutbox.sent
 
     def raising(self: SqlOutbox, items: Any, **how: Any) -> int:
@@ -384,34 +384,34 @@ def with_the_former_key(made: Mutation) -> None:
 
 
 def with_a_held_key(made: Mutation) -> None:
-    """Somebody is called while the key is held."""
+    """A message is promoted while the key is held."""
     made.replace(room, "of_key", lambda *_: 0)
     made.edit(lines, "CALL_NEXT", ("and k.lease_until > asked.now_us", "and false"))
 
 
 def with_any_state(made: Mutation) -> None:
-    """Whatever a message finds is parked."""
+    """A message is parked whatever the state of its work."""
     made.edit(lines, "PARK", ("or (w.state = 'FAILED' and w.final = 0 and", "or (true or"))
 
 
 def with_any_message(made: Mutation) -> None:
-    """One message is parked in the place of another one of its work."""
+    """A message is parked in the position of another message of its work."""
     own = "(w.call is null or w.message = excluded.message)"
     made.edit(lines, "PARK", (own, "true"))
 
 
 def with_a_new_place(made: Mutation) -> None:
-    """Who comes again stands at the end."""
+    """A message that arrives again goes to the end of the line."""
     made.edit(lines, "PARK", ("        w.parked,\n", "        null,\n"))
 
 
 def without_waiting_again(made: Mutation) -> None:
-    """Who was called, and finds the key taken, counts as called still."""
+    """A promoted message that finds the key taken still counts as promoted."""
     made.edit(lines, "PARK", ("    due = null,\n    line = excluded.line,\n", ""))
 
 
 def without_leaving_the_line(made: Mutation) -> None:
-    """Who is at work stands in line."""
+    """Work in progress keeps its position in line."""
     for name in ("_CLAIM_IN_LINE", "_CLAIM_FIRST_IN_LINE"):
         left = "line = null, parked = null,"
         if left in getattr(postgresql, name):
@@ -424,13 +424,13 @@ def with_the_last_first(made: Mutation) -> None:
 
 
 def without_ranks(made: Mutation) -> None:
-    """Who was sent first is called first, whatever his rank."""
+    """The message that was sent first is promoted first, whatever its rank."""
     made.replace(states, "in_order", lambda: (WORK.c.parked,))
     made.edit(lines, "CALL_NEXT", ("order by w.rank, w.parked", "order by w.parked"))
 
 
 def without_ranks_of_newcomers(made: Mutation) -> None:
-    """Who comes is of the lowest rank, whatever his message says."""
+    """A new message counts as the lowest rank, whatever its priority."""
     is_behind = turn.is_behind
 
     def lowest(db: Any, request: Any, now_us: int, **how: Any) -> bool:
@@ -442,7 +442,7 @@ def without_ranks_of_newcomers(made: Mutation) -> None:
 
 
 def without_keeping(made: Mutation) -> None:
-    """Who has begun, and failed, or was called and is late, holds up nobody."""
+    """Strict work that has failed, or was promoted and is late, blocks no other work."""
     made.replace(states, "keeps", lambda *_: sa.false())
     made.edit(
         lines, "CALL_NEXT", ("case when o.line = 'kept' then 1 end", "case when false then 1 end")
@@ -450,7 +450,7 @@ def without_keeping(made: Mutation) -> None:
 
 
 def without_keeping_in_claims(made: Mutation) -> None:
-    """Nor does he hold up whoever is not strict."""
+    """Strict work that has begun does not block claims of tasks that are not strict."""
     made.edit(
         postgresql,
         "_CLAIM_IN_LINE",
@@ -459,24 +459,24 @@ def without_keeping_in_claims(made: Mutation) -> None:
 
 
 def without_taking_a_place(made: Mutation) -> None:
-    """Work that never waited has none to keep."""
+    """Work that never waited has no position to keep."""
     made.replace(portable_claims.LockedClaim, "_kept_place", lambda self, known: {"parked": None})
     values = "::bigint), 1", "::bigint) + null, 1"
     made.edit(postgresql, "_CLAIM_STRICT", values)
 
 
 def without_giving_a_place_up(made: Mutation) -> None:
-    """What has failed for good keeps its place."""
+    """Work that has failed for good keeps its position."""
     made.replace(kept, "leave", lambda *_, **_how: True)
 
 
 def without_an_end_of_retries(made: Mutation) -> None:
-    """A retry that got lost is never due."""
+    """A lost retry is never due."""
     made.replace(SqlEndings, "_undecided", lambda *_: None)
 
 
 def at_the_end(made: Mutation) -> None:
-    """A retry that finds the key taken stands behind all."""
+    """A retry that finds the key taken goes to the end of the line."""
     kept = "        w.parked,\n"
     made.edit(lines, "PARK", (kept, "        case when w.state = 'NEW' then w.parked end,\n"))
 
@@ -487,7 +487,7 @@ def with_any_number(made: Mutation) -> None:
 
 
 def of_any_application(made: Mutation) -> None:
-    """Another application's messages are called, too."""
+    """Another application's messages are promoted, too."""
     made.edit(
         lines,
         "CALL_NEXT",
@@ -496,7 +496,7 @@ def of_any_application(made: Mutation) -> None:
 
 
 def without_a_second_look(made: Mutation) -> None:
-    """A claim goes by what it read before it waited for a call to be replaced."""
+    """A claim uses what it read before it waited for a stored message to be replaced."""
     made.edit(
         postgresql,
         "_CLAIM",
@@ -505,17 +505,17 @@ def without_a_second_look(made: Mutation) -> None:
 
 
 def without_a_second_reading(made: Mutation) -> None:
-    """The same, of claims in steps."""
+    """A claim in steps uses what it read before it waited."""
     made.replace(portable_claims, "_is_of_another", lambda *_: False)
 
 
 def without_superseding(made: Mutation) -> None:
-    """A call is replaced, and its message runs all the same."""
+    """A message is replaced, and still runs."""
     made.replace(unique, "supersede", lambda *_: None)
 
 
 def replace_what_is_begun(made: Mutation) -> None:
-    """A call is replaced whatever is done of it."""
+    """A stored message is replaced although its work has begun."""
     standing = unique.Standing
 
     def waiting(**values: Any) -> Any:
@@ -525,68 +525,68 @@ def replace_what_is_begun(made: Mutation) -> None:
 
 
 def by_arrival(made: Mutation) -> None:
-    """Who comes later is the newer one, whenever it was sent."""
+    """The message that arrives later counts as newer, whatever its send time."""
     for home in (newest, gates):
         made.replace(home, "is_outdated", lambda *_, **__: False)
 
 
 def without_a_mark(made: Mutation) -> None:
-    """Which was the newest that has begun is known by nobody."""
+    """The ledger does not record the newest message that has begun."""
     made.replace(newest.Mark, "move", lambda *_, **__: None)
 
 
 def with_one_mark_for_all_tasks(made: Mutation) -> None:
-    """A message of one task takes the place of another task's."""
+    """A message of one task supersedes another task's."""
     made.replace(newest, "mark_of", lambda request: f"{request.keys[0]}#newest")
 
 
 def without_ending_the_older(made: Mutation) -> None:
-    """Work whose key a newer one has taken stays as it is."""
+    """Work whose key a newer message has taken is not ended."""
     made.replace(gates.Newest, "_end_older", lambda *_, **__: None)
 
 
 def over_any_holder(made: Mutation) -> None:
-    """Whoever holds the key is superseded."""
+    """A newer message supersedes any holder of the key."""
     made.replace(gates.View, "supersedes", lambda self: True)
 
 
 def past_the_rate(made: Mutation) -> None:
-    """Whoever finds the key free, or may supersede its holder, begins."""
+    """A message that finds the key free, or may supersede its holder, begins whatever the rate."""
     made.replace(gates.RateOfStarts, "refuse", lambda self, view: None)
 
 
 def past_the_turn(made: Mutation) -> None:
-    """Whoever finds the key free, and a start allowed, begins."""
+    """A message begins whatever the line, if the key is free and a start is allowed."""
     made.replace(gates.Turn, "refuse", lambda self, view: None)
 
 
 def without_replacing(made: Mutation) -> None:
-    """The older one waits beside the newer one."""
+    """The older message still waits after a newer one was parked."""
     made.replace(newest.Line, "replace", lambda *_, **__: ())
 
 
 def past_those_who_wait(made: Mutation) -> None:
-    """Only what has begun counts as newer."""
+    """Only messages that have begun count as newer."""
     made.replace(newest.Line, "newest", lambda _: None)
 
 
 def claim_after_the_former_guard(book: Any) -> None:
-    """What it has done is done."""
+    """Work that the former guard has done is not done again."""
     formerly.test_what_is_done_by_one_guard_is_done_for_the_other(book, formerly.old, formerly.new)
 
 
 def claim_before_the_former_guard(book: Any) -> None:
-    """Workers that still have it find what is done."""
+    """Workers with the former guard find work that the new guard has done."""
     formerly.test_what_is_done_by_one_guard_is_done_for_the_other(book, formerly.new, formerly.old)
 
 
 def pass_the_message_that_waits(book: Any) -> None:
-    """Another one of its work is put off."""
+    """Another message of waiting work is deferred."""
     in_line.TestClaim().test_behind_the_message_that_waits_for_it(book, True)
 
 
 def claim_behind_a_retry(book: Any) -> None:
-    """By a task that is not strict, of the same key."""
+    """A task of the same key that is not strict does not claim before a retry."""
     in_line.TestStrict().fail(book)
     for number in (2, 3):
         book.ledger.revoke(f"ship order:{number}", message=f"m{number}")
@@ -604,7 +604,7 @@ def claim_by_rank(book: Any) -> None:
 
 
 def claim_what_is_done(book: Any) -> None:
-    """DONE is answered to whoever comes."""
+    """Every later claim is answered with DONE."""
     book.ledger.complete_alone(book.claim().claim, None)
     assert not isinstance(book.ledger.claim(book.request(message="x")), Claimed)
 
@@ -616,22 +616,22 @@ def claim_what_is_superseded(book: Any) -> None:
 
 
 def replace_what_has_progress(book: Any) -> None:
-    """It is of the older arguments."""
+    """Work with progress, which belongs to the older arguments, is not replaced."""
     uniqueness.test_a_call_that_was_begun_is_not_replaced(book, "given back after progress")
 
 
 def lose_the_work_to_another(book: Any) -> None:
-    """The key that was got for it is free again."""
+    """The key that was taken for work of another claim is free again."""
     claims.test_a_key_that_was_got_without_its_work_is_free_again(lambda **_: book)
 
 
 def commit_late(book: Any) -> None:
-    """Nobody else is there, but the work was given back meanwhile."""
+    """Work that was given back cannot be committed, even without another claim."""
     endings.test_a_stale_holder_cannot_commit(book, "nobody")
 
 
 def complete_late(book: Any) -> None:
-    """The same without a body's transaction."""
+    """Work that was given back cannot be completed alone."""
     claimed = book.claim()
     book.ledger.give_back(claimed.claim)
     with pytest.raises(StaleTokenError):
@@ -697,8 +697,8 @@ MUTANTS: list[tuple[Callable[[Mutation], None], Callable[[Any], None]]] = [
 
 
 def catch(book: Any, made: Mutation, test: Callable[[Any], None]) -> None:
-    """The test finds it out, and what was changed took part."""
-    book.watch.stopped = True  # else it would be found before the test finds it
+    """Check that the test fails, and that the changed part took part."""
+    book.watch.stopped = True  # otherwise the fixture would notice it before the test does
     with pytest.raises(ASSERTIONS):
         test(book)
     assert made.ran & made.must_run(), f"what was changed took no part: {made.ran}"
@@ -714,8 +714,7 @@ def call_in_namespaces(book: Any) -> None:
     TestOfTwo().test_who_is_called(book)
 
 
-# Of PostgreSQL's statements for what is claimed for the first time, for an end with its COMMIT, and
-# for a line.
+# Mutants of PostgreSQL's statements for first claims, for ends with their COMMIT, and for lines.
 MUTANTS_OF_ONE_MESSAGE: list[tuple[Callable[[Mutation], None], Callable[[Any], None]]] = [
     (without_a_holder, claims.test_a_taken_key_is_busy_until_its_lease_ends),
     (without_a_clock_that_went_back, claims.test_a_fence_beyond_the_clock_still_grows),
@@ -758,7 +757,7 @@ def test_a_message_without_a_check_does_not_pass(
     mutate: Callable[[Mutation], None],
     test: Callable[[Any], None],
 ) -> None:
-    """The test of the suite that is about it fails."""
+    """The suite's test of the check fails."""
     in_steps = kind.endswith("in steps")
     url = request.getfixturevalue("mariadb_url" if in_steps else "pg_url")
     with closing(SqlLedger(url, lock_timeout_s=30.0, one_statement=not in_steps)) as ledger:
@@ -779,10 +778,10 @@ def test_a_ledger_without_a_check_does_not_pass(
     mutate: Callable[[Mutation], None],
     test: Callable[[Any], None],
 ) -> None:
-    """The test of the suite that is about it fails."""
+    """The suite's test of the check fails."""
     if book.kind == "memory":
         pytest.skip("the simulation has mutants of its own")
-    # All claims by the statement that was changed: the one for the first has mutants of its own.
+    # All claims use the changed statement. The one for first claims has mutants of its own.
     monkeypatch.setattr(postgresql, "_is_first", lambda request: False)
     made = Mutation(monkeypatch, book.kind)
     mutate(made)
@@ -790,7 +789,7 @@ def test_a_ledger_without_a_check_does_not_pass(
 
 
 def promoted_as_resent(made: Mutation) -> None:
-    """A message that is promoted counts as one that did not come."""
+    """A message that is promoted counts as one that did not arrive."""
     made.replace(states, "promoted", lambda: sa.literal("resent"))
     made.edit(lines, "CALL_NEXT", ("else 'promoted' end", "else 'resent' end"))
 
@@ -799,7 +798,7 @@ def promoted_as_resent(made: Mutation) -> None:
 def test_a_transition_of_a_line_that_is_not_declared_is_found(
     book: Any, monkeypatch: pytest.MonkeyPatch, mutant: str
 ) -> None:
-    """Whatever the test is about."""
+    """A transition of a line that is not declared is found by every test."""
     if book.kind == "memory":
         pytest.skip("its table of work refuses such a record")
     if mutant == "promoted as resent":
@@ -826,7 +825,8 @@ def _abandon_what_was_promoted(book: Any) -> None:
 def test_a_mutant_that_is_merely_broken_is_not_caught(
     pg_url: str, monkeypatch: pytest.MonkeyPatch, new: str, error: type[BaseException], says: str
 ) -> None:
-    """Neither one whose statement the server does not understand, nor one that changes nothing."""
+    """A mutant counts as caught neither if the server rejects its statement, nor if it changes
+    nothing."""
     with closing(SqlLedger(pg_url)) as ledger, ExitStack() as at_the_end:
         ledger.create_schema()
         engine = sa.create_engine(pg_url)

@@ -1,7 +1,7 @@
-"""Messages of which a newer one takes an older one's place: which runs, which waits, which neither.
+"""Messages that supersede older ones: which message runs, which waits, and which does neither.
 
-All of it is of one account's key; each work item has a message of its own, whose number says when
-it was sent.
+All tests use one account's key. Each work item has a message of its own, whose number is its send
+time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def message_of(number: int, retries: int = 0) -> MessageRef:
 
 
 def delivery(number: int, newest: str = "latest", **values: Any) -> ClaimRequest:
-    """Of the work that stands for a message, which was sent `number` µs after the first one."""
+    """Return a request for a message's work, sent `number` µs after the first one."""
     values = {
         "keys": (KEY,),
         "message": message_of(number),
@@ -51,7 +51,7 @@ def claim(book: Any, number: int, newest: str = "latest", **values: Any) -> Clai
 
 
 def refused(book: Any, number: int, newest: str = "latest", **values: Any) -> bool:
-    """Whether a claim is answered as superseded, and the record says so for good."""
+    """Return whether a claim is answered as superseded, and the record says so for good."""
     found = book.ledger.claim(delivery(number, newest, **values))
     if not isinstance(found, Answer):
         return False
@@ -74,7 +74,7 @@ def park(book: Any, number: int, **values: Any) -> ParkedNewest | Answer | None:
 
 
 def parked(book: Any, number: int, **values: Any) -> list[str]:
-    """Whose place it took: their messages."""
+    """Park it, and return the messages that it superseded."""
     found = park(book, number, **values)
     assert isinstance(found, ParkedNewest), found
     return [each.message.id for each in found.replaced]
@@ -86,14 +86,14 @@ def waiting(book: Any) -> list[str]:
 
 class TestLatest:
     def test_a_newer_one_waits_for_the_one_at_work(self, book: Any) -> None:
-        """Its holder is left alone, and completes."""
+        """With `busy="latest"`, the holder is left alone, and completes."""
         holder = claim(book, 1)
         assert isinstance(book.ledger.claim(delivery(2)), Busy)
         book.ledger.complete_alone(holder.claim, None)
         claim(book, 2)
 
     def test_an_older_one_that_comes_late(self, book: Any) -> None:
-        """Never runs, also long after the newer one has run: the mark outlives it."""
+        """An older message that arrives late never runs, even long after the newer one has run."""
         book.ledger.complete_alone(claim(book, 2).claim, None)
         assert refused(book, 1)
         assert refused(book, 1)
@@ -103,19 +103,20 @@ class TestLatest:
         assert refused(book, 1)
 
     def test_a_newer_one_that_failed(self, book: Any) -> None:
-        """It has begun: what was sent before it is superseded all the same, and its retry runs."""
+        """If a newer message has failed, older ones are still superseded, and its retry runs."""
         book.ledger.fail(claim(book, 2).claim, "boom")
         assert refused(book, 1)
         claim(book, 2, message=message_of(2, retries=1))
 
     def test_a_retry_of_an_older_one(self, book: Any) -> None:
-        """It has failed, and a newer one has begun meanwhile."""
+        """The retry of an older message is superseded if a newer one has begun meanwhile."""
         book.ledger.fail(claim(book, 1).claim, "boom")
         book.ledger.complete_alone(claim(book, 2).claim, None)
         assert refused(book, 1, message=message_of(1, retries=1))
 
     def test_a_redelivery_of_the_newest(self, book: Any) -> None:
-        """Its holder died: it is taken over, and given back it runs again."""
+        """If the newest message's holder dies, a redelivery takes it over. If it was given back, it
+        runs again."""
         claim(book, 2)
         book.expire_all()
         found = claim(book, 2, redelivered=True)
@@ -124,7 +125,7 @@ class TestLatest:
         claim(book, 2, redelivered=True)
 
     def test_a_dead_holder_that_is_superseded(self, book: Any) -> None:
-        """Its work ends, for good: no redelivery takes it over, and it counts as no crash."""
+        """If a dead holder is superseded, its work ends for good, and counts no crash."""
         holder = claim(book, 1)
         book.expire_all()
         newer = claim(book, 2)
@@ -136,7 +137,8 @@ class TestLatest:
         book.ledger.complete_alone(newer.claim, None)
 
     def test_a_dead_holder_whose_lease_somebody_else_has(self, book: Any) -> None:
-        """A task that does not go by what is newest: the next one that does ends the older work."""
+        """If a task without `busy="latest"` took over the lease, the next newest message ends the
+        older work."""
         claim(book, 1)
         book.expire_all()
         other = book.ledger.claim(request(7, keys=(KEY,), task="other"))
@@ -145,27 +147,30 @@ class TestLatest:
         assert is_outdated(book, 1)
 
     def test_one_that_kills_its_workers(self, book: Any) -> None:
-        """It is DEAD, unless a newer one has begun."""
+        """Work that kills its workers is DEAD, unless a newer message has begun."""
         claim(book, 1, max_crashes=1)
         book.expire_all()
         assert book.ledger.claim(delivery(1, max_crashes=1)).decision is Decision.BURY
         claim(book, 2, max_crashes=1)
 
     def test_sent_at_the_same_moment(self, book: Any) -> None:
-        """Who comes later is the newer one; it goes in no circle."""
+        """Of messages sent at the same moment, the one that arrives later is newer. They do not
+        supersede each other in turn."""
         book.ledger.complete_alone(claim(book, 1, sent_us=5).claim, None)
         book.ledger.fail(claim(book, 2, sent_us=5).claim, "boom")
         book.ledger.complete_alone(claim(book, 3, sent_us=5).claim, None)
         claim(book, 2, sent_us=5, message=message_of(2, retries=1))
 
     def test_without_a_stamp(self, book: Any) -> None:
-        """It counts as sent when it came first, also when it comes again."""
+        """A message without a send time counts as sent when it first arrived, also when it arrives
+        again."""
         book.ledger.fail(claim(book, 1, sent_us=None).claim, "boom")
         book.ledger.complete_alone(claim(book, 2, sent_us=None).claim, None)
         assert refused(book, 1, sent_us=None, message=message_of(1, retries=1))
 
     def test_sent_by_a_clock_that_is_ahead(self, book: Any) -> None:
-        """It counts as sent when it came, so that it does not supersede what is sent later."""
+        """A message from a clock that is ahead counts as sent when it arrived, so it does not
+        supersede later ones."""
         ahead_us = 2**52
         book.ledger.fail(claim(book, 1, sent_us=ahead_us).claim, "boom")
         book.ledger.complete_alone(claim(book, 2, sent_us=ahead_us).claim, None)
@@ -173,7 +178,8 @@ class TestLatest:
         claim(book, 3, sent_us=None)
 
     def test_other_tasks_of_the_key(self, book: Any) -> None:
-        """Each has a newest of its own: they keep each other waiting, and supersede nobody."""
+        """Each task of a key has its own newest message. Tasks wait for each other, and supersede
+        none of the other's."""
         book.ledger.complete_alone(claim(book, 5).claim, None)
         other = claim(book, 3, task="other", newest="supersede")
         assert isinstance(book.ledger.claim(delivery(6, "supersede")), Busy)
@@ -181,14 +187,15 @@ class TestLatest:
         claim(book, 6, newest="supersede")
 
     def test_asked_twice(self, book: Any) -> None:
-        """By one owner: it is one grant."""
+        """A repeated claim of one owner is one grant."""
         asked = delivery(1)
         first, second = book.ledger.claim(asked), book.ledger.claim(asked)
         assert (first.claim, first.attempt) == (second.claim, second.attempt)
         book.ledger.complete_alone(first.claim, None)
 
     def test_asked_twice_while_a_newer_one_waits(self, book: Any) -> None:
-        """The answer was lost: who asks again, by the same owner, takes no newer one's place."""
+        """A repeated claim by the same owner, whose answer was lost, does not supersede a newer
+        waiting message."""
         asked = delivery(1)
         first = book.ledger.claim(asked)
         assert isinstance(park(book, 2), ParkedNewest)
@@ -200,8 +207,8 @@ class TestLatest:
 
 class TestSupersede:
     def test_a_living_holder(self, book: Any) -> None:
-        """The newer one has the key at once, with a higher fence; the older one's commit is
-        refused, its next renewal tells it, and it never runs again."""
+        """The newer message has the key at once, with a higher fence. The older one's commit is
+        refused, its next renewal reports it, and it never runs again."""
         older = claim(book, 1, "supersede")
         newer = claim(book, 2, "supersede")
         assert newer.claim.fence > older.claim.fence
@@ -217,7 +224,7 @@ class TestSupersede:
         assert refused(book, 1, "supersede", redelivered=True)
 
     def test_what_a_superseded_holder_still_says(self, book: Any) -> None:
-        """Neither its failure nor its giving back changes anything; nor does a crash count."""
+        """A superseded holder's failure or giving back changes nothing, and counts no crash."""
         older = claim(book, 1, "supersede")
         newer = claim(book, 2, "supersede")
         assert not book.ledger.fail(older.claim, "boom")
@@ -240,7 +247,7 @@ class TestSupersede:
         assert found.same_work
 
     def test_who_holds_the_key_for_something_else(self, book: Any) -> None:
-        """A lock, or a task that does not go by what is newest, is not superseded."""
+        """A plain lock, or a task without `busy="supersede"`, is not superseded."""
         book.ledger.complete_alone(claim(book, 1, "supersede").claim, None)
         lock = book.ledger.claim(request(9, work=None, keys=(KEY,)))
         assert isinstance(book.ledger.claim(delivery(2, "supersede")), Busy)
@@ -248,7 +255,8 @@ class TestSupersede:
         claim(book, 2, "supersede")
 
     def test_whom_the_lock_server_knows(self, book: Any) -> None:
-        """Who holds the key there, and not in the ledger, is about to claim it, or to end."""
+        """A holder at the lock server that is not in the ledger is about to claim or to end. It is
+        not superseded."""
         stranger = Owner("f" * 24, "x")
         assert isinstance(book.ledger.claim(delivery(1, "supersede", held_by=stranger)), Busy)
         older = claim(book, 1, "supersede")
@@ -260,7 +268,7 @@ class TestSupersede:
         assert claim(book, 3, "supersede", held_by=last).over is None
 
     def test_several_in_a_row(self, book: Any) -> None:
-        """Each newer one takes it from the one before; the last one commits."""
+        """Each newer message takes the key from the one before. The last one commits."""
         claims = [claim(book, number, "supersede") for number in (1, 2, 3)]
         for each in claims[:2]:
             with pytest.raises(StaleTokenError):
@@ -271,7 +279,8 @@ class TestSupersede:
 
 class TestWaiting:
     def test_one_waits(self, book: Any) -> None:
-        """The newest: those whose place it took are sent, to be told, and never run."""
+        """Only the newest message waits. The superseded ones are sent, to notify their callers, and
+        never run."""
         holder = claim(book, 1)
         assert parked(book, 2) == []
         assert parked(book, 3) == ["m2"]
@@ -284,7 +293,7 @@ class TestWaiting:
         assert waiting(book) == []
 
     def test_an_older_one_that_comes_late(self, book: Any) -> None:
-        """While a newer one waits, whatever it comes for: to wait, or to run."""
+        """An older message that comes late neither waits nor runs."""
         holder = claim(book, 1)
         parked(book, 3)
         assert isinstance(park(book, 2), Answer)
@@ -294,7 +303,8 @@ class TestWaiting:
         claim(book, 3)
 
     def test_one_that_comes_when_the_key_is_free(self, book: Any) -> None:
-        """It goes before the older one that waits, and takes its place."""
+        """A newer message that finds the key free goes before the waiting older one, and supersedes
+        it."""
         holder = claim(book, 1)
         parked(book, 2)
         book.ledger.complete_alone(holder.claim, None)
@@ -303,7 +313,8 @@ class TestWaiting:
         assert refused(book, 2)
 
     def test_one_that_was_called(self, book: Any) -> None:
-        """Its message is on its way already: it is not sent a second time."""
+        """A superseded message that was promoted is on its way already. It is not sent a second
+        time."""
         holder = claim(book, 1)
         parked(book, 2)
         book.ledger.complete_alone(holder.claim, None)
@@ -312,7 +323,8 @@ class TestWaiting:
         assert refused(book, 2)
 
     def test_only_what_is_new(self, book: Any) -> None:
-        """What nobody has read waits if there is no record of it, nor of its message."""
+        """With only_new, a message waits only if there is no record of its work or of the
+        message."""
         book.ledger.fail(claim(book, 1).claim, "boom")
         assert book.ledger.defer(delivery(2), lambda deferrals: None) is True
         before, found = book.work(1), []
@@ -324,7 +336,7 @@ class TestWaiting:
         assert waiting(book) == ["m3"]
 
     def test_nobody_heard_of_it(self, book: Any) -> None:
-        """What is to be told is overdue until its message has come, and holds up nobody."""
+        """A superseded message is overdue until it has arrived, and blocks no other."""
         claim(book, 1)
         parked(book, 2)
         parked(book, 3)
@@ -341,7 +353,7 @@ class TestWaiting:
         assert [each.message.id for each in book.ledger.overdue(parked=True)] == ["m3"]
 
     def test_a_purge_leaves_who_has_not_heard(self, book: Any) -> None:
-        """It is sent until its caller hears that it never runs; then it may be forgotten."""
+        """A purge keeps a superseded message until its caller has been notified."""
         claim(book, 1)
         parked(book, 2)
         parked(book, 3)
@@ -352,7 +364,7 @@ class TestWaiting:
         assert book.purge() == 1
 
     def test_it_keeps_its_place(self, book: Any) -> None:
-        """A delivery that comes twice, or finds the key taken after all."""
+        """A delivery that comes twice, or finds the key taken after all, keeps its position."""
         claim(book, 1)
         parked(book, 2)
         before = book.work(2)
@@ -360,7 +372,7 @@ class TestWaiting:
         assert book.work(2) == before
 
     def test_a_retry(self, book: Any) -> None:
-        """Waits with the message's own stamp, unless a newer one has begun or waits."""
+        """A retry waits with its message's send time, unless a newer message has begun or waits."""
         book.ledger.fail(claim(book, 1).claim, "boom")
         other = book.ledger.claim(request(9, work=None, keys=(KEY,)))
         assert parked(book, 1, message=message_of(1, retries=1)) == []
@@ -369,7 +381,7 @@ class TestWaiting:
         claim(book, 1, message=message_of(1, retries=1))
 
     def test_tasks_of_one_key(self, book: Any) -> None:
-        """Of each one waits; they go in the order in which they were sent."""
+        """Of each task of a key one message waits, in the order in which they were sent."""
         claim(book, 1)
         assert parked(book, 3) == []
         assert parked(book, 2, task="other") == []
@@ -381,7 +393,7 @@ class TestWaiting:
 
     @pytest.mark.parametrize("state", ["in progress", "done", "dead", "revoked", "superseded"])
     def test_not_what_needs_no_turn(self, book: Any, state: str) -> None:
-        """What runs or has ended for good is not parked, and not touched."""
+        """Work that runs or has ended for good is not parked, and not changed."""
         holder = claim(book, 1, max_crashes=1)
         if state == "done":
             book.ledger.complete_alone(holder.claim, None)
@@ -398,7 +410,8 @@ class TestWaiting:
         assert book.work(1) == before
 
     def test_supersedes_while_others_wait(self, book: Any) -> None:
-        """Who takes the key from its holder takes nobody's turn, and ends the older one's wait."""
+        """A message that supersedes the holder takes no other message's turn, and ends the older
+        one's wait."""
         lock = book.ledger.claim(request(9, work=None, keys=(KEY,)))
         parked(book, 1)
         book.ledger.give_back(lock.claim)
@@ -412,7 +425,7 @@ class TestWaiting:
 
 
 def test_the_mark_is_no_key(book: Any) -> None:
-    """It is purged as keys are; until then it stands beside its key, and holds nothing."""
+    """The newest message's stamp holds no key. It is purged as keys are."""
     if book.kind == "memory":
         pytest.skip("the simulation's ledger purges as it likes")
     book.ledger.complete_alone(claim(book, 1).claim, None)
@@ -428,8 +441,8 @@ def test_the_mark_is_no_key(book: Any) -> None:
 
 @pytest.mark.parametrize("mode", ["latest", "supersede"])
 def test_nobody_is_forgotten(book: Any, mode: str) -> None:  # noqa: C901  # all that a worker does
-    """Several who deliver in any order, without a lock server and without a relay: each message
-    runs or hears that it never does, none begins after a newer one, and the newest runs."""
+    """Without a lock server and a relay, each message runs or is told that it never does. None
+    begins after a newer one, and the newest runs."""
     count = 24
     queue = deque(random.Random(7).sample(range(count), count))
     told: set[int] = set()

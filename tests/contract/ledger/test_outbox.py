@@ -1,4 +1,4 @@
-"""Work whose call is stored: when it is overdue, and what enqueueing one writes."""
+"""Stored messages: when their work is overdue, and what enqueueing writes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ def overdue(book: Any) -> list[str]:
 
 
 def enqueue(book: Any, number: int = 1, **values: Any) -> None:
-    """In a transaction of the user's, due at once."""
+    """Enqueue work in a transaction of the user's, due at once."""
     with book.transaction() as db:
         request = book.request(number, **{"call": CALL, **values})
         book.ledger.enqueue(db, request, due_in_s=0)
 
 
 def test_work_in_hand_is_not_overdue_until_its_lease_has_run_out(book: Any) -> None:
-    """And work whose call is not stored never is."""
+    """Claimed work is overdue only after its lease has expired, and never without a stored
+    message."""
     book.claim(1, call=CALL)
     book.claim(2)
     assert overdue(book) == []
@@ -35,7 +36,7 @@ def test_work_in_hand_is_not_overdue_until_its_lease_has_run_out(book: Any) -> N
 
 
 def test_a_renewal_puts_it_off(book: Any) -> None:
-    """Its holder is alive."""
+    """A renewal moves the due time, because the holder is alive."""
     claimed = book.claim(1, call=CALL)
     book.make_due()
     book.ledger.renew([claimed.claim])
@@ -44,7 +45,7 @@ def test_a_renewal_puts_it_off(book: Any) -> None:
 
 @pytest.mark.parametrize("end", ["complete", "fail", "revoke", "bury"])
 def test_work_that_ended_is_not_overdue(book: Any, end: str) -> None:
-    """DONE forgets the call as well: there may be addresses in it."""
+    """Ended work is not overdue. DONE deletes the stored message, which may contain addresses."""
     claimed = book.claim(1, call=CALL, max_crashes=1)
     if end == "complete":
         book.ledger.complete_alone(claimed.claim, None)
@@ -63,7 +64,8 @@ def test_work_that_ended_is_not_overdue(book: Any, end: str) -> None:
 
 
 def test_work_that_was_given_back_is_overdue_when_its_lease_would_have_been(book: Any) -> None:
-    """The queue delivers it again; if it does not, a sweep does."""
+    """Work that was given back is overdue when its lease would have expired, if the queue does not
+    deliver it."""
     book.ledger.give_back(book.claim(1, call=CALL).claim)
     assert overdue(book) == []
     book.make_due()
@@ -71,14 +73,15 @@ def test_work_that_was_given_back_is_overdue_when_its_lease_would_have_been(book
 
 
 def test_a_requeued_work_is_overdue_at_once(book: Any) -> None:
-    """DEAD or FAILED, its call is still known."""
+    """Requeued work whose message is stored is overdue at once."""
     book.ledger.fail(book.claim(1, call=CALL).claim, "boom")
     book.ledger.requeue("ship order:1", reason="mended")
     assert overdue(book) == ["ship order:1"]
 
 
 def test_what_was_sent_is_overdue_again_after_a_while(book: Any) -> None:
-    """Unless it was claimed in between: then its lease decides."""
+    """Work that was sent is overdue again after a while, unless it was claimed: then its lease
+    counts."""
     enqueue(book, 1)
     enqueue(book, 2)
     found = book.ledger.overdue()
@@ -92,7 +95,7 @@ def test_what_was_sent_is_overdue_again_after_a_while(book: Any) -> None:
 
 
 def test_pages_go_on_where_the_last_one_ended(book: Any) -> None:
-    """Also among work items that are due at the same moment."""
+    """A page goes on where the last one ended, even among work items with the same due time."""
     for number in range(1, 6):
         enqueue(book, number)
     book.make_due()
@@ -104,7 +107,8 @@ def test_pages_go_on_where_the_last_one_ended(book: Any) -> None:
 
 
 def test_its_message_carries_the_highest_numbers_that_are_known(book: Any) -> None:
-    """One with lower numbers would be dropped for one that may be lost."""
+    """A message is sent with its highest known numbers. With lower ones it would be superseded by a
+    copy that may be lost."""
     book.claim(1, call=CALL, retries=1)
     assert book.ledger.defer(book.request(1, retries=1, deferrals=2), lambda deferrals: None)
     book.make_due()
@@ -116,7 +120,7 @@ def test_its_message_carries_the_highest_numbers_that_are_known(book: Any) -> No
 
 
 def test_an_enqueued_work_stands_or_falls_with_its_transaction(book: Any) -> None:
-    """And is claimed as if it had not been there."""
+    """Rolled-back work can be claimed as if it had never been enqueued."""
     with book.transaction(commits=False) as db:
         book.ledger.enqueue(db, book.request(1, call=CALL), due_in_s=0)
     assert book.work() is None
@@ -126,7 +130,7 @@ def test_an_enqueued_work_stands_or_falls_with_its_transaction(book: Any) -> Non
 
 
 def test_an_enqueued_work_is_not_due_before_its_process_could_send_it(book: Any) -> None:
-    """The relay leaves it to the process that committed it for some seconds."""
+    """For some seconds, a relay leaves new work to the process that committed it."""
     with book.transaction() as db:
         book.ledger.enqueue(db, book.request(1, call=CALL), due_in_s=60)
     assert overdue(book) == []
@@ -134,7 +138,8 @@ def test_an_enqueued_work_is_not_due_before_its_process_could_send_it(book: Any)
 
 
 def test_enqueueing_leaves_work_that_is_known_but_starts_failed_work_again(book: Any) -> None:
-    """DONE stays DONE, a holder keeps what it holds; revoked work stays so."""
+    """Enqueueing restarts FAILED work only. DONE and revoked work stay so, and a holder keeps its
+    lease."""
     done = book.claim(1, message="first")
     enqueue(book, 1)
     assert (book.work().state, book.work().message) == ("PROCESSING", "first")
@@ -155,7 +160,7 @@ def test_enqueueing_leaves_work_that_is_known_but_starts_failed_work_again(book:
 
 
 def test_revoked_before_it_was_claimed_it_is_never_overdue(book: Any) -> None:
-    """By the id of its message."""
+    """Work that was revoked by its message's id is never overdue."""
     enqueue(book, 1)
     assert book.ledger.revoke("ship order:1", message="m")
     book.make_due()
@@ -163,7 +168,8 @@ def test_revoked_before_it_was_claimed_it_is_never_overdue(book: Any) -> None:
 
 
 def test_a_call_is_sent_with_the_numbers_of_its_own_message(book: Any) -> None:
-    """Another message, whose call is not stored, claimed the work; the call's own may be lost."""
+    """If another message without a stored call claimed the work, the stored message keeps its own
+    numbers."""
     own = CALL[:-1] + ', "message": "m"}'
     enqueue(book, 1, call=own)
     book.claim(1, message="other", retries=2)
@@ -176,7 +182,7 @@ def test_a_call_is_sent_with_the_numbers_of_its_own_message(book: Any) -> None:
 
 
 def test_a_call_is_sent_with_the_numbers_of_its_own_work(book: Any) -> None:
-    """Its message's id was used for another work as well, which was put off more often."""
+    """If a message id was used for other work, too, the deferrals of that work do not count."""
     for number in (1, 2):
         enqueue(book, number)
     assert book.ledger.defer(book.request(1, deferrals=4), lambda deferrals: None)
@@ -187,7 +193,8 @@ def test_a_call_is_sent_with_the_numbers_of_its_own_work(book: Any) -> None:
 
 @pytest.mark.parametrize("left", ["given back", "requeued", "crashed"])
 def test_enqueueing_stores_the_call_of_open_work_that_has_none(book: Any, left: str) -> None:
-    """Nothing but its lost message knew of it."""
+    """Enqueueing stores a message for open work that has none, because its own message may
+    be lost."""
     claimed = book.claim(1, message="first")
     if left == "given back":
         book.ledger.give_back(claimed.claim)
@@ -201,7 +208,8 @@ def test_enqueueing_stores_the_call_of_open_work_that_has_none(book: Any, left: 
 
 
 def test_enqueueing_starts_no_failed_work_of_other_arguments(book: Any) -> None:
-    """Its steps' results are those of the other arguments; the same ones go on from there."""
+    """FAILED work is not restarted with other arguments, because it keeps the results of
+    its steps."""
     claimed = book.claim(1, message="first", fingerprint="10", call=CALL)
     book.ledger.fail(claimed.claim, "boom")
     enqueue(book, 1, fingerprint="20")
@@ -212,7 +220,8 @@ def test_enqueueing_starts_no_failed_work_of_other_arguments(book: Any) -> None:
 
 
 def test_work_that_somebody_has_locked_is_in_their_hands(book: Any) -> None:
-    """A holder's long transaction keeps renewals off its row, and holds up no other's messages."""
+    """Work whose row is locked by a long transaction is not sent, and does not block other
+    messages."""
     if not book.locks_rows:
         pytest.skip("one writer at a time")
     enqueue(book, 1)
@@ -225,7 +234,8 @@ def test_work_that_somebody_has_locked_is_in_their_hands(book: Any) -> None:
 
 
 def test_the_indexes_of_what_is_due_and_of_what_waits_are_there(book: Any) -> None:
-    """As `ledger create --sql` writes it; asked again it does nothing."""
+    """`ledger create --sql` creates the indexes of due and waiting work. Running it again does
+    nothing."""
     if book.kind == "memory":
         pytest.skip("it has no indexes")
     book.ledger.create_schema()

@@ -1,4 +1,5 @@
-"""Work that is enqueued once: what a second enqueue is told, and what replaces a stored call."""
+"""Work that is enqueued once: what a second enqueue learns, and how it replaces a stored
+message."""
 
 from __future__ import annotations
 
@@ -24,14 +25,14 @@ ROUNDS = 25
 
 
 def asked(book: Any, message: str, **values: Any) -> ClaimRequest:
-    """With the call that this message is sent by."""
+    """Return a request with the stored message."""
     call = json.dumps({"queue": "test", "message": message})
     made: ClaimRequest = book.request(1, message=message, call=call, **values)
     return made
 
 
 class Told:
-    """What stood there when it was enqueued."""
+    """The work that an enqueue found on record."""
 
     def __init__(self, instead: ClaimRequest | None = None) -> None:
         self.standing: Standing | None = None
@@ -63,7 +64,8 @@ def decision(found: Any) -> Decision:
 
 
 def test_the_first_enqueue_is_told_of_nothing_and_the_second_of_the_first(book: Any) -> None:
-    """In a transaction of the user's or the ledger's; nothing is written the second time."""
+    """The first enqueue finds nothing, the second one finds the first and writes nothing. The
+    transaction may be the user's or the ledger's."""
     with book.transaction() as db:
         assert attach(book, "a", db).standing is None
         second = attach(book, "b", db).standing
@@ -77,20 +79,20 @@ def test_the_first_enqueue_is_told_of_nothing_and_the_second_of_the_first(book: 
 
 
 def test_asked_again_for_the_same_message_it_is_no_duplicate(book: Any) -> None:
-    """Its COMMIT may have got no answer."""
+    """A repeated enqueue of the same message, whose COMMIT got no answer, is no duplicate."""
     attach(book, "a")
     assert attach(book, "a").standing is None
     assert put_instead(book, "a").standing is None
 
 
 def test_work_in_progress_is_told_as_begun(book: Any) -> None:
-    """Also beyond its lease where its call is stored: a sweep sends it."""
+    """Work in progress is reported as begun, even after its lease if a sweep sends it again."""
     book.claim(message="a")
     told = attach(book, "b").standing
     assert told is not None
     assert (told.message, told.begun) == ("a", True)
     book.expire()
-    # Nobody would send this holder's message again.
+    # No sweep would send this holder's message again.
     assert attach(book, "b").standing is None
     told = attach(book, "c").standing
     assert told is not None
@@ -99,7 +101,8 @@ def test_work_in_progress_is_told_as_begun(book: Any) -> None:
 
 @pytest.mark.parametrize("end", ["done", "failed", "dead", "revoked"])
 def test_work_that_has_ended_is_no_duplicate(book: Any, end: str) -> None:
-    """FAILED is NEW again; the rest stays, and the message is to get its answer."""
+    """Ended work is no duplicate. FAILED is NEW again; other work stays, and the message gets its
+    answer."""
     claimed = book.claim(message="a", call="{}", max_crashes=1)
     if end == "done":
         book.ledger.complete_alone(claimed.claim, "1")
@@ -116,7 +119,8 @@ def test_work_that_has_ended_is_no_duplicate(book: Any, end: str) -> None:
 
 
 def test_a_replaced_call_does_not_run_and_the_newer_one_does(book: Any) -> None:
-    """Whenever the older message comes: waiting, at work, after a failure, a crash or a requeue."""
+    """A replaced message never runs, whether its work waits, runs, failed, crashed or was requeued.
+    The newer one does."""
     attach(book, "a")
     assert put_instead(book, "b").replaced
     assert put_instead(book, "c").replaced
@@ -138,7 +142,7 @@ def test_a_replaced_call_does_not_run_and_the_newer_one_does(book: Any) -> None:
 
 
 def test_the_older_message_is_not_put_off_either(book: Any) -> None:
-    """A copy of it that finds the key taken is dropped."""
+    """The older message is dropped, not deferred, if it finds the key taken."""
     attach(book, "a")
     put_instead(book, "b")
     book.claim(message="b")
@@ -146,7 +150,7 @@ def test_the_older_message_is_not_put_off_either(book: Any) -> None:
 
 
 def test_what_is_sent_again_is_the_newer_message(book: Any) -> None:
-    """With its own numbers."""
+    """A sweep sends the newer message, with its own numbers."""
     attach(book, "a")
     book.ledger.enqueue(
         None, asked(book, "b"), due_in_s=0, once=Once(Told(asked(book, "b")).found, replaces=True)
@@ -156,7 +160,7 @@ def test_what_is_sent_again_is_the_newer_message(book: Any) -> None:
 
 
 def test_rolled_back_the_first_call_stands(book: Any) -> None:
-    """With its message."""
+    """If the replacement is rolled back, the first message remains."""
     attach(book, "a")
     with book.transaction(commits=False) as db:
         assert put_instead(book, "b", db).replaced
@@ -166,7 +170,8 @@ def test_rolled_back_the_first_call_stands(book: Any) -> None:
 
 @pytest.mark.parametrize("how", ["at work", "given back after progress"])
 def test_a_call_that_was_begun_is_not_replaced(book: Any, how: str) -> None:
-    """Part of it may be done with the older arguments."""
+    """Work that has begun is not replaced, because part of it may be done with the older
+    arguments."""
     attach(book, "a")
     claimed = book.claim(message="a")
     if how != "at work":
@@ -180,7 +185,8 @@ def test_a_call_that_was_begun_is_not_replaced(book: Any, how: str) -> None:
 
 
 def test_a_call_that_was_given_back_untouched_is_replaced(book: Any) -> None:
-    """As at a shutdown: its message comes again, and does not run."""
+    """Work that was given back untouched, as at a shutdown, is replaced. Its message comes again,
+    and does not run."""
     attach(book, "a")
     book.ledger.give_back(book.claim(message="a").claim)
     assert put_instead(book, "b").replaced
@@ -189,7 +195,8 @@ def test_a_call_that_was_given_back_untouched_is_replaced(book: Any) -> None:
 
 
 def test_a_failed_call_whose_retry_may_come_is_replaced(book: Any) -> None:
-    """The retry would run with the older arguments."""
+    """Failed work whose retry may come is replaced. The retry would run with the older
+    arguments."""
     attach(book, "a")
     book.ledger.fail(book.claim(message="a").claim, "boom")
     assert put_instead(book, "b").standing is None
@@ -199,7 +206,8 @@ def test_a_failed_call_whose_retry_may_come_is_replaced(book: Any) -> None:
 
 
 def test_a_replaced_call_that_cannot_be_sent_is_failed_and_not_revoked(book: Any) -> None:
-    """So that it can be enqueued once more."""
+    """If the replacing message cannot be sent, the work is FAILED and not revoked, so it can be
+    enqueued again."""
     attach(book, "a")
     put_instead(book, "b")
     (found,) = book.ledger.overdue(work="ship order:1")
@@ -210,7 +218,8 @@ def test_a_replaced_call_that_cannot_be_sent_is_failed_and_not_revoked(book: Any
 
 
 def test_a_message_of_another_sender_may_begin_what_waits(book: Any) -> None:
-    """It is the same work, and nobody replaced this message."""
+    """A message that was sent without enqueue() may begin the waiting work, because it was not
+    replaced."""
     attach(book, "a")
     put_instead(book, "b")
     book.claim(message="sent without enqueue()")
@@ -218,7 +227,8 @@ def test_a_message_of_another_sender_may_begin_what_waits(book: Any) -> None:
 
 
 def test_a_claim_that_is_asked_again_with_its_key_in_hand_gets_what_was_replaced(book: Any) -> None:
-    """The answer to the first asking got lost when the key was its own, and not yet the work."""
+    """A repeated claim gets the replaced work's answer if the first answer was lost between key and
+    work."""
     attach(book, "a")
     put_instead(book, "b")
     asking = book.request(message="b")
@@ -227,14 +237,15 @@ def test_a_claim_that_is_asked_again_with_its_key_in_hand_gets_what_was_replaced
 
 
 def test_a_newer_call_may_have_another_fingerprint(book: Any) -> None:
-    """The newest arguments are those that count."""
+    """A newer message may have another fingerprint: the newest arguments count."""
     attach(book, "a", fingerprint="1")
     put_instead(book, "b", fingerprint="2")
     book.claim(message="b", fingerprint="2")
 
 
 def test_eight_enqueue_at_once_and_one_is_the_first(book: Any) -> None:
-    """All others are told of it; one call is stored."""
+    """Of eight enqueues at once, one is the first. The others are told of it, and one message is
+    stored."""
     for _ in range(5):
         told: list[Told] = []
         at_once(8, lambda number, t=told: t.append(attach(book, f"m{number}")))  # type: ignore[misc]
@@ -246,7 +257,7 @@ def test_eight_enqueue_at_once_and_one_is_the_first(book: Any) -> None:
 
 
 def test_eight_replace_at_once_and_the_last_one_runs(book: Any) -> None:
-    """Every other message is superseded, whoever replaced whom."""
+    """Of eight replacements at once, the last one runs, and every other message is superseded."""
     for _ in range(5):
         told: list[Told] = []
         at_once(8, lambda number, t=told: t.append(put_instead(book, f"m{number}")))  # type: ignore[misc]
@@ -261,7 +272,8 @@ def test_eight_replace_at_once_and_the_last_one_runs(book: Any) -> None:
 
 
 def test_of_a_claim_and_a_replacement_at_once_one_wins(book: Any) -> None:
-    """The older message got the work and the call stays, or it is superseded and never runs."""
+    """If a claim and a replacement meet, either the older message gets the work, or it is
+    superseded and never runs."""
     seen = set()
     for number in range(ROUNDS):
         older, newer = f"a{number}", f"b{number}"
@@ -294,8 +306,12 @@ def test_of_a_claim_and_a_replacement_at_once_one_wins(book: Any) -> None:
 def test_a_claim_that_waited_for_a_replacement_does_not_run_the_older_call(
     book: Any, then: State
 ) -> None:
-    """It began before the replacement was committed: the newest record counts. So it does where the
-    newer message was delivered in that time, and is to be retried, or was given back."""
+    """A claim that waited for a replacement reads the newest record, and does not run the older
+    message.
+
+    That holds even if the newer message was delivered in that time and will be retried, or was
+    given back.
+    """
     if not book.locks_rows or book.kind == "memory":
         pytest.skip("one writer at a time, or no server to ask who waits")
     with closing(book.again(lock_timeout_s=30.0)) as patient:
@@ -314,7 +330,7 @@ def test_a_claim_that_waited_for_a_replacement_does_not_run_the_older_call(
 
 
 def test_a_replacement_that_waited_for_a_claim_is_told_that_it_has_begun(book: Any) -> None:
-    """The claim is not yet committed when it is enqueued."""
+    """A replacement that waited for an uncommitted claim learns that the work has begun."""
     if not book.locks_rows or book.kind == "memory":
         pytest.skip("one writer at a time, or no statement to set it going by")
     attach(book, "a")
@@ -335,7 +351,8 @@ def test_a_replacement_that_waited_for_a_claim_is_told_that_it_has_begun(book: A
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_the_second_waits_for_the_transaction_of_the_first(book: Any, end: str) -> None:
-    """Rolled back, there is no first one."""
+    """The second enqueue waits for the first one's transaction. After a rollback there is no first
+    one."""
     if not book.locks_rows:
         pytest.skip("one writer at a time")
     told: list[Told] = []
@@ -351,7 +368,8 @@ def test_the_second_waits_for_the_transaction_of_the_first(book: Any, end: str) 
 
 
 def test_an_older_snapshot_is_told_of_what_was_enqueued_since(book: Any) -> None:
-    """As of MariaDB's and MySQL's REPEATABLE READ, the default of both."""
+    """Under REPEATABLE READ, the default of MariaDB and MySQL, an enqueue learns of work that was
+    enqueued after its snapshot."""
     if book.kind not in ("mariadb", "mariadb in steps", "mysql"):
         pytest.skip("PostgreSQL refuses to write there, and SQLite has one writer")
     level: Callable[[], Any] = book.engine.execution_options(
@@ -370,7 +388,7 @@ def test_an_older_snapshot_is_told_of_what_was_enqueued_since(book: Any) -> None
 
 
 def test_replaced_messages_are_forgotten_with_their_work(book: Any) -> None:
-    """Each leaves one row until then."""
+    """Each replaced message leaves one row until its work is purged."""
     if book.kind == "memory":
         pytest.skip("it forgets no work")
     attach(book, "a")
@@ -386,7 +404,8 @@ def test_replaced_messages_are_forgotten_with_their_work(book: Any) -> None:
 
 
 def test_the_request_may_be_made_anew_from_what_stands_there(book: Any) -> None:
-    """As Celery's is, which keeps the first one's id."""
+    """The replacing request may be built from the work on record, as Celery's, which keeps the
+    first id."""
     attach(book, "a")
     mine = asked(book, "b")
 

@@ -34,7 +34,7 @@ KINDS = [
     pytest.param("session", marks=pytest.mark.once),
     "fakeredis",
     "valkey",
-    pytest.param("redis62", marks=pytest.mark.once),  # by the client that Valkey has too
+    pytest.param("redis62", marks=pytest.mark.once),  # through the client that Valkey also uses
     "cluster",
     pytest.param("debian_redis", marks=pytest.mark.debian),
     pytest.param("sentinel", marks=pytest.mark.debian),
@@ -50,7 +50,7 @@ KINDS = [
     pytest.param("consul", marks=pytest.mark.debian),
     pytest.param("zookeeper", marks=pytest.mark.debian),
 ]
-# The fixtures of their databases.
+# Fixtures of the databases.
 TABLES = {"pg_table": "pg_url", "mariadb_table": "mariadb_url", "mysql_table": "mysql_url"}
 
 SESSIONS = {
@@ -62,7 +62,7 @@ SESSIONS = {
 
 @pytest.fixture(params=KINDS)
 def server(request: pytest.FixtureRequest) -> Iterator[LockServer]:
-    """An empty lock server."""
+    """Return an empty lock server."""
     if request.param == "memory":
         memory = MemoryLocks()
         yield LockServer(lambda: memory, memory.flush, lambda: list(memory.held()))
@@ -108,7 +108,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[LockServer]:
 
 @contextmanager
 def _table_kind(url: str) -> Iterator[LockServer]:
-    """Providers of an empty table, which are closed at the end."""
+    """Return providers of an empty table, which are closed at the end."""
     made: list[TableLocks] = []
     engine = sa.create_engine(url, poolclass=sa.NullPool)
 
@@ -153,7 +153,7 @@ def _deafened(port: int) -> Iterator[LockProvider]:
 
 @contextmanager
 def _deafened_behind_sentinel(group: Group) -> Iterator[LockProvider]:
-    # By another name, since those of the group would take it for one of theirs.
+    # Use another name: the group's own sentinels would take it for one of theirs.
     with (
         Proxy(group.master.port) as proxy,
         SentinelOf(proxy.port, name="deaf", down_after_ms=60_000) as sentinel,
@@ -170,7 +170,7 @@ def _goes_deaf(url: str, proxy: Proxy) -> Iterator[LockProvider]:
 
 
 def _redlock_kind(servers: Sequence[RedisServer]) -> LockServer:
-    """Several servers as if they were one: what stands in one of them is left over."""
+    """Several servers as one: a lock that remains on one of them counts as left over."""
     url = redlock_url(*(server.port for server in servers))
 
     def forget() -> None:
@@ -213,7 +213,7 @@ def _all_deafened(servers: Sequence[RedisServer]) -> Iterator[LockProvider]:
 
 
 def patient(url: str) -> RedisLocks:
-    """For which a server that is busy is not one that is away."""
+    """Return a provider for which a busy server does not count as down."""
     return RedisLocks(url, socket_timeout_s=5.0, connect_timeout_s=5.0)
 
 
@@ -248,7 +248,8 @@ def _cluster_kind(cluster: Cluster) -> LockServer:
 
 @contextmanager
 def _deafened_cluster(cluster: Cluster) -> Iterator[LockProvider]:
-    """All of it is reached by one node, which has the tests' key, and announces a proxy."""
+    """The provider reaches the cluster through one node, which has the tests' key and announces a
+    proxy."""
     node = cluster.master_of("taskguard:{order:42}")
     with Proxy(node.port) as proxy, cluster.announcing({node: proxy.port}):
         locks = RedisClusterLocks(
@@ -262,5 +263,5 @@ def _deafened_cluster(cluster: Cluster) -> Iterator[LockProvider]:
 
 @pytest.fixture
 def locks(server: LockServer) -> LockProvider:
-    """A provider on the server."""
+    """Return a provider on the server."""
     return server.connect()

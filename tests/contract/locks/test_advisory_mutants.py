@@ -1,4 +1,4 @@
-"""The contract suite fails for sessions' locks that leave out what they must not leave out."""
+"""The contract suite detects advisory locks with a check left out."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def lost(locks: LockProvider, server: LockServer) -> None:
     Sessions().test_lost((locks, server.connect()), server.end_session)
 
 
-# What is changed, to what, and the test that has to fail for it.
+# Changed attribute, its replacement, and the test that must fail.
 MUTANTS: dict[str, tuple[type, str, Any, Test]] = {
     "its own locks may be taken again": (
         Session,
@@ -94,15 +94,15 @@ def is_caught(locks: LockProvider, server: LockServer, test: Test) -> bool:
 def test_a_mutant_is_caught(
     name: str, server: LockServer, locks: LockProvider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a test that passes without it."""
+    """The suite's test fails with the mutant."""
     kind, attribute, changed, test = MUTANTS[name]
     with monkeypatch.context() as patched:
         patched.setattr(kind, attribute, changed)
-        patched.setattr(waiting, "PATIENCE_S", 1.0)  # what never comes need not be waited for
+        patched.setattr(waiting, "PATIENCE_S", 1.0)  # the test waits for an event that never comes
         assert is_caught(locks, server, test)
 
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_without_the_mutant_it_passes(name: str, server: LockServer, locks: LockProvider) -> None:
-    """Or it would show nothing."""
+    """The suite's test passes without the mutant."""
     assert not is_caught(locks, server, MUTANTS[name][3])

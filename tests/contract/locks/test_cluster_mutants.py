@@ -1,6 +1,7 @@
-"""What several keys in several slots need: tokens that are level; and mistakes that are found.
+"""Several keys in several slots need tokens on one level. The suite detects mistakes in that
+algorithm.
 
-Each mutant is the cluster's algorithm with one mistake, and the test that finds it out.
+Each mutant is the cluster's algorithm with one mistake, and the test that detects it.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ from taskguard_sandbox.clusters import Cluster
 
 pytestmark = [pytest.mark.once, pytest.mark.parametrize("server", ["cluster"], indirect=True)]
 
-AHEAD = 9 * 10**15  # of every clock, and still exact in Lua
+AHEAD = 9 * 10**15  # above every clock, and still exact in Lua
 KEYS = ("a", "b", "c")
 
 
 def test_each_key_remembers_the_highest_token(
     server: LockServer, locks: LockProvider, cluster: Cluster
 ) -> None:
-    """One node's token is far ahead of the clock of the others: the next of each key is above."""
+    """If one node's token is far ahead of the other clocks, the next token of each key is
+    above it."""
     assert len({cluster.master_of(f"taskguard:{{{key}}}") for key in KEYS}) > 1
     for key in KEYS:
         for node in cluster.nodes:
@@ -119,13 +121,13 @@ def with_server(test: Callable[[LockProvider, LockServer], object]) -> Test:
 
 
 def names_are_apart(locks: LockProvider) -> None:
-    """Keys that look as if they were escaped are others."""
+    """Keys that look escaped are other keys."""
     for key in ("}", "\\}", "\\\\}", "%7D", "", "\\"):
         assert isinstance(take(locks, (key,), new_owner("m")), Granted), key
 
 
 def test_names_are_apart(server: LockServer, locks: LockProvider) -> None:
-    """What is escaped is no other key's name."""
+    """An escaped key is no other key's name."""
     names_are_apart(locks)
 
 
@@ -151,7 +153,7 @@ FOUND: list[tuple[type[RedisClusterLocks], Test]] = [
 def test_mistakes_are_found(
     server: LockServer, cluster: Cluster, mutant: type[RedisClusterLocks], test: Test
 ) -> None:
-    """The test that says what is right fails for who does it wrong."""
+    """The suite's test fails with the mutant."""
     wrong = replace(server, connect=lambda: mutant(cluster.url))
     with pytest.raises((AssertionError, LockServerUnavailableError)):
         test(wrong.connect(), wrong, cluster)

@@ -21,7 +21,8 @@ NEEDS = {
     "mariadb+advisory": {"sqlalchemy", "pymysql"},
     "mysql+advisory": {"sqlalchemy", "pymysql"},
 }
-# Without fencing tokens taskguard refuses to lock without a ledger, so the provider is asked.
+# Without fencing tokens, taskguard refuses to lock without a ledger, so the script uses the
+# provider.
 LOCKS = """
 import taskguard
 from taskguard.model.lease import new_owner
@@ -39,7 +40,7 @@ locks.close()
 
 
 def test_a_lock_needs_the_driver_of_its_server_alone(server: LockServer) -> None:
-    """Locks outside a database need no SQLAlchemy; those in a database need no redis-py."""
+    """Locks outside a database need no SQLAlchemy. Locks in a database need no redis-py."""
     url = server.url or "memory://"
     needs = NEEDS.get(url.partition(":")[0], {"redis"})
     run_without(ALL - needs, LOCKS.format(url=url))

@@ -1,4 +1,4 @@
-"""The contract suite fails for locks on etcd that leave out what they must not leave out."""
+"""The contract suite detects locks on etcd with a check left out."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ Test = Callable[[LockProvider, LockServer], None]
 
 
 def whatever(name: str, *_: object) -> dict[str, Any]:
-    """A condition that always holds."""
+    """Return a condition that always holds."""
     return messages.is_never(name) | {"result": "GREATER", "version": "-1"}
 
 
 def lease_of_message(owner: Owner, *_: object) -> str:
-    """One lease for all deliveries of a message."""
+    """Use one lease for all deliveries of a message."""
     return messages.lease_of(Owner("", owner.message), ())
 
 
-# What is changed, to what, and the test that has to fail for it.
+# Changed attribute, its replacement, and the test that must fail.
 MUTANTS: dict[str, tuple[str, object, Test]] = {
     "takes what another has": ("is_at", whatever, lambda k, s: Acquire().test_taken(k, s)),
     "frees what another has": ("has_value", whatever, lambda k, s: Release().test_by_another(k)),
@@ -55,13 +55,13 @@ MUTANTS: dict[str, tuple[str, object, Test]] = {
 
 @pytest.fixture
 def server(etcd: Etcd) -> LockServer:
-    """An empty etcd."""
+    """Return an empty etcd."""
     return etcd_kind(etcd)
 
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutants_are_found(server: LockServer, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """The suite passes without the change, and fails with it, by what it asserts."""
+    """The suite passes without the mutant, and fails with it by an assertion."""
     changed, by, test = MUTANTS[name]
     test(server.connect(), server)
     server.forget()
@@ -71,7 +71,7 @@ def test_mutants_are_found(server: LockServer, monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_a_renewal_that_takes(server: LockServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that brings back what the server forgot is found as well."""
+    """A renewal that takes back a key that the server forgot is detected."""
 
     def renew(self: EtcdLocks, holds: list[Any]) -> list[str]:
         for hold in holds:

@@ -97,15 +97,15 @@ print("ok")
 """
 
 
-# A table and advisory locks have tests of their own: there each thread of a process that renews
-# needs a key for itself. Locks on ZooKeeper refuse to run under gevent.
+# A table and advisory locks have tests of their own: each thread that renews needs its own key.
+# Locks on ZooKeeper refuse to run under gevent.
 WITH_GREENLETS = ["valkey", "sentinel", "cluster", "redlock", "etcd", "consul"]
 
 
 @pytest.mark.parametrize("server", [*WITH_GREENLETS, "zookeeper"], indirect=True)
 def test_forks(server: LockServer) -> None:
-    """Children use connections and sessions of their own while threads of their parent renew. A
-    child that closes its provider ends nothing of its parent's."""
+    """Children use their own connections and sessions while threads of their parent renew. A child
+    that closes its provider ends none of its parent's."""
     assert run_script(FORKS, str(server.url)) == "ok"
 
 

@@ -1,4 +1,4 @@
-"""What every lock provider does, on its real server: the suite that users have, too."""
+"""The suite of lock providers that users get, on each real server."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""Whether the suite would notice a mistake in the line of waiters, or among those who share a key:
-each line of the scripts that the order and the limits hang on is broken once, on a real server."""
+"""The suite detects mistakes in the line of waiters and in shared keys.
+
+Each line of the scripts that order and limits depend on is broken once, on a real server.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +97,7 @@ MUTANTS: dict[str, tuple[str, str, Test]] = {
         "if freed == 1 then",
         lambda locks, _: Hints().test_given_back(locks),
     ),
-    "kept by who lost it": (
+    "kept by a former holder": (
         "if hint == 1 and freed == 1 then",
         "if hint == 1 then",
         lambda locks, _: Hints().test_not_kept_without_a_hint(locks),
@@ -115,7 +117,7 @@ MUTANTS: dict[str, tuple[str, str, Test]] = {
         "if ARGV[7] then",
         lambda locks, _: Hints().test_who_was_called_finds_it_taken(locks),
     ),
-    "says that somebody has every key": (
+    "reports every key as held": (
         "return 1 - redis.call('EXISTS', KEYS[1])",
         "return 0",
         lambda locks, _: Hints().test_nobody_holds_it(locks),
@@ -185,7 +187,7 @@ MUTANTS: dict[str, tuple[str, str, Test]] = {
         "if true then",
         lambda locks, _: Sharing().test_tokens(locks),
     ),
-    "the token of who was there before": (
+    "the token of an earlier holder": (
         "if not beside or token == 0 then",
         "if token == 0 then",
         lambda locks, _: Sharing().test_tokens(locks),
@@ -239,7 +241,7 @@ MUTANTS: dict[str, tuple[str, str, Test]] = {
 
 
 def last_of_a_row(locks: LockProvider) -> None:
-    """One that was called alone has a token above the writer's before it."""
+    """A delivery that was woken alone has a token above that of the writer before it."""
     for _ in range(5):
         key, writer, reader = fresh("a"), new_owner("w"), new_owner("r")
         before = granted(locks, key, writer, with_fence=True).fence
@@ -256,7 +258,7 @@ def in_turn(locks: LockProvider) -> None:
 
 
 class Mutant(RedisLocks):
-    """Its scripts are wrong in one place."""
+    """Redis scripts with one mistake."""
 
     def __init__(self, url: str, old: str, new: str) -> None:
         super().__init__(url)
@@ -272,8 +274,8 @@ class Mutant(RedisLocks):
 @pytest.mark.parametrize("server", ["valkey"], indirect=True)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mistakes_are_found(server: LockServer, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test that says what is right fails for the script that does it wrong."""
-    monkeypatch.setattr(waiting, "PATIENCE_S", 0.4)  # what never comes need not be waited for
+    """The suite's test fails with the mutant."""
+    monkeypatch.setattr(waiting, "PATIENCE_S", 0.4)  # the test waits for an event that never comes
     old, new, test = MUTANTS[name]
     assert server.url is not None
     url = server.url
@@ -281,12 +283,12 @@ def test_mistakes_are_found(server: LockServer, name: str, monkeypatch: pytest.M
         lambda: Mutant(url, old, new), server.forget, server.leftovers, url, server.deafened
     )
     first = wrong.connect()
-    # Some go wrong in a moment that is not met each time.
+    # Some mistakes show only at a certain moment.
     assert any(is_found(test, first, wrong) for _ in range(5))
 
 
 def is_found(test: Test, locks: LockProvider, server: LockServer) -> bool:
-    """Whether the test fails, from an empty server on."""
+    """Return whether the test fails, on an empty server."""
     server.forget()
     try:
         test(locks, server)

@@ -1,7 +1,7 @@
-"""Tables of locks with a check left out: the contract suite finds each of them.
+"""The contract suite detects tables of locks with a check left out.
 
-As for ledgers (`tests/contract/ledger/test_mutants.py`): a mutant counts as caught only if an
-assertion failed. One that the server does not understand is the mutant's own mistake, and fails.
+As for ledgers (`tests/contract/ledger/test_mutants.py`), a mutant counts as caught only if an
+assertion failed. A statement that the server rejects is the mutant's own mistake, and fails.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Test = Callable[[TableLocks, LockServer], object]
 
 shares = sharing.TestSharing()
 
-# What a mutant has in the place of what: all of it has to be there.
+# Text of a statement, and its replacement in the mutant. The statement must contain all texts.
 Changes = list[tuple[str, str]]
 
 _WANTED = "when l.wanted_until > extract(epoch from clock_timestamp()) * 1000000"
@@ -37,7 +37,7 @@ _REFUSAL = "where l.key = any (asked) and l.owner <> me and l.until > now_us"
 
 
 def tokens_beyond_the_clock(locks: TableLocks, server: LockServer) -> None:
-    """A clock that was set back, or a token from elsewhere: the next one is higher all the same."""
+    """If the clock was set back or a token comes from elsewhere, the next token is still higher."""
     assert server.url is not None
     take(locks, ("a",), first := new_owner("m"), with_fence=True)
     locks.release(("a",), first)
@@ -57,14 +57,14 @@ def tokens_beyond_the_clock(locks: TableLocks, server: LockServer) -> None:
 
 
 def asked_twice(locks: TableLocks, server: LockServer) -> None:
-    """Of one key: of several there is another statement."""
+    """A repeated acquire of one key is one grant. Several keys use another statement."""
     owner = new_owner("m")
     first = granted(locks, KEY, owner, with_fence=True)
     assert first.fence == granted(server.connect(), KEY, owner, with_fence=True).fence
 
 
 def shares_asked_twice(locks: TableLocks, server: LockServer) -> None:
-    """Where no more come in, the same owner is granted again."""
+    """A repeated acquire of one owner is granted even if no slot is free."""
     first, second = new_owner("m"), new_owner("n")
     assert comes_in(locks, KEY, first, 2)
     assert comes_in(locks, KEY, second, 2)
@@ -72,7 +72,7 @@ def shares_asked_twice(locks: TableLocks, server: LockServer) -> None:
 
 
 def after_its_end(locks: TableLocks, _: LockServer) -> None:
-    """A lease that ran out is gone, also where nobody has taken its key since."""
+    """An expired lease is gone, even if no other owner has taken its key."""
     owner = new_owner("m")
     granted(locks, KEY, owner, ttl_s=0.05)
     time.sleep(0.1)
@@ -84,20 +84,20 @@ def taken(locks: TableLocks, server: LockServer) -> None:
 
 
 def taken_with_a_token(locks: TableLocks, _: LockServer) -> None:
-    """As `taken`, without a ledger."""
+    """Run `taken` without a ledger."""
     granted(locks, KEY, new_owner("m"), with_fence=True)
     assert isinstance(take(locks, KEY, new_owner("n"), with_fence=True), Held)
 
 
 def freed_by_another_with_a_token(locks: TableLocks, _: LockServer) -> None:
-    """As `TestRelease.test_by_another`, without a ledger."""
+    """Run `TestRelease.test_by_another` without a ledger."""
     granted(locks, KEY, holder := new_owner("m"), with_fence=True)
     assert locks.release(KEY, new_owner("m")) is False
     assert renewed(locks, KEY, holder) == Renewal.RENEWED
 
 
 def tokens_of_another_mind(locks: TableLocks, server: LockServer) -> None:
-    """One with a token is freed after one without was taken: the token stays."""
+    """A release of a lock with a token keeps the token after a lock without one was taken."""
     granted(locks, KEY, owner := new_owner("m"), with_fence=True)
     assert server.url is not None
     with sa.create_engine(server.url, poolclass=sa.NullPool).begin() as db:
@@ -108,7 +108,7 @@ def tokens_of_another_mind(locks: TableLocks, server: LockServer) -> None:
 
 
 def woken_of(locks: TableLocks, server: LockServer, *, keys: tuple[str, ...], token: bool) -> None:
-    """As `TestWait.test_woken`, of several keys, or without a ledger."""
+    """Run `TestWait.test_woken` with several keys, or without a ledger."""
     waiter, me = server.connect(), new_owner("n")
 
     def wait() -> float:
@@ -120,7 +120,7 @@ def woken_of(locks: TableLocks, server: LockServer, *, keys: tuple[str, ...], to
         woken.join()
         return woken.took_s
 
-    wait()  # over connections that are made now
+    wait()  # through new connections
     assert waits.within(0.6, wait)
 
 
@@ -380,7 +380,7 @@ def test_on_postgresql(
     changes: Changes,
     test: Test,
 ) -> None:
-    """The test of the suite that is about it passes, and fails with the mutant."""
+    """The suite's test passes, and fails with the mutant."""
     test(locks, server)
     server.forget()
     _, *functions = postgresql.ddl_statements(unlogged=False)
@@ -419,7 +419,7 @@ def test_on_mysql_kinds(
     changes: Changes,
     test: Test,
 ) -> None:
-    """The same there."""
+    """The suite's test passes, and fails with the mutant."""
     test(locks, server)
     server.forget()
     for name in names:
@@ -438,7 +438,7 @@ def test_on_mysql_kinds(
 def test_without_all_or_none_on_mysql_kinds(
     server: LockServer, locks: TableLocks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of several keys whoever comes gets them."""
+    """A mutant that grants several keys, whatever their holders, is detected."""
     monkeypatch.setattr(mysql._Row, "is_held", property(lambda self: False, lambda self, _: None))
     with pytest.raises(ASSERTIONS):
         leases.TestAcquire().test_all_or_none(locks)
@@ -450,5 +450,6 @@ def test_without_all_or_none_on_mysql_kinds(
     indirect=True,
 )
 def test_sets_of_keys_in_a_ring(server: LockServer, locks: TableLocks) -> None:
-    """As it is, the ring passes; without an order of the rows the database would break it up."""
+    """Requests for overlapping sets of keys all succeed. If the rows were not sorted, the database
+    would report a deadlock."""
     contention.TestContention().test_overlapping_sets(locks)

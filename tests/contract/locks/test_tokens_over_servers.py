@@ -1,4 +1,4 @@
-"""Tokens of locks alone, where the kind of lock server is changed under way."""
+"""Tokens of locks without a ledger, while the kind of lock server changes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def token(locks: LockProvider) -> int:
 
 
 def test_tokens_grow_when_the_server_is_changed(server: LockServer) -> None:
-    """There, to another kind that knows nothing of what went before, and back: what a row or a
-    service has seen of the one server does not refuse whoever has the lock of the next."""
+    """Tokens grow when locks move to another kind of server that knows no earlier tokens, and back.
+    So a row or service that stores the highest token does not refuse a new holder."""
     if not server.connect().traits.tokens:
         pytest.skip("it issues no tokens")
     tokens = [token(server.connect()), token(MemoryLocks())]

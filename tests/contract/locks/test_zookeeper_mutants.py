@@ -1,4 +1,4 @@
-"""The contract suite fails for locks on ZooKeeper that leave out what they must not leave out."""
+"""The contract suite detects locks on ZooKeeper with a check left out."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def hand_without_asking(mine: wire.Nodes, theirs: wire.Nodes, value: bytes, acl:
     return [wire.SetData(mine.lock, value, -1)]
 
 
-# What is changed, to what, and the test that has to fail for it.
+# Changed attribute, its replacement, and the test that must fail.
 MUTANTS: dict[str, tuple[str, object, Test]] = {
     "frees what another has": (
         "provider.freeing",
@@ -67,25 +67,27 @@ MUTANTS: dict[str, tuple[str, object, Test]] = {
 
 @pytest.fixture
 def server(zookeeper: ZooKeeper) -> Iterator[LockServer]:
-    """An empty ZooKeeper."""
+    """Return an empty ZooKeeper."""
     with zookeeper_kind(zookeeper) as kind:
         yield kind
 
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutants_are_found(server: LockServer, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """The suite passes without the change, and fails with it, by what it asserts."""
+    """The suite passes without the mutant, and fails with it by an assertion."""
     changed, by, test = MUTANTS[name]
     test(server.connect(), server)
     server.forget()
     monkeypatch.setattr(f"taskguard_zookeeper.{changed}", by)
-    monkeypatch.setattr(waiting, "slack_s", lambda _: 2.0)  # what never comes is not waited for
+    monkeypatch.setattr(
+        waiting, "slack_s", lambda _: 2.0
+    )  # the test waits for an event that never comes
     with pytest.raises(AssertionError):
         test(server.connect(), server)
 
 
 def test_a_renewal_that_takes(server: LockServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that brings back what the server forgot is found as well."""
+    """A renewal that takes back a key that the server forgot is detected."""
 
     def renew(self: ZooKeeperLocks, holds: list[Any]) -> list[str]:
         for hold in holds:
@@ -100,7 +102,7 @@ def test_a_renewal_that_takes(server: LockServer, monkeypatch: pytest.MonkeyPatc
 def test_a_session_that_is_believed_alive(
     server: LockServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that answers for keys without asking the server what it holds is found."""
+    """A session that answers for keys without asking the server is detected."""
 
     def renew(self: ZooKeeperLocks, holds: list[Any]) -> list[str]:
         self._session()
@@ -116,7 +118,7 @@ def test_a_session_that_is_believed_alive(
 def test_a_waiter_that_is_told_of_nothing(
     server: LockServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that sleeps until it asks again is found."""
+    """A waiter that is not woken, and sleeps until it asks again, is detected."""
 
     def wait(self: ZooKeeperLocks, key: str, owner: Owner, *, timeout_s: float) -> None:
         del self, key, owner, timeout_s
