@@ -1,8 +1,8 @@
-"""Real processes, killed (SIGKILL) at each boundary of a delivery; the queue delivers again.
+"""Real processes are killed (SIGKILL) at each boundary of a delivery, and the queue delivers again.
 
-One effect, nothing lost, DONE: by Celery and by RQ on PostgreSQL; on the other databases at some of
-the boundaries, and at all of them in `make explore`. The boundaries come from the interfaces of the
-code; one that no delivery here comes by is named with the reason.
+Each work has one effect, none is lost, and all are DONE. PostgreSQL runs at all boundaries, the
+other databases at some, and at all in `make explore`. The boundaries come from the interfaces of
+the code. A boundary that no delivery here reaches is listed with the reason.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from support.waiting import wait_until
 
 KINDS = {
     "celery": ("transaction", "plain", "checkpoint", "fails", "slow", "twice"),
-    # A work horse for every job takes its time; "twice" comes by what "slow" does.
+    # A work horse for every job takes time. "twice" reaches no other boundaries than "slow".
     "rq": ("transaction", "plain", "checkpoint", "fails", "twice"),
 }
 TIMES = {"celery": 2, "rq": 1}
 
-# Boundaries that these deliveries do not come by, and why.
+# Boundaries that these deliveries do not reach, and why.
 ELSEWHERE = {
     "ledger.crash": "a body that ends its process; tests/celery/test_exits.py",
     "ledger.give_back": "shutdown and a lost lease; tests/celery/test_interrupts.py",
@@ -85,13 +85,14 @@ def rig(
 def test_killed_at_any_boundary_there_is_one_effect(
     rig: CrashRig, exploration: Exploration
 ) -> None:
-    """First each kind of body undisturbed, for the boundaries it comes by; then each of them."""
+    """First run each kind of body without a fault, to learn its boundaries. Then kill a process at
+    each of them."""
     kinds = KINDS[rig.queue]
     with rig.worker() as one, rig.worker() as two:
-        for kind in kinds:  # one after the other: both workers are free for "twice"
+        for kind in kinds:  # one after the other, so that both workers are free for "twice"
             rig.send(kind, kind)
             rig.wait_until_done([kind])
-        # DONE is in the ledger before its holder has said what it came by.
+        # DONE may be in the ledger before its holder has logged its boundaries.
         wait_until(lambda: all("body done" in rig.seen(kind) for kind in kinds))
         points = {kind: _points(rig.seen(kind), TIMES[rig.queue]) for kind in kinds}
         _expect_every_boundary(rig, {point for each in points.values() for point in each})
@@ -112,13 +113,13 @@ def test_killed_at_any_boundary_there_is_one_effect(
     for item, (kind, _) in items.items():
         assert effects[item] == (kind != "plain"), item
         assert effects[f"{item} half"] == (kind == "checkpoint"), item
-    # What depends on timing (a renewal, a duplicate) need not come by again.
+    # Boundaries that depend on timing (a renewal, a duplicate) may not occur again.
     assert len(struck) >= 0.8 * len(items), sorted(set(items) - set(struck))
     print(f"{len(items)} boundaries, {len(struck)} kills, one effect each")
 
 
 def _points(seen: list[str], times: int) -> list[str]:
-    """Each boundary, the first `times` times that it came by."""
+    """Return each boundary, up to `times` times."""
     found = dict.fromkeys(seen)
     return [each for each in found if int(each.partition("#")[2] or 1) <= times]
 

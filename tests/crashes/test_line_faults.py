@@ -1,7 +1,7 @@
-"""Real workers, whose servers fail at each boundary of parking and calling.
+"""Real workers, whose servers fail at each boundary of parking and promoting.
 
-Three messages of one line, of which one asks for a fault at a boundary, once: each has its effect
-once, no two are at work at a time, and nobody is left in the line.
+Each line has three messages, of which one asks for a fault at a boundary, once. Each message has
+its effect once, no two run at a time, and no message is left in the line.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def rig(
         pytest.skip("RabbitMQ takes half a minute for each restart; `make explore` does it")
     variables = {"CRASH_RELAY": "later"} if LATER in more else {}
     if BROKER in more:
-        # What a worker has in hand when Redis dies comes again by that alone.
+        # If Redis dies, the visibility timeout alone brings back what a worker had in hand.
         variables["CRASH_VISIBILITY_S"] = "10"
     with RabbitMQ() if RABBIT in more else Valkey(appendonly="yes", appendfsync="always") as broker:
         made = faulty_rig(queue, broker, valkey, database, tmp_path, monkeypatch, **variables)
@@ -77,7 +77,7 @@ def line_of(case: Case) -> str:
 
 
 def send_each(rig: CrashRig, cases: Iterable[Case]) -> list[str]:
-    """A line of each case."""
+    """Send a line of messages for each case."""
     items: list[str] = []
     for case in cases:
         fault, role, at, *_ = case
@@ -86,7 +86,7 @@ def send_each(rig: CrashRig, cases: Iterable[Case]) -> list[str]:
 
 
 def struck_of(rig: CrashRig, cases: Iterable[Case]) -> list[Case]:
-    """Those that happened."""
+    """Return the cases whose fault happened."""
     return [case for case in cases if rig.struck(f"{line_of(case)}-{case[1]}")]
 
 
@@ -94,17 +94,17 @@ _COMES_BY_S = 240.0
 
 
 def restarts(rig: CrashRig, role: str, at: str) -> Iterator[Case]:
-    """Until the broker was restarted at this boundary, a line after the other is tried.
+    """Yield a line after the other until the broker was restarted at this boundary.
 
-    Which message of a line comes first is up to the machine, and so is what the others come by.
-    A line's messages are answered before the next one is asked for.
+    The order in which messages of a line arrive depends on the machine, and so do the boundaries
+    that they reach. A line's messages are answered before the next fault is requested.
     """
     before, until_s = rig.faults["broker"], time.monotonic() + _COMES_BY_S
     for number in itertools.count(1):
         case = ("broker", role, at, str(number))
         yield case
         if struck_of(rig, [case]):
-            # Who asks for it may have nothing to do after that.
+            # The worker that requested the restart may have nothing to do afterwards.
             wait_until(lambda: rig.faults["broker"] > before)
             return
         if time.monotonic() > until_s:
@@ -112,41 +112,41 @@ def restarts(rig: CrashRig, role: str, at: str) -> Iterator[Case]:
 
 
 def each_restart(rig: CrashRig, points: Iterable[tuple[str, str]]) -> Iterator[Case]:
-    """The same at one of these boundaries after the other."""
+    """Yield the cases of each of these boundaries in turn."""
     return itertools.chain.from_iterable(restarts(rig, *point) for point in points)
 
 
 def let_restart(rig: CrashRig, case: Case) -> None:
-    """From here on: the whole line was sent."""
+    """Allow the restart from now on: the whole line was sent."""
     (rig.folder / f"sent {line_of(case)}").touch()
 
 
 def is_of_parking(at: str) -> bool:
-    """Whether who is parked comes by it, and not who calls."""
+    """Return whether a parked message reaches the boundary, and not a message that promotes."""
     return at.partition(" ")[0] in ("ledger.park", "locks.leave_hint", "parking.call")
 
 
 def role_for(at: str, seen: dict[str, Any]) -> str:
-    """Who comes by it in any order of the three: mostly the second one is parked, not the first."""
+    """Return the role that reaches it in any order of the three: mostly the second is parked."""
     roles = ("second", "third", "first") if is_of_parking(at) else ROLES
     return next(role for role in roles if at in seen[role])
 
 
 def expect(rig: CrashRig, lines: list[str], items: list[str]) -> None:
-    """What holds of each line once its work has ended."""
+    """Check each line after its work has ended."""
     wait_until(lambda: rig.ledger.waiting() == [])
     assert rig.effects() == dict.fromkeys(items, 1)
     assert [line for line in lines if rig.overlapped(line)] == []
 
 
 def lines_left(rig: CrashRig, items: list[str]) -> set[str]:
-    """The keys of lines in which one of these is not done."""
+    """Return the keys of lines in which one of these is not done."""
     left = [item for item in items if rig.state(item) is not State.DONE]
     return {f"line:{item.rpartition('-')[0]}" for item in left}
 
 
 def lines_called(rig: CrashRig) -> set[str]:
-    """The keys of lines of which somebody was called, and has not come."""
+    """Return the keys of lines of which a promoted message has not arrived."""
     return {each.key for each in rig.ledger.waiting() if each.expected_until_s is not None}
 
 
@@ -158,7 +158,7 @@ def lines_called(rig: CrashRig) -> set[str]:
     ids=["celery", "rq", "mariadb"],
 )
 def test_faults_at_any_boundary_of_a_line(rig: CrashRig, exploration: Exploration) -> None:
-    """First undisturbed, for the boundaries that they come by; then each fault at each of them."""
+    """First run without a fault, to learn the boundaries. Then apply each fault at each of them."""
     with rig.worker(), rig.worker():
         items = send(rig, "calm")
         rig.wait_until_done(items)
@@ -177,12 +177,12 @@ def test_faults_at_any_boundary_of_a_line(rig: CrashRig, exploration: Exploratio
         rig.wait_until_done(items)
         expect(rig, ["calm", *map(line_of, cases)], items)
     struck = struck_of(rig, cases)
-    # Who comes first decides who is parked, and a machine that is busy decides who comes first.
+    # The order of arrival decides which message is parked, and depends on how busy the machine is.
     assert len(struck) >= 0.5 * len(cases), sorted({*cases} - {*struck})
     print(f"{len(cases)} boundaries and faults, {len(struck)} happened, one effect each")
 
 
-# What a message comes by that fails, and keeps its place until Celery has said what becomes of it.
+# Boundaries of a message that fails, and keeps its position until Celery has decided about a retry.
 FIRST = ("ledger.claim asked", "body asked", "ledger.fail asked", "ledger.fail done")
 FIRST += ("parking.failed done", "ledger.keep asked", "ledger.keep done", "transaction.commit done")
 SECOND = ("ledger.leave asked", "ledger.leave done", "ledger.call_next asked")
@@ -200,9 +200,10 @@ SECOND = ("ledger.leave asked", "ledger.leave done", "ledger.call_next asked")
     ids=["celery", "rq", "mariadb"],
 )
 def test_faults_while_it_keeps_its_place(rig: CrashRig, exploration: Exploration) -> None:
-    """The first one is retried, the second one has no retries left: nobody goes before them.
+    """The first message is retried, and the second has no retries left: no later message goes
+    before them.
 
-    Without a relay who is left was called, as above.
+    Without a relay, all messages that remain were promoted.
     """
     points = [("first", at) for at in FIRST] + [("second", at) for at in SECOND]
     cases = [(fault, *point) for fault in FAULTS for point in points]
@@ -223,7 +224,8 @@ def test_faults_while_it_keeps_its_place(rig: CrashRig, exploration: Exploration
 
 
 def enqueue_strictly(rig: CrashRig, case: Case) -> None:
-    """A line of the case; each has its place from its enqueueing on: no neighbour is faster."""
+    """Enqueue a line of the case. Each message has its position from then on, so that none
+    overtakes."""
     fault, role, at, *_ = case
     for each in ROLES:
         item = f"{line_of(case)}-{each}"
@@ -246,8 +248,8 @@ def expect_in_order(rig: CrashRig, cases: Iterable[Case]) -> None:
     ids=["celery", "rq"],
 )
 def test_what_waits_for_a_relay(rig: CrashRig, exploration: Exploration) -> None:
-    """While there is none, a line goes on by itself, unless the next one was called and nobody sent
-    it: who called was killed, or got no answer. A relay ends that, too."""
+    """Without a relay, a line goes on, unless a promoted message was not sent because its sender
+    was killed or got no answer. A relay sends it."""
     points = [("second" if is_of_parking(at) else "first", at) for at in PARKING]
     cases = [(fault, *point) for fault in ("", "forget", *FAULTS[1:]) for point in points]
     cases = exploration.pick(cases, at_most=36 if rig.queue == "celery" else 12)
@@ -262,7 +264,7 @@ def test_what_waits_for_a_relay(rig: CrashRig, exploration: Exploration) -> None
     print(f"{len(cases)} boundaries and faults, {sorted(called)} waited for a relay")
 
 
-# Beside the boundaries of a line: what takes an older one's place, and tells its caller.
+# In addition to the boundaries of a line: those of superseding a message and of telling its caller.
 NEWEST = [
     *("ledger.claim asked", "ledger.claim done", "locks.hand_over asked", "locks.hand_over done"),
     *("ledger.park_newest asked", "ledger.park_newest done", "ledger.told asked"),
@@ -270,12 +272,12 @@ NEWEST = [
     *("transaction.statement done", "transaction.commit asked", "transaction.commit done"),
     *("ledger.call_next asked", "ledger.call_next done", "delivery done"),
 ]
-# Those of them that come first, and those who are parked, come by.
+# Boundaries that the first messages reach, and that parked ones reach.
 NEWEST_COME_BY = [
     *(("first", f"{at} done") for at in ("ledger.claim", "transaction.commit", "ledger.call_next")),
     *(("second", at) for at in ("ledger.park_newest asked", "ledger.park_newest done")),
 ]
-# Killed there, a process leaves a lock that no record tells of: the claim may have been refused.
+# A process killed here leaves a lock without a record, because its claim may have been refused.
 DIES_WITH_THE_LOCK = ("ledger.claim asked", "ledger.claim done")
 
 
@@ -292,10 +294,11 @@ DIES_WITH_THE_LOCK = ("ledger.claim asked", "ledger.claim done")
     ids=["latest", "supersede", "rq-latest", "rq-supersede"],
 )
 def test_killed_or_with_faults_the_newest_wins(rig: CrashRig, exploration: Exploration) -> None:
-    """The newest has its effect, once; each is answered, and those that are REVOKED have none.
+    """The newest message has its effect once. Each message is answered, and REVOKED ones have no
+    effect.
 
-    While there is no relay, who is not answered was called, or is to be told that he never runs;
-    or nobody looks for his key, for a dead process has it at the lock server alone.
+    Without a relay, an unanswered message was promoted or superseded before its sender died, or a
+    dead process still has its key at the lock server.
     """
     points = [(role, at) for role in ROLES for at in NEWEST]
     cases = [(fault, *point) for fault in ("", *FAULTS) for point in points]
@@ -330,12 +333,13 @@ def test_killed_or_with_faults_the_newest_wins(rig: CrashRig, exploration: Explo
     ids=["celery-redis", "celery-rabbitmq", "rq"],
 )
 def test_the_broker_is_restarted(rig: CrashRig, exploration: Exploration) -> None:
-    """At a boundary of one line after the other, with what it has acknowledged."""
+    """The broker restarts at a boundary of one line after the other, with the messages it has
+    acknowledged."""
     points = [("second" if is_of_parking(at) else "first", at) for at in PARKING]
     lines: list[str] = []
     items: list[str] = []
     for point in exploration.pick(points, at_most=2):
-        # A worker of RQ's that does not get over the restart is not there for the next one.
+        # A worker of RQ's that the restart ended is replaced before the next one.
         with rig.worker(), rig.worker():
             for case in restarts(rig, *point):
                 lines.append(line_of(case))
@@ -359,7 +363,8 @@ def test_the_broker_is_restarted(rig: CrashRig, exploration: Exploration) -> Non
 def test_the_broker_is_restarted_beside_a_strict_line(
     rig: CrashRig, exploration: Exploration
 ) -> None:
-    """While the first one is retried, or the second one fails for good: nobody goes before them."""
+    """The broker restarts while the first message is retried, or the second fails for good. No
+    later message goes before them."""
     points = [("first", at) for at in FIRST] + [("second", at) for at in SECOND]
     cases: list[Case] = []
     ended: list[str] = []
@@ -387,7 +392,7 @@ def test_the_broker_is_restarted_beside_a_strict_line(
 def test_the_broker_is_restarted_and_the_newest_wins(
     rig: CrashRig, exploration: Exploration
 ) -> None:
-    """The newest has its effect, once; each is answered."""
+    """The newest message has its effect once, and each message is answered."""
     items: list[str] = []
     with rig.worker(), rig.worker():
         for case in each_restart(rig, exploration.pick(NEWEST_COME_BY, at_most=1)):

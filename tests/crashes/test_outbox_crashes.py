@@ -1,6 +1,6 @@
-"""Producers and sweeps, killed wherever they may be: what was committed is run, and once.
+"""Producers and sweeps are killed at each point: committed work runs, once.
 
-And nothing else: of a transaction that did not commit no message is sent.
+No message is sent of a transaction that did not commit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TABLES = ("taskguard_keys", "taskguard_work", "taskguard_messages", "orders", "e
 
 
 class OutboxRig:
-    """Orders, and a queue that is a file: what was sent outlives its sender."""
+    """Orders, and a queue that is a file: sent messages outlive their sender."""
 
     def __init__(self, url: str, queue: Path) -> None:
         self.engine = sa.create_engine(url)
@@ -45,7 +45,7 @@ class OutboxRig:
         )
 
     def order(self, order: str, words: str | None = None) -> None:
-        """The order and its message, in one transaction; `words` replace those that wait."""
+        """Store the order and its message in one transaction. `words` replace those that wait."""
         words = words or order
         call = json.dumps({"queue": "test", "order": order, "words": words, "message": f"m{words}"})
         delivery = self.delivery(order, MessageRef(f"m{words}"), call)
@@ -61,14 +61,14 @@ class OutboxRig:
             file.write("\n")
 
     def sweep(self) -> None:
-        """Whoever was at it is gone, and everything is due."""
+        """Sweep after every lease has expired and everything is due."""
         self.change("update taskguard_work set due = 1 where due is not null")
         for table in ("work", "keys"):
             self.change(f"update taskguard_{table} set lease_until = 1 where lease_until > 0")
         Sweeper(self.runtime, {"test": self.send}, batch=2).sweep()
 
     def work_off(self) -> None:
-        """A worker runs every message that was sent."""
+        """Run every message that was sent, as a worker."""
         for line in self.queue.read_text().splitlines():
             order, words, *message = json.loads(line)
             delivery = self.delivery(order, MessageRef(*message))
@@ -114,7 +114,7 @@ def rig(url: str, tmp_path: Path) -> Any:
 
 
 def _killed_at(rig: OutboxRig, url: str, at: int, what: str, *args: Any) -> bool:
-    """Whether a process that does it was killed there."""
+    """Return whether a process that runs it was killed at this point."""
 
     def run() -> None:
         mine = OutboxRig(url, rig.queue)
@@ -126,8 +126,8 @@ def _killed_at(rig: OutboxRig, url: str, at: int, what: str, *args: Any) -> bool
 
 
 def test_a_producer_that_is_killed_loses_no_order(rig: OutboxRig, url: str) -> None:
-    """Around each statement, its COMMIT and its message: the order is there and is shipped, once,
-    or it is not there and no message is."""
+    """A producer is killed around each statement, its COMMIT and its message. Either the order
+    exists and is shipped once, or it does not exist and no message does."""
     at, sent = 0, Counter[str]()
     while True:
         at += 1
@@ -148,9 +148,10 @@ def test_a_producer_that_is_killed_loses_no_order(rig: OutboxRig, url: str) -> N
 def test_a_producer_that_is_killed_replaces_all_of_a_call_or_nothing(
     rig: OutboxRig, url: str, sent: str
 ) -> None:
-    """Around each statement, its COMMIT and its message: of the two calls one runs, once.
+    """A producer is killed around each statement, its COMMIT and its message. One of the two
+    messages runs, once.
 
-    It is the newer one if its order is there, whatever became of either message.
+    It is the newer one if its order exists, whether or not either message arrived.
     """
     at, seen = 0, Counter[str]()
     while True:
@@ -163,7 +164,7 @@ def test_a_producer_that_is_killed_replaces_all_of_a_call_or_nothing(
         killed = _killed_at(rig, url, at, "order", "a", "newer")
         newest = "newer" if rig.rows("orders")["newer"] else "a"
         seen[newest] += 1
-        rig.work_off()  # the older message comes before anything is sent again
+        rig.work_off()  # the older message arrives before the sweep sends any
         rig.sweep()
         rig.work_off()
         assert rig.rows("effects") == Counter({newest: 1}), at
@@ -176,9 +177,10 @@ def test_a_producer_that_is_killed_replaces_all_of_a_call_or_nothing(
 def test_a_sweep_that_is_killed_loses_no_order(
     rig: OutboxRig, url: str, exploration: Exploration
 ) -> None:
-    """Around each statement and each message; the next sweep goes on, and no order is lost.
+    """A sweep is killed around each statement and each message. The next sweep goes on, and no
+    order is lost.
 
-    On PostgreSQL wherever it may be, elsewhere as far as this run looks.
+    PostgreSQL runs at all points, the others at those within this run's limit.
     """
     wanted = Counter("abc")
     kills = 0
@@ -186,7 +188,7 @@ def test_a_sweep_that_is_killed_loses_no_order(
         rig.begin_again()
         for order in wanted:
             rig.order(order)
-        rig.queue.write_text("")  # the broker has lost all of it
+        rig.queue.write_text("")  # the broker has lost all messages
         rig.engine.dispose()
         killed = _killed_at(rig, url, at, "sweep")
         rig.sweep()

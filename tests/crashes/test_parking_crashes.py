@@ -1,7 +1,7 @@
-"""Real workers, killed (SIGKILL) at each boundary of parking and calling.
+"""Real workers are killed (SIGKILL) at each boundary of parking and promoting.
 
-Three messages of one line: the first one works for a moment, the others are parked, and called. One
-of them dies at a boundary, once: each runs, once, in the end.
+Each line has three messages: the first one runs for a moment, the others are parked and promoted.
+One of their workers dies at a boundary, once. In the end each message has run once.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def send(rig: CrashRig, line: str, **crashes: str) -> list[str]:
 def test_killed_at_any_boundary_of_a_line_each_runs_once(
     rig: CrashRig, exploration: Exploration
 ) -> None:
-    """First undisturbed, for the boundaries that they come by; then each of them."""
+    """First run without a fault, to learn the boundaries. Then kill a worker at each of them."""
     with rig.worker(), rig.worker():
         items = send(rig, "calm")
         rig.wait_until_done(items)
@@ -85,12 +85,12 @@ def test_killed_at_any_boundary_of_a_line_each_runs_once(
         rig.wait_until_done(items)
         struck = [line for line, role, _ in lines if rig.struck(f"{line}-{role}")]
     assert rig.effects() == dict.fromkeys(items, 1)
-    # Who comes first decides who is parked, and a machine that is busy decides who comes first.
+    # The order of arrival decides which message is parked, and depends on how busy the machine is.
     assert len(struck) >= 0.5 * len(lines), sorted({line for line, *_ in lines} - set(struck))
     print(f"{len(lines)} boundaries, {len(struck)} kills, one effect each")
 
 
-# What a message comes by that fails, and keeps its place until Celery has said what becomes of it.
+# Boundaries of a message that fails, and keeps its position until Celery has decided about a retry.
 FIRST = ("body asked", "ledger.fail asked", "ledger.fail done", "parking.failed done")
 FIRST += ("ledger.keep asked", "ledger.keep done", "transaction.commit done")
 SECOND = ("ledger.leave asked", "ledger.leave done", "ledger.call_next done")
@@ -99,14 +99,14 @@ SECOND = ("ledger.leave asked", "ledger.leave done", "ledger.call_next done")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("rig", [("celery", "pg_url"), ("celery", "sqlite_url")], indirect=True)
 def test_killed_while_it_keeps_its_place_the_order_stays(rig: CrashRig) -> None:
-    """The first one is retried, the second one has no retries left: nobody goes before them, each
-    has its effect once, and the line goes on."""
+    """The first message is retried, and the second has no retries left. No later message goes
+    before them, each has its effect once, and the line goes on."""
     rig.task = "support.crashing.strictly"
     cases = [("first", at) for at in FIRST] + [("second", at) for at in SECOND]
     lines = [(re.sub(r"\W", "-", f"{role} {at}"), role, at) for role, at in cases]
     with rig.worker(), rig.worker():
         for line, role, at in lines:
-            for each in ROLES:  # a place from its enqueueing on: no neighbour is faster
+            for each in ROLES:  # each has its position from its enqueueing on
                 item = f"{line}-{each}"
                 args = (item, line, at if each == role else None)
                 enqueue(rig.jobs.strictly, args, task_id=item)

@@ -1,9 +1,9 @@
-"""`make foreign`: every test that passes without guards passes with them, but for those expected.
+"""`make foreign`: check that every test that passes without guards passes with them.
 
-Each suite runs twice, side by side. What then differs is run again, up to three times each way: a
-test differs that passed without guards in any of them, and with guards in none. Exit status: 0 if
-those that differ are the ones in `expected.toml`, 1 if there are others, or if one passes that is
-to differ always.
+Each suite runs twice, side by side. Tests that differ run again, up to three times each way. A test
+differs if it passed without guards in some run, and with guards in none. Exit status: 0 if the
+tests in `expected.toml` differ and no others. 1 if another test differs, or one passes that should
+always differ.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TRIES = 3
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run what was named, by default both; returns the exit status."""
+    """Run the named suites, by default both. Return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m foreign", description=__doc__)
     parser.add_argument("names", nargs="*", choices=[*SUITES, []], help="by default all of them")
     names = parser.parse_args(argv).names or list(SUITES)
@@ -39,12 +39,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def expected() -> dict[str, dict[str, dict[str, str]]]:
-    """For each suite the tests that differ, `always` or `sometimes`, and why."""
+    """Return for each suite the tests that differ, `always` or `sometimes`, and why."""
     return tomllib.loads(EXPECTED.read_text())
 
 
 def _compare(suite: Suite, *, always: dict[str, str], sometimes: dict[str, str]) -> list[str]:
-    """What is not as expected."""
+    """Return the differences that are not expected."""
     reasons = always | sometimes
     print(f"{suite.package} {version(suite.package)}: its own suite, twice …", flush=True)
     began_s = time.monotonic()
@@ -76,7 +76,7 @@ def _compare(suite: Suite, *, always: dict[str, str], sometimes: dict[str, str])
 
 
 def differing(plain: Outcomes, guarded: Outcomes) -> set[str]:
-    """The tests that pass without guards, and do not with them."""
+    """Return the tests that pass without guards, but not with them."""
     return {test for test, how in plain.items() if how == "passed" and guarded.get(test) != how}
 
 

@@ -1,6 +1,6 @@
 """A plugin for the pytest of Celery's suite: every task is guarded, with a key for each message.
 
-But for Celery's own (`celery.chord_unlock`, …), which nobody could decorate.
+Celery's own tasks (`celery.chord_unlock`, …) are not guarded, because users cannot decorate them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from taskguard_celery.recognition import guarded_function_of
 
 
 def _key(*args: Any, **kwargs: Any) -> str:
-    """The message's; a call's own where there is none."""
+    """Return the message's key, or a new key if there is no message."""
     del args, kwargs
     message = current_task.request.id if current_task else None
     return message or str(uuid.uuid4())

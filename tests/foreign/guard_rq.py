@@ -1,6 +1,7 @@
-"""RQ's suite with `GuardedWorker` in the place of `Worker`, and its jobs guarded, a key for each.
+"""RQ's suite with `GuardedWorker` instead of `Worker`, and its jobs guarded with a key for each
+job.
 
-As a plugin of its pytest this is about the workers that the tests start. The jobs are those of
+As a plugin of RQ's pytest this guards the workers that the tests start. The jobs are those of
 `tests/fixtures.py`, which worker processes import as well: `running.py` adds a line to it.
 """
 
@@ -17,7 +18,7 @@ from taskguard import current_guard
 from taskguard.errors import TransactionUsageError
 from taskguard_rq import GuardedSimpleWorker, GuardedSpawnWorker, GuardedWorker, guarded_job
 
-# No jobs, but called by tests, in processes that are to be quick; or by workers as callbacks.
+# Not jobs: helpers that tests call in processes that have to be quick, or that workers call back.
 _HELPERS = (
     "start_worker", "burst_two_workers", "run_dummy_heroku_worker", "kill_", "resume_",
     "create_file_after_timeout_and_setpgrp",
@@ -32,7 +33,7 @@ for _module in (rq, rq.worker):
 
 
 def _key(*args: Any, **kwargs: Any) -> str:
-    """The job's; a call's own where there is none, or where its body calls another job."""
+    """Return the job's key, or a new key if there is no job or its body calls another job."""
     del args, kwargs
     job = rq.get_current_job()
     try:

@@ -1,9 +1,9 @@
-"""One run of a foreign suite: servers of its own, a folder of its own, a pytest of its own.
+"""One run of a foreign suite with its own servers, folder and pytest.
 
-Celery's tests that are marked as flaky run once here: `__main__.py` runs again what differs.
+Celery's tests that are marked as flaky run once here: `__main__.py` runs those again that differ.
 
-Guaranteed: nothing of a run is left behind, neither processes, also those that its workers started
-in sessions of their own, nor files. Not guaranteed: that a test of theirs does the same each time.
+Guaranteed: a run leaves neither files nor processes behind, even those that its workers started in
+sessions of their own. Not guaranteed: that a foreign test does the same each time.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ Outcomes = dict[str, str]
 
 @dataclass(frozen=True)
 class Suite:
-    """What to run of a package's suite.
+    """The parts of a package's suite to run.
 
     Attributes:
-        package: whose, and its name here.
-        wanted: what is taken from the source distribution.
-        plugins: what its pytest needs beside our own.
-        tests: which of them.
+        package: the package, and its name here.
+        wanted: the files to take from the source distribution.
+        plugins: plugins for its pytest in addition to our own.
+        tests: the tests to run.
         guard: the plugin that guards.
     """
 
@@ -57,7 +57,7 @@ CELERY = Suite(
     package="celery",
     wanted=("t", "pyproject.toml"),
     plugins=("-p", "celery.contrib.pytest"),
-    # Without what wants servers of Azure's.
+    # All tests except those that need servers of Azure.
     tests=("t/integration", "--ignore=t/integration/test_backend.py"),
     guard="foreign.guard_celery",
 )
@@ -72,7 +72,7 @@ SUITES = {suite.package: suite for suite in (CELERY, RQ)}
 
 
 def run(suite: Suite, *, guarded: bool, log: Path, only: Sequence[str] = ()) -> Outcomes:
-    """The outcome of each test; `only`: of these. What pytest says goes to the end of `log`.
+    """Return the outcome of each test, or of the tests in `only`. Append pytest's output to `log`.
 
     Raises RuntimeError if none of them ran.
     """
@@ -99,13 +99,13 @@ def run(suite: Suite, *, guarded: bool, log: Path, only: Sequence[str] = ()) -> 
             if all(how == UNSEEN for how in seen.values()):
                 raise RuntimeError(f"{suite.package}'s suite did not run, see {log}")
             found |= seen
-            # A test may have ended all of them: what comes after it has a run of its own.
+            # A test may have ended all of them: the tests after it get a run of their own.
             tests = [test for test, how in seen.items() if how == UNSEEN]
         return found
 
 
 def _environment(port: int) -> dict[str, str]:
-    """What both suites look at, and what is loaded into their processes."""
+    """Return the settings of both suites and the modules for their processes."""
     server = f"redis://127.0.0.1:{port}/0"
     return {
         "PYTHONPATH": str(TESTS),
@@ -121,7 +121,7 @@ def _environment(port: int) -> dict[str, str]:
 
 
 def _guards(servers: ExitStack) -> dict[str, str]:
-    """Locks and ledger of their own: tests empty the server that is theirs."""
+    """Return locks and a ledger apart from the suite's server, because its tests empty that."""
     locks = servers.enter_context(Valkey()).url_of(0)
     ledger = servers.enter_context(Postgres()).create_database("foreign")
     with contextlib.closing(SqlLedger(ledger)) as made:
@@ -130,7 +130,7 @@ def _guards(servers: ExitStack) -> dict[str, str]:
 
 
 def _fit_rq(tests: Path, *, port: int, guarded: bool) -> None:
-    """RQ's tests know one port and one folder, and have their jobs in one module."""
+    """Adapt RQ's tests, which know one port and one folder, and have their jobs in one module."""
     for path in tests.rglob("*.py"):
         text = path.read_text().replace("/tmp/", f"{tests.parent}/")
         path.write_text(text.replace("127.0.0.1:6379", f"127.0.0.1:{port}"))
@@ -142,12 +142,13 @@ def _fit_rq(tests: Path, *, port: int, guarded: bool) -> None:
 def _run_to_its_end(
     command: list[str], folder: Path, environment: dict[str, str], out: IO[bytes]
 ) -> None:
-    """Run it, and end whatever it has started: all have its folder in their environment.
+    """Run the tests, and end every process that they started: all have the run's folder in their
+    environment.
 
-    Tests may leave processes that pytest's own waits for at its exit, for ever.
+    Tests may leave processes that pytest would wait for without end at its exit.
     """
     environment = {**environment, _FOLDER: str(folder)}
-    # In a session of its own: RQ's tests send signals to groups of processes.
+    # In its own session, because RQ's tests send signals to groups of processes.
     process = subprocess.Popen(
         command, cwd=folder, env=environment, stdout=out, stderr=out, start_new_session=True
     )
@@ -164,7 +165,7 @@ def _run_to_its_end(
 
 
 def end_all() -> None:
-    """End every run's processes: `run` raises then, in its thread, and has left nothing behind."""
+    """End every run's processes. Then `run` raises in its thread, and leaves nothing behind."""
     for folder in _running:
         _end(folder)
 
@@ -178,7 +179,8 @@ def _end(folder: str) -> None:
 
 
 def _processes() -> Iterator[psutil.Process]:
-    """Not process_iter(): it takes one whose id was another's before for that other one."""
+    """Return the run's processes. Not process_iter(): it confuses processes if an id is
+    used again."""
     for pid in psutil.pids():
         with contextlib.suppress(psutil.NoSuchProcess):
             yield psutil.Process(pid)

@@ -1,4 +1,4 @@
-"""What `make foreign` goes by: the list of what is to differ, and what it notes of a run."""
+"""`make foreign` uses a list of expected differences and notes of each run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_comes_after(): pass
 
 
 def test_each_difference_that_is_expected_has_its_reason() -> None:
-    """For each suite, even if it has none: ids of single tests, and one sentence each."""
+    """Each suite has a list of ids of single tests, and one sentence for each."""
     listed = expected()
     assert set(listed) == set(SUITES)
     for reasons in listed.values():
@@ -35,14 +35,16 @@ def test_each_difference_that_is_expected_has_its_reason() -> None:
 
 
 def test_a_test_differs_that_passes_without_guards_alone() -> None:
-    """What fails or is skipped without them says nothing; what is missing with them does."""
+    """Only a test that passes without guards can differ. A test that is missing with guards
+    differs."""
     plain = {"a": "passed", "b": "failed", "c": "skipped", "d": "passed", "e": "passed"}
     guarded = {"a": "passed", "b": "passed", "c": "failed", "d": "skipped"}
     assert differing(plain, guarded) == {"d", "e"}
 
 
 def test_a_run_that_a_test_ends_says_which_it_was(tmp_path: Path) -> None:
-    """What had ended is known, and what it had not come to; else it goes to its end."""
+    """If a test ends the whole run, its notes show the ended tests, this test, and those that did
+    not run."""
     suite, notes = tmp_path / "test_suite.py", tmp_path / "notes"
     suite.write_text(SUITE)
     command = [

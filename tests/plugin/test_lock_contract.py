@@ -1,4 +1,4 @@
-"""`pytest_taskguard.lock_contract` as users have it: it passes what is right, and nothing else."""
+"""`pytest_taskguard.lock_contract` as users have it passes correct providers only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.once
 
 TESTS = Path(support.__path__[0]).parent
 PAGE = "docs/how-to/lock-provider.md"
-# What the suite must not need: it is for whoever has another server than these.
+# Packages that the suite must not need: its users have other servers than these.
 NOT_INSTALLED = ("fakeredis", "redis", "sqlalchemy", "celery", "rq")
 SUITE_OF_MUTANTS = """
 import pytest
@@ -50,13 +50,13 @@ WRONG = [
 
 
 def outcomes(folder: Path, text: str, *options: str) -> dict[str, str]:
-    """Runs a module of tests in a process of its own: what each came to, by `Class::test[…]`."""
+    """Run a module of tests in a process of its own. Return each outcome by `Class::test[…]`."""
     folder.joinpath("test_provider.py").write_text(text)
     absent = f"import sys\nsys.modules.update(dict.fromkeys({NOT_INSTALLED!r}))\n"
     folder.joinpath("conftest.py").write_text(absent)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error"]
     command += ["-p", "pytest_taskguard.plugin", "--junitxml=report.xml", *options]
-    # A test that never ends says where it hangs.
+    # A test that never ends reports where it hangs.
     command += ["-o", "faulthandler_timeout=90"]
     environment = {**os.environ, "PYTHONPATH": str(TESTS), "PYTEST_ADDOPTS": ""}
     environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
@@ -92,17 +92,17 @@ def files_of_the_page(folder: Path, *, old: str = "", new: str = "") -> str:
 
 
 def is_caught(outcome: str) -> bool:
-    """By what the suite asserts, not by an accident."""
+    """Return whether an assertion of the suite failed, not an accident."""
     return re.match(r"failure: (AssertionError|assert|Failed: DID NOT RAISE)", outcome) is not None
 
 
 def test_the_provider_on_the_page_passes(tmp_path: Path) -> None:
-    """With pytest alone: no package of any other server's is there."""
+    """It passes with pytest alone, without the package of any other server."""
     found = outcomes(tmp_path, files_of_the_page(tmp_path))
     skipped = {name for name, outcome in found.items() if outcome.startswith("skipped")}
     unknown = "TestOrder::", "TestSharing", "TestHints::"
     lacking = {name for name in found if name.startswith(unknown)}
-    assert lacking <= skipped  # it promises no order, lets nobody share a key, and keeps no hints
+    assert lacking <= skipped  # it promises no order, shares no keys, and keeps no hints
     assert skipped - lacking == {
         "TestHandOver::test_frees",  # it knows owners
         "TestSwallowedReply::test_of_acquire",
@@ -115,7 +115,7 @@ def test_the_provider_on_the_page_passes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("old", "new", "test"), WRONG)
 def test_a_wrong_copy_of_it_does_not(tmp_path: Path, old: str, new: str, test: str) -> None:
-    """Whatever was changed."""
+    """Each change of the provider fails a test."""
     tests = files_of_the_page(tmp_path, old=old, new=new)
     kind, _, name = test.partition("::")
     found = outcomes(tmp_path, tests, "-k", f"{kind} and {name}")
@@ -123,7 +123,7 @@ def test_a_wrong_copy_of_it_does_not(tmp_path: Path, old: str, new: str, test: s
 
 
 def test_the_provider_on_the_page_is_one_that_connect_takes(tmp_path: Path) -> None:
-    """Its locks exclude, and are freed."""
+    """Locks of the page's provider exclude each other, and are freed."""
     names: dict[str, object] = {}
     exec(blocks_of(PAGE, "python")[0].text, names)
     made = names["SqliteLocks"]
@@ -137,7 +137,7 @@ def test_the_provider_on_the_page_is_one_that_connect_takes(tmp_path: Path) -> N
 
 
 def test_each_mutant_fails_where_it_has_to(tmp_path: Path) -> None:
-    """A suite that passes shows something only if it fails: each wrong provider has its test."""
+    """Each wrong provider fails its test."""
     chosen = []
     for name, (_, test) in MUTANTS.items():
         kind, _, function = test.partition("::")

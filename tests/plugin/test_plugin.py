@@ -25,13 +25,13 @@ from taskguard.ledger.sql import SqlLedger
 
 @pytest.fixture(autouse=True)
 def redis_in_memory() -> None:
-    """What the plugin is made of; some tests here make it themselves."""
+    """Skip without the plugin's parts; some tests here make them themselves."""
     need_redis_in_memory()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def taskguard_ledger(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Overridden as users do it: a file by its URL, and an Engine of the program's own."""
+    """Override the fixture as users do: a file by its URL, and an Engine of the program's own."""
     if request.param == "sqlite":
         yield request.getfixturevalue("sqlite_url")
         return
@@ -42,7 +42,7 @@ def taskguard_ledger(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 @pytest.fixture
 def rows(taskguard_memory: Memory) -> Any:
-    """Counts the rows that all tasks together have written."""
+    """Return a function that counts the rows that all tasks have written."""
     tasks.ROWS.metadata.create_all(taskguard_memory.engine)
 
     def count() -> int:
@@ -53,7 +53,7 @@ def rows(taskguard_memory: Memory) -> Any:
 
 
 def plain(item: str, guard: Guard) -> str:
-    """What `tg.guarded` stands on."""
+    """Write one row: the function under `tg.guarded`."""
     with guard.transaction() as db:
         db.execute(sa.insert(tasks.ROWS).values(item=item))
     return f"did {item}"
@@ -61,7 +61,7 @@ def plain(item: str, guard: Guard) -> str:
 
 @pytest.fixture
 def guarded_plain() -> Any:
-    """A plain function whose servers are not there."""
+    """Return a guarded plain function whose servers are not there."""
     tg = taskguard.connect(
         locks="redis://127.0.0.1:1/0", ledger="postgresql+psycopg://nobody@127.0.0.1:1/nothing"
     )
@@ -70,7 +70,7 @@ def guarded_plain() -> Any:
 
 @pytest.fixture(params=["celery", "rq", "plain"])
 def task(request: pytest.FixtureRequest) -> Any:
-    """One of each kind."""
+    """Return one task of each kind."""
     if request.param == "plain":
         return request.getfixturevalue("guarded_plain")
     return tasks.celery_task if request.param == "celery" else tasks.rq_job
@@ -79,7 +79,7 @@ def task(request: pytest.FixtureRequest) -> Any:
 def test_the_second_delivery_gets_the_first_ones_result(
     task: Any, rows: Any, deliver_twice: Any, taskguard_memory: Memory
 ) -> None:
-    """One effect, and an event that says so."""
+    """The second delivery has no effect of its own, and an event says so."""
     assert deliver_twice(task, ("a",)) == ("did a", "did a")
     assert rows() == 1
     assert [event.name for event in taskguard_memory.events].count("duplicate") == 1
@@ -87,7 +87,7 @@ def test_the_second_delivery_gets_the_first_ones_result(
 
 @pytest.mark.parametrize("task", [tasks.every_message, tasks.rq_every_message])
 def test_both_deliveries_are_of_one_message(task: Any, rows: Any, deliver_twice: Any) -> None:
-    """Where each message is work of its own, two messages are two effects and a copy is none."""
+    """If each message is work of its own, two messages have two effects and a copy has none."""
     deliver_twice(task, (), {"item": "a"})
     assert rows() == 1
     deliver_twice(task, ("a",))
@@ -95,7 +95,7 @@ def test_both_deliveries_are_of_one_message(task: Any, rows: Any, deliver_twice:
 
 
 def test_a_holder_that_is_overtaken_is_refused(task: Any, rows: Any, lose_lease_at: Any) -> None:
-    """Its caller gets what the other one stored."""
+    """The caller of an overtaken holder gets the result that the other one stored."""
     lost = lose_lease_at(task, ("a",), at="transaction.begin asked")
     assert (lost.result, lost.overtaker, lost.refused) == ("did a", "did a", True)
     assert rows() == 1
@@ -104,7 +104,8 @@ def test_a_holder_that_is_overtaken_is_refused(task: Any, rows: Any, lose_lease_
 def test_a_holder_is_paused_before_its_body_unless_told_otherwise(
     task: Any, rows: Any, lose_lease_at: Any
 ) -> None:
-    """So every body of a task that has a ledger can be overtaken."""
+    """A holder is paused before its body by default, so every task with a ledger can be
+    overtaken."""
     assert lose_lease_at(task, ("a",)).refused
     assert rows() == 1
 
@@ -113,7 +114,7 @@ def test_a_holder_is_paused_before_its_body_unless_told_otherwise(
 def test_a_holder_that_looks_at_its_lease_finds_it_lost(
     rows: Any, lose_lease_at: Any, asks: str
 ) -> None:
-    """As one does that was really paused: it calls nobody any more."""
+    """A paused holder that checks its lease finds it lost, and makes no further call."""
     calls: list[str] = []
 
     @taskguard.connect(locks="memory://", ledger="sqlite://").guarded(key="item:<item>")
@@ -132,7 +133,8 @@ def test_a_holder_that_looks_at_its_lease_finds_it_lost(
 def test_where_the_holder_keeps_everybody_out_is_said(
     rows: Any, lose_lease_at: Any, at: str
 ) -> None:
-    """With its rows locked no other can come; the error names a boundary where one can."""
+    """If a holder's locked rows keep all others out, the error names a boundary where one can
+    enter."""
     with pytest.raises(ValueError, match=r"transaction\.begin asked"):
         lose_lease_at(tasks.celery_task, ("a",), at=at)
 
@@ -140,14 +142,16 @@ def test_where_the_holder_keeps_everybody_out_is_said(
 def test_a_boundary_that_does_not_come_by_is_an_error_with_those_that_do(
     rows: Any, lose_lease_at: Any
 ) -> None:
-    """A misspelt one would else prove nothing."""
+    """A misspelt boundary is an error that lists the existing ones, because it would prove
+    nothing."""
     with pytest.raises(ValueError, match=r"'ledger\.clam'.*ledger\.claim done, transaction\.begin"):
         lose_lease_at(tasks.celery_task, ("a",), at="ledger.clam")
 
 
 @pytest.mark.parametrize("taskguard_ledger", ["sqlite"], indirect=True)
 def test_inside_a_transaction_of_sqlite_nobody_overtakes(rows: Any, lose_lease_at: Any) -> None:
-    """One writer at a time: the error names a boundary that does."""
+    """SQLite has one writer at a time. The error names a boundary at which another holder can take
+    over."""
     with pytest.raises(ValueError, match=r"transaction\.begin asked"):
         lose_lease_at(tasks.celery_task, ("a",), at="transaction.statement done")
 
@@ -155,7 +159,7 @@ def test_inside_a_transaction_of_sqlite_nobody_overtakes(rows: Any, lose_lease_a
 def test_a_right_task_has_one_effect_wherever_it_dies(
     task: Any, rows: Any, explore_crashes: Any
 ) -> None:
-    """Every boundary of the lock server, the ledger and the transaction is a line."""
+    """Every boundary of the lock server, the ledger and the transaction is a line of the report."""
     report = explore_crashes(task, ("a",), effects=rows)
     points = [line.point for line in report.lines]
     assert points[0] == "(none)"
@@ -167,14 +171,14 @@ def test_a_right_task_has_one_effect_wherever_it_dies(
 
 @pytest.mark.once
 def test_retries_within_a_delivery_are_part_of_it(rows: Any, explore_crashes: Any) -> None:
-    """bind, autoretry_for and atomic: the second try's boundaries are killed at, too."""
+    """With bind, autoretry_for and atomic, the boundaries of the second attempt are killed, too."""
     report = explore_crashes(tasks.retried, ("a",), effects=rows)
     assert "ledger.claim done#2" in [line.point for line in report.lines]
 
 
 @pytest.mark.once
 def test_each_part_of_a_body_has_its_effect_once(rows: Any, explore_crashes: Any) -> None:
-    """Two for the whole: `expected` says so."""
+    """A body with two parts has two effects, which `expected` says."""
     explore_crashes(tasks.in_parts, ("a",), effects=rows, expected=2)
 
 
@@ -182,7 +186,7 @@ def test_each_part_of_a_body_has_its_effect_once(rows: Any, explore_crashes: Any
 def test_what_a_task_finds_changed_is_put_back(
     taskguard_memory: Memory, rows: Any, explore_crashes: Any
 ) -> None:
-    """`before_each` comes before the effects are counted."""
+    """`before_each` runs before the effects are counted."""
 
     def clear() -> None:
         with taskguard_memory.engine.begin() as db:
@@ -195,7 +199,8 @@ def test_what_a_task_finds_changed_is_put_back(
 
 @pytest.mark.once
 def test_a_way_that_is_taken_once_only_is_an_error(explore_crashes: Any) -> None:
-    """A line that nobody was killed for would say nothing."""
+    """A boundary that occurs only in the first run is an error, because no later run would be
+    killed there."""
     done: list[int] = []
 
     @taskguard.connect(locks="memory://", ledger="sqlite://").guarded(key="item:<item>")
@@ -214,7 +219,7 @@ def test_a_way_that_is_taken_once_only_is_an_error(explore_crashes: Any) -> None
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts threads in /proc")
 @pytest.mark.parametrize("taskguard_ledger", ["sqlite"], indirect=True)
 def test_no_thread_is_left_for_each_line(rows: Any, explore_crashes: Any) -> None:
-    """The watchdogs of those that answered end with their last lease."""
+    """The watchdogs of earlier runs end with their last lease."""
 
     def threads() -> int:
         return len(list(Path("/proc/self/task").iterdir()))
@@ -225,7 +230,8 @@ def test_no_thread_is_left_for_each_line(rows: Any, explore_crashes: Any) -> Non
 
 
 def test_a_ledger_in_use_is_refused(taskguard_ledger: Any) -> None:
-    """Tests would make it forget what is done; and what was opened to look is closed."""
+    """A ledger in use is refused, because tests would delete its records. The connection that
+    checked it is closed."""
     ledger = SqlLedger(taskguard_ledger)
     ledger.create_schema()
     tg = taskguard.connect(locks="memory://", ledger=ledger)
@@ -233,12 +239,13 @@ def test_a_ledger_in_use_is_refused(taskguard_ledger: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"knows of '.*item:a'.*theirs alone"):
         Memory(taskguard_ledger)
     tg.close()
-    gc.collect()  # Python 3.13 and later warn of a SQLite connection that nobody closed
+    gc.collect()  # Python 3.13 and later warn of an unclosed SQLite connection
 
 
 @pytest.mark.parametrize("database", ["sqlite://", "sqlite:///:memory:"])
 def test_a_database_in_memory_is_refused(database: str) -> None:
-    """By URL and as an Engine: it would end with the connection of what is killed."""
+    """A database in memory is refused, as URL and as Engine: it would end with the killed
+    connection."""
     with pytest.raises(ConfigurationError, match="Use a file in tmp_path"):
         Memory(database)
     with pytest.raises(ConfigurationError, match="Use a file in tmp_path"):
@@ -247,7 +254,8 @@ def test_a_database_in_memory_is_refused(database: str) -> None:
 
 @pytest.mark.once
 def test_effects_outside_the_transaction_are_found_out(rows: Any, explore_crashes: Any) -> None:
-    """Before it: two. After it: none. The table marks the lines, and the error says what to do."""
+    """An effect before the transaction happens twice, and one after it not at all. The table marks
+    the lines, and the error says how to fix it."""
     calls: list[str] = []
 
     @taskguard.connect(locks="memory://", ledger="sqlite://").guarded(key="item:<item>")
@@ -271,7 +279,7 @@ def test_effects_outside_the_transaction_are_found_out(rows: Any, explore_crashe
 
 
 def test_a_task_that_fails_fails_the_test(explore_crashes: Any, taskguard_memory: Memory) -> None:
-    """Its own error, not a table."""
+    """If the task fails, the test fails with the task's error, not with a table."""
 
     @taskguard.connect(locks="memory://", ledger="sqlite://").guarded(key="item:<item>")
     def wrong(item: str) -> None:
@@ -282,14 +290,14 @@ def test_a_task_that_fails_fails_the_test(explore_crashes: Any, taskguard_memory
 
 
 def test_what_is_no_task_is_said(deliver_twice: Any) -> None:
-    """Instead of an error from deep within."""
+    """An object that is not a task raises an error that says so."""
     with pytest.raises(TypeError, match="neither a Celery task, an RQ job nor a function"):
         deliver_twice("celery_task", ("a",))
 
 
 @pytest.mark.parametrize("taskguard_ledger", ["sqlite"], indirect=True)
 def test_guards_with_locks_only_stay_so(taskguard_memory: Memory) -> None:
-    """A test must not give them the transaction that production does not have."""
+    """A test does not give guards without a ledger a transaction that production does not have."""
     tg = taskguard.connect(locks="redis://127.0.0.1:1/0", ledger=None)
     with pytest.raises(ConfigurationError, match="there is no ledger"):
         tg.guarded(key="item:<item>")(plain)("a")
@@ -301,7 +309,8 @@ def test_guards_with_locks_only_stay_so(taskguard_memory: Memory) -> None:
 def test_afterwards_guards_are_as_they_were_configured(
     taskguard_ledger: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that is configured nowhere says so again, also if it was first used in the test."""
+    """After a test, guards have their own configuration again. One that was never configured says
+    so again."""
     monkeypatch.delenv("TASKGUARD_LOCKS_URL", raising=False)
     monkeypatch.delenv("TASKGUARD_LEDGER_URL", raising=False)
     memory = Memory(taskguard_ledger)
@@ -322,19 +331,20 @@ def test_afterwards_guards_are_as_they_were_configured(
     ):
         assert db.execute(sa.text("select count(*) from taskguard_keys")).scalar_one() == 0
         db.connection.invalidate()
-    assert set(threading.enumerate()) <= before  # those of earlier tests may end meanwhile
+    assert set(threading.enumerate()) <= before  # watchdogs of earlier tests may end meanwhile
 
 
 @pytest.mark.once
 def test_outside_of_a_body_there_is_no_guard_left(rows: Any, explore_crashes: Any) -> None:
-    """What "died" in its body does not stay the current guard."""
+    """A body that "died" is no longer the current guard afterwards."""
     explore_crashes(tasks.celery_task, ("a",), effects=rows)
     with pytest.raises(TransactionUsageError):
         taskguard.current_guard()
 
 
 def test_pytest_loads_nothing_before_a_fixture_is_used() -> None:
-    """Everybody who has the package installed pays for the plugin at each start of pytest."""
+    """pytest loads the plugin's modules only when a fixture is used, because every start of pytest
+    would pay for them."""
     code = (
         "import sys, pytest_taskguard.plugin as p; "
         "print([n for n in ('sqlalchemy', 'redis', 'fakeredis', 'celery', 'rq', 'taskguard') "

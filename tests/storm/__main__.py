@@ -1,6 +1,7 @@
-"""`make storm SECONDS=60 SEED=7`: taskguard and others in the same weather, and what they did.
+"""`make storm SECONDS=60 SEED=7`: run taskguard and other libraries under the same faults.
 
-Exit status: 0 if nothing of taskguard's is wrong, 1 otherwise. What others do is only shown.
+Exit status: 0 if taskguard keeps every invariant, 1 otherwise. The results of other libraries are
+only shown.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ CONSOLE = Console(highlight=False, soft_wrap=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the storms; returns the exit status."""
+    """Run the storms. Return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m storm", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="how long each storm is")
     parser.add_argument("--seed", type=int, default=7)
@@ -51,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _enough(world: World) -> bool:
-    """A storm without a stale commit and a takeover proves nothing."""
+    """Return whether there was a stale commit and a takeover: without them a storm proves
+    nothing."""
     return all(world.said(name) for name in ("stale_refused", "takeover"))
 
 

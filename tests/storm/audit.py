@@ -1,7 +1,7 @@
-"""The database's own account: every change of a key's and of a work's row, in their order.
+"""The database's own log: every change of a row of keys and of work, in order.
 
-Triggers write it in the transaction of the change, so that it stands or falls with it; rows of one
-key are in the order in which they were changed, for only one transaction can have the row.
+Triggers write it in the transaction of the change, so that both commit or neither does. Rows of one
+key are in the order of their changes, because only one transaction can lock the row.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def create_effects(engine: sa.Engine) -> None:
 
 
 def changes(engine: sa.Engine) -> list[Change]:
-    """All of them, but for the mark of the ledger itself, which stands among the keys."""
+    """Return all changes, except those of the ledger's own mark among the keys."""
     with engine.connect() as db:
         rows = db.execute(sa.text("select * from audit where name <> 'the database' order by id"))
         return [Change(*row) for row in rows]

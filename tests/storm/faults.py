@@ -1,6 +1,6 @@
-"""What goes wrong, drawn from a seed: killed, frozen, emptied, cut off, unanswered, restarted.
+"""Faults, drawn from a seed: kill, freeze, empty, cut off, restart, or lose a reply.
 
-A fault that takes time (a pause, a server that is away) is begun here and ended by `World.later`.
+A fault that takes time (a pause, a server that is down) begins here and is ended by `World.later`.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 __all__ = ["FAULTS", "Fault"]
 
-# Does something to the world, and says what; "" if there was nothing to do it to.
+# Applies a fault to the world, and returns its description, or "" if it had no target.
 Fault = Callable[["World", random.Random], str]
 
 
 def child_killed(world: World, rng: random.Random) -> str:
-    """A pool child or a work horse, most often in a body."""
+    """Kill a pool child or a work horse, most often in a body."""
     pid = world.victim(rng)
     return f"{pid}" if pid and _signal(pid, signal.SIGKILL) else ""
 
 
 def child_paused(world: World, rng: random.Random) -> str:
-    """For longer than its lease, most often in a body."""
+    """Pause a child for longer than its lease, most often in a body."""
     pid = world.victim(rng)
     if not pid or pid in world.paused or not _signal(pid, signal.SIGSTOP):
         return ""
@@ -50,7 +50,7 @@ def child_paused(world: World, rng: random.Random) -> str:
 
 
 def worker_killed(world: World, rng: random.Random) -> str:
-    """A Celery worker with all its children; a new one comes a second later."""
+    """Kill a Celery worker with all its children. A new one starts a second later."""
     worker = world.celery_worker(rng)
     if worker is None:
         return ""
@@ -60,7 +60,7 @@ def worker_killed(world: World, rng: random.Random) -> str:
 
 
 def worker_frozen(world: World, rng: random.Random) -> str:
-    """The whole process tree, for longer than the leases in it."""
+    """Freeze the whole process tree for longer than its leases."""
     worker = world.celery_worker(rng)
     if worker is None:
         return ""
@@ -89,7 +89,7 @@ def locks_frozen(world: World, rng: random.Random) -> str:
 
 
 def locks_killed(world: World, rng: random.Random) -> str:
-    """The lock server comes back empty."""
+    """Kill the lock server, which comes back empty."""
     if not world.locks.running:
         return ""
     world.locks.kill()
@@ -98,21 +98,21 @@ def locks_killed(world: World, rng: random.Random) -> str:
 
 
 def locks_reply_lost(world: World, rng: random.Random) -> str:
-    """One script runs, and nobody hears of it."""
+    """Lose the reply to one script that ran."""
     then = rng.choice([Mode.SWALLOW, Mode.CUT])
     world.locks_proxy.lose_reply_to(b"EVALSHA", then=then)
     return then.value
 
 
 def locks_cut(world: World, rng: random.Random) -> str:
-    """Every connection to the lock server."""
+    """Cut every connection to the lock server."""
     del rng
     world.locks_proxy.cut()
     return "all connections"
 
 
 def commit_reply_lost(world: World, rng: random.Random) -> str:
-    """The database commits, and nobody hears of it."""
+    """Lose the reply to a COMMIT that the database has done."""
     world.commits_lost += not world.database_proxy.armed
     world.database_proxy.lose_reply_to(
         b"COMMIT", then=rng.choice([Mode.CUT, Mode.CUT, Mode.SWALLOW])
@@ -121,14 +121,14 @@ def commit_reply_lost(world: World, rng: random.Random) -> str:
 
 
 def claim_reply_lost(world: World, rng: random.Random) -> str:
-    """The same for a statement that psycopg has prepared: a claim, a renewal, a completion."""
+    """Lose the reply to a statement that psycopg has prepared: a claim, a renewal, a completion."""
     world.database_proxy.lose_reply_to(b"_pg3_", then=Mode.CUT)
     del rng
     return "a statement"
 
 
 def database_cut(world: World, rng: random.Random) -> str:
-    """Every connection to the database."""
+    """Cut every connection to the database."""
     del rng
     world.database_proxy.cut()
     return "all connections"
@@ -141,7 +141,7 @@ def backend_terminated(world: World, rng: random.Random) -> str:
 
 
 def database_restarted(world: World, rng: random.Random) -> str:
-    """Either as an operator does it, or by SIGKILL and recovery."""
+    """Restart the database as an operator does, or by SIGKILL and recovery."""
     if not world.postgres.running:
         return ""
     how = rng.choice([world.postgres.halt, world.postgres.kill])
@@ -170,7 +170,7 @@ FAULTS: dict[Fault, float] = {
 
 
 def _answered(ask: Callable[[], object]) -> bool:
-    """Whether the lock server, which may be away or frozen, did it."""
+    """Return whether the lock server, which may be down or frozen, has done it."""
     with contextlib.suppress(redis.RedisError):
         ask()
         return True

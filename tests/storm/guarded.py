@@ -1,4 +1,4 @@
-"""The storm's tasks as taskguard guards them: one line on each."""
+"""The storm's tasks, guarded by taskguard: one line on each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from taskguard import Guard
 from taskguard_celery import configure, guarded_task
 
 configure(app, locks=LOCKS_URL, ledger=DATABASE_URL, listeners=(listen,))
-# Nobody is to give up on a work that the storm has killed often.
+# Work that the storm has killed often must not be given up.
 OPTIONS: dict[str, Any] = {"ttl_s": TTL_S, "max_crashes": 1_000}
 
 
@@ -21,7 +21,7 @@ class BoomError(Exception):
 
 
 def work(item: str, kind: str, pause_s: float, guard: Guard) -> None:
-    """What each kind of body does."""
+    """Do the work of each kind of body."""
     with in_body(item):
         if kind == "fails" and guard.attempt == 1:
             raise BoomError(item)

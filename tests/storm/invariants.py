@@ -1,9 +1,9 @@
-"""The record of a storm, read against what must hold: S1 to S8, L1, L3 and L4.
+"""Check the record of a storm against the invariants S1 to S8, L1, L3 and L4.
 
-Each `_s…` and `_l…` yields what it found wrong, in words; the class counts what there was to see,
-for a storm without stale commits and second holders proves nothing. How soon somebody takes over
-(L2) is a figure of the report, for no machine has to be fast here; how soon a holder hears that
-its lease is lost (L5) is the simulation's and `tests/faults`' business.
+Each `_s…` and `_l…` yields the violations it found, in words. The class counts what occurred,
+because a storm without stale commits and second holders proves nothing. The time until a takeover
+(L2) is a figure of the report: no machine has to be fast here. How soon a holder learns of a lost
+lease (L5) is checked in the simulation and in `tests/faults`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FINAL = ("DONE", "DEAD")
 
 
 def double_and_lost(record: Record) -> tuple[int, int]:
-    """Effects too many, and items without one."""
+    """Return the number of surplus effects, and of items without an effect."""
     effects = Counter(item for item, _ in record.effects)
     expected = {item.name for item in record.items}
     double = sum(count - 1 for count in effects.values())
@@ -31,7 +31,7 @@ def double_and_lost(record: Record) -> tuple[int, int]:
 
 
 class Findings:
-    """Everything that is wrong, and what was seen."""
+    """All violations, and counts of what occurred."""
 
     def __init__(self, record: Record) -> None:
         self.record = record
@@ -62,7 +62,7 @@ class Findings:
     # -- safety -------------------------------------------------------------------------------
 
     def _s1_tokens_grow(self) -> Iterator[str]:
-        """A grant that was answered before another was asked for has the lower token."""
+        """If a grant was answered before another was requested, it has the lower token."""
         grants = defaultdict(list)
         for line in self.events["claimed"]:
             grants[line["key"]].append((line["t"] - line["took_s"], line["t"], line["fence"]))
@@ -78,7 +78,7 @@ class Findings:
                 yield f"{item} has {count} effects"
 
     def _s3_no_late_commit(self) -> Iterator[str]:
-        """No end of a work carries a token below its key's last one."""
+        """No end of work carries a token below its key's last one."""
         for key, changes in self.work_items.items():
             for change in changes:
                 if change.state != "DONE" or change.old_state == "DONE":
@@ -94,18 +94,19 @@ class Findings:
                 yield f"{line['key']}: {line['fence']} completed, {last[line['key']]} was the last"
 
     def _s4_leases_end_by_their_holder(self) -> Iterator[str]:
-        """Whoever was refused had been overtaken, or its lease had run out."""
+        """A holder that was refused had been overtaken, or its lease had expired."""
         for line in self.events["stale_refused"]:
             for key in line["key"].split(", "):
                 fence = line["fence"]
                 overtaken = any(change.fence > fence for change in self.keys[key])
-                # None: the claim is gone, in a crash of the database.
+                # None: a crash of the database lost the claim.
                 until = [c.until for c in self.keys[key] if c.fence == fence and c.owner]
                 if until and not overtaken and max(until) > line["at_us"]:
-                    yield f"{key}: {fence} was refused in its time, and nobody had overtaken it"
+                    yield f"{key}: {fence} was refused within its lease, without a newer claim"
 
     def _s5_leases_are_disjoint(self) -> Iterator[str]:
-        """By the database's clock a key passes on only when its lease has run out or was ended."""
+        """By the database's clock, a key gets a new holder only after its lease has expired or was
+        ended."""
         for key, changes in self.keys.items():
             for change in changes:
                 passed_on = change.old_owner and change.owner and change.owner != change.old_owner
@@ -121,7 +122,8 @@ class Findings:
                     yield f"{name}: the token went back from {change.old_fence} to {change.fence}"
 
     def _s7_answers_are_true(self) -> Iterator[str]:
-        """Answered as done: it is. Superseded: a deferral or a retry of the message came before."""
+        """Work that was answered as done is done. A superseded message had been deferred or retried
+        before."""
         for line in self.events["duplicate"]:
             key = line["key"]
             if line["reason"] == "done":
@@ -137,7 +139,8 @@ class Findings:
                     yield f"{key}: {line['message']} was dropped, and nothing had superseded it"
 
     def _s8_ok_is_committed(self) -> Iterator[str]:
-        """Told "ok": DONE. Refused: nothing of it stands. The effect's token is its work's."""
+        """Work that was reported as "ok" is DONE. Refused work left nothing. An effect has its
+        work's token."""
         for line in self.events["told"]:
             if line["how"] == "ok" and not self._was_done(line, f"item:{line['item']}"):
                 yield f"{line['item']}: told ok, and it was not done"
@@ -152,13 +155,14 @@ class Findings:
                 yield f"{item}: done by {changes[-1].fence}, its effect is of {effects[item]}"
 
     def _was_done(self, line: dict[str, Any], key: str) -> bool:
-        """When the line was written; in the end everything is."""
+        """Return whether the work was done when the line was written. In the end all work is."""
         return self.done_us.get(key, line["at_us"] + 1) <= line["at_us"]
 
     # -- liveness -----------------------------------------------------------------------------
 
     def _l1_everything_is_done(self) -> Iterator[str]:
-        """Which is L3, too: nobody is fenced out by a lock server that has lost its state."""
+        """All work is done. That is L3, too: a lock server that lost its state shuts out no
+        work."""
         effects = {item for item, _ in self.record.effects}
         for item in self.record.items:
             if item.name not in effects:
@@ -167,11 +171,11 @@ class Findings:
                 yield f"{item.name} lacks its first half"
             if self.record.work_items.get(f"item:{item.name}") != "DONE":
                 yield f"{item.name} is {self.record.work_items.get(f'item:{item.name}')}"
-        # A broker forgets what a worker had just taken from it as it was killed.
+        # A broker loses what a worker had just taken from it when it was killed.
         killed = self.record.faults["worker killed"]
         if self.record.resent > killed:
             yield f"{self.record.resent} were sent again for {killed} killed workers"
-        # One that is put off, one that the broker restored, and those that the storm published.
+        # One that is deferred, one that the broker restored, and those that the storm published.
         if self.record.most_copies > 12:
             yield f"{self.record.most_copies} live copies of one message"
 
@@ -188,7 +192,7 @@ class Findings:
 
     @property
     def takeover_s(self) -> list[float]:
-        """How long keys whose lease had run out waited for their next holder."""
+        """Return how long keys with an expired lease waited for their next holder."""
         return [
             (change.at_us - (change.old_until or 0)) / 1e6
             for changes in self.keys.values()
@@ -198,12 +202,12 @@ class Findings:
 
     @property
     def second_holders(self) -> int:
-        """Holders that were overtaken and lived to hear of it."""
+        """Return the holders that were overtaken and learned of it."""
         heard = [*self.events["stale_refused"], *self.events["lost"]]
         return len({(line["key"], line["fence"]) for line in heard})
 
     def seen(self) -> dict[str, int | str]:
-        """Counts, for the report."""
+        """Return counts for the report."""
         answers = Counter(line["reason"] for line in self.events["duplicate"])
         return {
             "items": len(self.record.items),

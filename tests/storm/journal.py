@@ -1,7 +1,7 @@
-"""What the storm's workers say: a line of JSON for each thing that happens, a file a process.
+"""Events of the storm's workers: a line of JSON for each event, a file for each process.
 
-Guarantees: what was written survives the death of its writer; times are of one clock, that of the
-machine since its start, so that lines of all processes can be put in order.
+Guarantees: written lines survive the death of their writer. All times are of one clock, that of the
+machine since its start, so that lines of all processes can be sorted.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BODIES = "bodies"
 
 
 def folder() -> Path:
-    """The storm's folder, from the environment."""
+    """Return the storm's folder, from the environment."""
     return Path(os.environ[FOLDER_VARIABLE])
 
 
@@ -31,7 +31,8 @@ def say(name: str, **values: Any) -> None:
     """Append a line."""
     line = {
         "t": time.clock_gettime(time.CLOCK_MONOTONIC),
-        "at_us": time.time_ns() // 1000,  # to compare with the database's, of the same machine
+        "at_us": time.time_ns()
+        // 1000,  # to compare with the database's clock, of the same machine
         "pid": os.getpid(),
         "name": name,
     }
@@ -40,14 +41,14 @@ def say(name: str, **values: Any) -> None:
 
 
 def listen(event: events.Event) -> None:
-    """A listener for taskguard's events."""
+    """Return a listener for taskguard's events."""
     values = {each.name: getattr(event, each.name) for each in fields(event)}
     say(event.name, **values)
 
 
 @contextmanager
 def in_body(item: str) -> Iterator[None]:
-    """So that faults find those who are at work."""
+    """Note the process as running a body, so that faults can select it."""
     mark = folder() / BODIES / str(os.getpid())
     mark.write_text(item)
     say("began", item=item)
@@ -59,7 +60,7 @@ def in_body(item: str) -> Iterator[None]:
 
 
 def told(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Around a guarded function: what the queue is told in the end."""
+    """Wrap a guarded function, and note what the queue is told in the end."""
 
     @functools.wraps(function)
     def wrapper(item: str, *args: Any, **kwargs: Any) -> Any:
@@ -75,10 +76,10 @@ def told(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def read(where: Path) -> list[dict[str, Any]]:
-    """Every whole line of all processes, in the order of time."""
+    """Return every complete line of all processes, sorted by time."""
     lines = []
     for file in where.glob("journal-*"):
         for text in file.read_bytes().split(b"\n"):
-            with suppress(ValueError):  # its writer died in the middle
+            with suppress(ValueError):  # its writer died while writing it
                 lines.append(json.loads(text))
     return sorted(lines, key=lambda line: float(line["t"]))

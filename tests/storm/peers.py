@@ -1,7 +1,8 @@
-"""The same work, guarded as other libraries' documentation shows it. An app for the same workers.
+"""The same work, guarded by other libraries as their documentation shows. An app for the same
+workers.
 
-In their favour: every body looks first whether its effect is there; every error of a server is
-tried again without end; a taken lock is waited for by the task's own retries.
+In their favour, every body first checks whether its effect exists, every server error is retried
+without end, and the task's own retries wait for a taken lock.
 """
 
 from __future__ import annotations
@@ -35,26 +36,26 @@ PEERS = {
 
 @functools.cache
 def client() -> redis.Redis:
-    """One a child."""
+    """Return the client, one for each child."""
     return redis.Redis.from_url(LOCKS_URL, socket_timeout=2, socket_connect_timeout=2)
 
 
 @functools.cache
 def engine() -> sa.Engine:
-    """One a child."""
+    """Return the engine, one for each child."""
     arguments = {"connect_timeout": 5, "tcp_user_timeout": 5_000}
     return sa.create_engine(DATABASE_URL, pool_pre_ping=True, connect_args=arguments)
 
 
 @worker_process_init.connect
 def forget_parent(**_: object) -> None:
-    """Connections are made after the fork."""
+    """Drop the parent's connections after the fork."""
     client.cache_clear()
     engine.cache_clear()
 
 
 def work(item: str, pause_s: float) -> None:
-    """Look, work, write: done already is not done again."""
+    """Check, work, write: work that is done is not done again."""
     with in_body(item):
         with engine().connect() as db:
             found = sa.text("select 1 from effects where item = :item")
@@ -67,20 +68,20 @@ def work(item: str, pause_s: float) -> None:
 
 @app.task(**AGAIN)
 def bare(item: str, kind: str, pause_s: float) -> None:
-    """Nothing but the look."""
+    """Only the check."""
     work(item, pause_s)
 
 
 @app.task(bind=True, **AGAIN)
 def redis_lock(self: Any, item: str, kind: str, pause_s: float) -> None:
-    """redis-py's Lock around the body; taken: later."""
+    """redis-py's Lock around the body. A taken lock means a retry."""
     lock = client().lock(f"item:{item}", timeout=TTL_S)
     if not lock.acquire(blocking=False):
         raise self.retry(countdown=0.5)
     try:
         work(item, pause_s)
     finally:
-        with contextlib.suppress(redis.exceptions.LockError):  # it ran out
+        with contextlib.suppress(redis.exceptions.LockError):  # it expired
             lock.release()
 
 
@@ -89,13 +90,13 @@ def _celery_once() -> Any:
 
     app.conf.ONCE = {
         "backend": "celery_once.backends.Redis",
-        # Without a time-out a reply that is lost stops the producer for ever.
+        # Without a timeout, a lost reply blocks the producer without end.
         "settings": {"url": f"{LOCKS_URL}?socket_timeout=2", "default_timeout": 3600},
     }
 
     @app.task(base=QueueOnce, once={"graceful": True, "keys": ["item"]}, **AGAIN)
     def celery_once(item: str, kind: str, pause_s: float) -> None:
-        """One message of an item at a time, by a lock that is taken as it is published."""
+        """One message of an item at a time, by a lock that is taken when it is published."""
         work(item, pause_s)
 
     return celery_once

@@ -1,8 +1,8 @@
 """One storm from its beginning to its end: servers, workers, messages, faults, quiet.
 
-Guarantees: the same seed draws the same items, duplicates and faults in the same order, for whoever
-guards them; when and whom they hit depends on the machine. Everything that was started is stopped.
-Quiet means that no broker holds a message, nobody is in a body and nothing more happens.
+Guarantees: a seed draws the same items, duplicates and faults in the same order, for every library.
+Their time and their target depend on the machine. Everything that was started is stopped. Quiet
+means that no broker holds a message, no body runs, and no event follows.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Plan:
-    """An item as the seed draws it: its messages with the delays after which they come again."""
+    """An item as the seed draws it: its messages with the delays of their copies."""
 
     kind: str
     pause_s: float
@@ -78,11 +78,11 @@ class Plan:
 
 
 def draw_item(seed: int, number: int) -> Plan:
-    """The item of this number; the same for whoever is to guard it."""
+    """Draw the item of this number, independent of the library."""
     rng = random.Random(f"{seed} item {number}")
     pauses_s = [rng.uniform(0, 0.02), rng.uniform(0.2, 1), rng.uniform(1, 3)]
     pause_s = rng.choices(pauses_s, [7, 2, 1])[0]
-    # "1" by the broker, once more; "2" by a producer that asks again.
+    # "1" is a copy by the broker, "2" one by a producer that sends again.
     copies = rng.choices([0, 1, 3], [6, 3, 1])[0]
     again = [("1", rng.uniform(0, pause_s + 1)) for _ in range(copies)]
     if rng.random() < 0.15:
@@ -91,7 +91,8 @@ def draw_item(seed: int, number: int) -> Plan:
 
 
 def draw_fault(seed: int, number: int) -> tuple[Fault, float, random.Random]:
-    """The fault of this number, the seconds until the next, and what it draws for itself."""
+    """Draw the fault of this number, the seconds until the next one, and a generator for its own
+    choices."""
     rng = random.Random(f"{seed} fault {number}")
     (fault,) = rng.choices(list(FAULTS), list(FAULTS.values()))
     return fault, rng.expovariate(1 / _FAULT_EVERY_S), rng
@@ -99,7 +100,7 @@ def draw_fault(seed: int, number: int) -> tuple[Fault, float, random.Random]:
 
 @dataclass
 class Record:
-    """What was seen: for the invariants and the report."""
+    """Observations, for the invariants and the report."""
 
     who: str
     items: list[Item]
@@ -117,7 +118,7 @@ class Record:
 
 
 class World:
-    """The servers and workers of one storm, and what is to happen later."""
+    """The servers and workers of one storm, and delayed actions."""
 
     def __init__(self, who: str, seed: int, stack: ExitStack) -> None:
         self.who = who
@@ -174,7 +175,7 @@ class World:
     # -- for the faults -----------------------------------------------------------------------
 
     def victim(self, rng: random.Random) -> int:
-        """A pool child or work horse; one in a body if there is any. 0 if there is none."""
+        """Return a pool child or work horse, in a body if there is one. 0 if there is none."""
         at_work = [int(mark.name) for mark in (self.folder / journal.BODIES).iterdir()]
         mine = [pid for pid in at_work if self._is_mine(pid)]
         if mine and rng.random() < 0.8:
@@ -190,12 +191,12 @@ class World:
         return False
 
     def celery_worker(self, rng: random.Random) -> Worker | None:
-        """One that runs."""
+        """Return a Celery worker that runs."""
         running = [worker for worker in self.celery if worker.running]
         return rng.choice(running) if running else None
 
     def terminate_a_backend(self) -> str:
-        """One of the workers' connections."""
+        """Terminate one of the workers' connections."""
         with contextlib.suppress(sa.exc.DBAPIError), self.engine.begin() as db:
             ended = db.execute(
                 sa.text(
@@ -208,16 +209,16 @@ class World:
         return ""
 
     def later(self, delay_s: float, call: Callable[[], object]) -> None:
-        """Call it then, from `step()`."""
+        """Call it after a delay, from `step()`."""
         with self._mutex:
             heapq.heappush(self._later, (time.monotonic() + delay_s, next(self._numbers), call))
 
     def in_background(self, start: Callable[[], object]) -> None:
-        """What takes seconds and does not concern the others."""
+        """Do something that takes seconds and does not affect others."""
         self._pool.submit(start)
 
     def step(self, *, everything: bool = False) -> None:
-        """Call what is due; or all that is left."""
+        """Call everything that is due, or everything that is left."""
         while True:
             with self._mutex:
                 if not self._later or not (everything or self._later[0][0] <= time.monotonic()):
@@ -226,7 +227,7 @@ class World:
             call()
 
     def calm(self) -> None:
-        """No more faults: everybody goes on, every server is there."""
+        """End all faults: every process continues, and every server is up."""
         self.step(everything=True)
         for proxy in (self.locks_proxy, self.database_proxy):
             proxy.mode = Mode.PASS
@@ -238,13 +239,13 @@ class World:
     # -- messages -----------------------------------------------------------------------------
 
     def publish(self, item: Item, message: str, *, again: bool) -> None:
-        """A new message; or, by the broker itself, the same once more."""
+        """Publish a new message, or the same one again as the broker itself would."""
         if item.by_rq:
             self._enqueue(item, message)
             return
         atomic = self.who == OURS and item.kind == "atomic"
         task = getattr(self._tasks, "taskguard_atomic" if atomic else self.who)
-        # celery-once takes its lock in an apply_async of its own, of which no broker knows.
+        # celery-once takes its lock in its own apply_async, without the broker.
         apply = functools.partial(Task.apply_async, task) if again else task.apply_async
         apply((item.name, item.kind, item.pause_s), task_id=message)
 
@@ -259,12 +260,12 @@ class World:
         )
 
     def waiting(self) -> int:
-        """Messages that no worker has taken."""
+        """Return the number of messages that no worker has taken."""
         client = self.broker_client
         return int(client.llen(QUEUE)) + int(client.llen(f"rq:queue:{RQ_QUEUE}"))
 
     def quiet(self) -> bool:
-        """No broker holds a message, at this moment."""
+        """Return whether no broker holds a message at this moment."""
         with self.broker_client.pipeline(transaction=True) as pipe:
             pipe.llen(QUEUE)
             pipe.hlen("unacked")
@@ -275,7 +276,7 @@ class World:
             return not any(pipe.execute())
 
     def most_copies(self) -> int:
-        """Of how many copies of one Celery message the broker knows."""
+        """Return the highest number of copies that the broker has of one Celery message."""
         found: Counter[str] = Counter()
         for text in self.broker_client.lrange(QUEUE, 0, -1):
             found[json.loads(text)["headers"]["id"]] += 1
@@ -284,18 +285,18 @@ class World:
         return max(found.values(), default=0)
 
     def said(self, name: str) -> int:
-        """How often the workers have said so."""
+        """Return how often workers have reported it."""
         return sum(line["name"] == name for line in journal.read(self.folder))
 
     def double_effects(self) -> int:
-        """So far."""
+        """Return the number of double effects so far."""
         count = sa.text("select count(*) - count(distinct item) from effects")
         with contextlib.suppress(sa.exc.DBAPIError), self.engine.connect() as db:
             return int(db.execute(count).scalar_one())
         return 0
 
     def sizes(self) -> tuple[int, ...]:
-        """Grows as long as anything happens."""
+        """Return a number that grows as long as anything happens."""
         files = sorted(self.folder.glob("journal-*"))
         return tuple(file.stat().st_size for file in files)
 
@@ -308,13 +309,13 @@ def run(
     say: Callable[[str], None] = lambda _: None,
     until: Callable[[World], bool] = lambda _: True,
 ) -> Record:
-    """A storm of so many seconds, and the quiet after it.
+    """Run a storm of this many seconds, and the quiet after it.
 
-    It goes on for up to two minutes more until `until` says that enough was seen.
+    It goes on for up to two minutes more, until `until` returns True.
     """
     with ExitStack() as stack:
         world = World(who, seed, stack)
-        # A thread of its own: a library may wait for the lock server as it publishes.
+        # In a thread of its own, because a library may wait for the lock server when it publishes.
         producer = stack.enter_context(ThreadPoolExecutor(1))
         return _Course(world, seconds, producer, say).run(until)
 
@@ -387,7 +388,7 @@ class _Course:
         self._sent.append(self._producer.submit(self._publish, item, message))
 
     def _sending(self) -> int:
-        """How many deliveries the producer has not handed over yet."""
+        """Return how many deliveries the producer has not sent yet."""
         self._sent = [each for each in self._sent if not each.done()]
         return len(self._sent)
 
@@ -405,7 +406,8 @@ class _Course:
     # -- afterwards ---------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Until nothing more happens; what is not done then is sent again, as a sweep would."""
+        """Wait until nothing more happens. Then send work again that is not done, as a
+        sweep would."""
         before: Any = None
         since_s = time.monotonic()
         for _ in range(_GIVE_UP_AFTER_RESENDS):
@@ -466,7 +468,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _set_environment(stack: ExitStack, **variables: str) -> None:
-    """For the workers, and for this process, which imports the app to publish."""
+    """Set the environment of the workers, and of this process, which imports the app to publish."""
     for name in [each for each in os.environ if each.startswith(("CELERY_", "RQ_", "TASKGUARD_"))]:
         stack.callback(os.environ.__setitem__, name, os.environ.pop(name))
     os.environ.update(variables)
@@ -477,6 +479,6 @@ def _set_environment(stack: ExitStack, **variables: str) -> None:
 
 
 def _lock_keys(world: World) -> list[str]:
-    """Of calls: a worker that starts leaves its ledger's mark there."""
+    """Return the keys of bodies: a worker that starts leaves its ledger's mark there, too."""
     keys = [key.decode() for key in world.locks_client.keys("*")]
     return [key for key in keys if "{the ledger}" not in key]

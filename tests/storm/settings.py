@@ -6,7 +6,7 @@ __all__ = ["QUEUE", "RQ_QUEUE", "TTL_S", "VISIBILITY_S"]
 
 QUEUE = "storm"
 RQ_QUEUE = "storm-rq"
-# Longer than any body: what the others do wrong, they do because of a fault.
+# Longer than any body, so that other libraries fail only because of a fault.
 TTL_S = 4.0
-# So short that the broker delivers again what takes long, or is in the hands of who is frozen.
+# Short, so that the broker delivers messages of slow or frozen workers again.
 VISIBILITY_S = 5.0

@@ -1,4 +1,4 @@
-"""The reader of a storm's record finds what is wrong: one forged history for each invariant."""
+"""The checks of a storm's record detect each violation: one forged history for each invariant."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KEY = "item:c1"
 
 
 class History:
-    """A right one of a single work, that two holders had, the first of them too late."""
+    """A correct history of one work with two holders, the first of which came too late."""
 
     def __init__(self) -> None:
         self.items = [Item("c1", "plain", 0.0, by_rq=False, messages=["c1-1"])]
@@ -73,7 +73,7 @@ class History:
         )
 
     def wrong(self) -> list[str]:
-        """What is found."""
+        """Return the violations that are found."""
         return Findings(self.record()).wrong
 
     def record(self) -> Record:
@@ -156,7 +156,7 @@ def overtaken_and_not_told(history: History) -> None:
 
 
 def test_a_right_history_is_right() -> None:
-    """Nothing is found, and what there was is counted."""
+    """No violation is found in a correct history, and its events are counted."""
     history = History()
     assert history.wrong() == []
     assert double_and_lost(history.record()) == (0, 0)
@@ -186,7 +186,7 @@ def test_a_right_history_is_right() -> None:
     ],
 )
 def test_a_forged_history_is_found_out(forge: Any, invariant: str) -> None:
-    """Under the name of the invariant that it breaks."""
+    """A forged history is reported under the name of the invariant that it violates."""
     history = History()
     forge(history)
     assert [text for text in history.wrong() if text.startswith(invariant)]

@@ -1,4 +1,5 @@
-"""A short storm over taskguard keeps every invariant; over unguarded tasks it is seen to harm."""
+"""A short storm over taskguard keeps every invariant. Over unguarded tasks it causes double
+effects."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from taskguard_sandbox.servers import Postgres, Valkey
 @pytest.mark.alone
 @pytest.mark.timeout(900)
 def test_taskguard_keeps_every_invariant(exploration: Exploration) -> None:
-    """By Celery and RQ, until takeovers, refused commits and lost COMMIT replies were seen."""
+    """Celery and RQ run until takeovers, refused commits and lost COMMIT replies have occurred."""
     need(Valkey)
     need(Postgres)
 
@@ -39,7 +40,7 @@ def test_taskguard_keeps_every_invariant(exploration: Exploration) -> None:
 def test_without_a_guard_the_same_storm_is_seen_to_double_effects(
     exploration: Exploration,
 ) -> None:
-    """What cannot find a double effect finds none."""
+    """The storm detects double effects of unguarded tasks."""
     need(Valkey)
     need(Postgres)
     seed = exploration.seed
@@ -50,7 +51,8 @@ def test_without_a_guard_the_same_storm_is_seen_to_double_effects(
 
 
 def test_a_seed_draws_the_same_storm_again_and_another_one_another() -> None:
-    """Items, duplicates and faults by their number alone: others get the same weather."""
+    """Items, duplicates and faults depend on the seed and their number only, so all libraries get
+    the same ones."""
 
     def storm(seed: int) -> list[object]:
         items = [draw_item(seed, number) for number in range(50)]
