@@ -23,7 +23,8 @@ from support.pages import PAGES, blocks_of
 pytestmark = pytest.mark.once
 
 WITH_PYTHON = [page for page in PAGES if blocks_of(page, "python")]
-ON_POSTGRESQL = {"docs/how-to/asyncio.md"}  # SQLite's asynchronous driver is no dependency
+# SQLite's asynchronous driver is no dependency, and it has no schemas.
+ON_POSTGRESQL = {"docs/how-to/asyncio.md", "docs/how-to/tenants.md"}
 BY_SETTINGS = {"docs/how-to/django.md"}  # `atomic()` belongs to the ledger of Django's settings
 BROKER = "memory://"
 

@@ -20,7 +20,7 @@ from contract.locks.conftest import KINDS as LOCKS
 
 import taskguard
 from support import claims
-from support.pages import PAGES, ROOT, commands_of, inline_commands_of
+from support.pages import PAGES, ROOT, commands_of, inline_commands_of, without_blocks
 from taskguard.cli import main
 from taskguard.ledger.sql import SqlLedger
 from taskguard.model.claims import Claimed
@@ -30,8 +30,9 @@ from taskguard.model.policy import Policy
 
 pytestmark = pytest.mark.once
 
-LANGUAGES = {"python", "sh", "text", "{warning}", "{toctree}", "{eval-rst}"}
+LANGUAGES = {"python", "sh", "text", "{warning}", "{toctree}", "{eval-rst}", "{grid}", "{include}"}
 LANGUAGES |= {"toml"}  # `tests/packaging` builds a package of it
+LANGUAGES |= {"yaml", "ini"}  # their commands are tried here
 COMMANDS = sorted({command for page in PAGES for _, command in commands_of(page)})
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 IN_THE_TUTORIAL = {"celery", "sqlite3", "rq"}  # `test_tutorial.py` runs them
@@ -60,15 +61,16 @@ def test_no_block_is_in_a_language_that_nobody_tries() -> None:
 
     found = {block.language for page in PAGES for block in blocks_of(page)}
     assert found <= LANGUAGES
-    texts = [(ROOT / page).read_text() for page in PAGES]
-    begun = sum(text.count("\n```") + text.count("\n:::") for text in texts)
-    assert begun == 2 * sum(len(blocks_of(page)) for page in PAGES), "a fence is not closed"
+    for page in PAGES:
+        left = re.findall(r"^(?:```|:::).*", without_blocks(page), re.MULTILINE)
+        assert not left, f"{page}: a fence is not closed"
 
 
 def test_every_command_has_somebody_who_tries_it() -> None:
     """One of another program needs its test."""
     tried = {"make", "pip", "taskguard", "alembic", ".ci/run"}
     more = {"docs/tutorial.md": IN_THE_TUTORIAL, "README.md": IN_THE_README}
+    more["docs/how-to/deploy.md"] = {"valkey-server", "celery", "sh"}  # the last starts celery
     for page in PAGES:
         programs = {shlex.split(command)[0] for _, command in commands_of(page)}
         assert programs <= tried | more.get(page, set()), page
@@ -110,6 +112,21 @@ def test_what_pip_is_told_to_install_is_there(command: str) -> None:
     assert found is not None
     assert found[1] in (PROJECT["name"], ".")
     assert set(found[2].split(",")) <= set(PROJECT["optional-dependencies"])
+
+
+def test_celery_takes_the_commands_of_services(shop: str) -> None:
+    """Up to their last option; they are not started. `HOSTNAME` is the container's."""
+    from celery.bin.celery import celery
+
+    assert shop
+    page = "docs/how-to/deploy.md"
+    found = [shlex.split(command) for _, command in commands_of(page)]
+    found = [shlex.split(words[2]) if words[0] == "sh" else words for words in found]
+    commands = [words[1:] for words in found if words[0] == "celery"]
+    assert {words[2] for words in commands} == {"worker", "inspect"}
+    for words in commands:
+        with pytest.raises(SystemExit, match="0"):
+            celery.main([*words, "--help"])
 
 
 @pytest.fixture

@@ -787,3 +787,23 @@ def charge_once(place: Place) -> Iterator[None]:
     place.twice(place.refund, 9, 42, 500)
     assert sorted(charges.values()) == [500, 1999]
     assert place.sql("select id from refunds") == [9]
+
+
+@around("docs/how-to/tenants.md")
+def tenants(place: Place) -> Iterator[None]:
+    """One order number in two tenants, each with a schema of its own."""
+    app = place.app()
+    for tenant in (7, 8):
+        place.sql(f"create schema tenant_{tenant}")
+        place.sql(f"create table tenant_{tenant}.orders (id integer, shipped boolean)")
+        place.sql(f"insert into tenant_{tenant}.orders values (42, false)")
+    yield
+    for tenant in (7, 8):
+        place.twice(place.ship, tenant, 42)
+        assert place.sql(f"select shipped from tenant_{tenant}.orders") == [True]
+    assert place.events()["completed"] == 2
+    yield
+    place.twice(place.export, 7, 1)
+    assert place.memory.events[-1].key.startswith("tenant:7")
+    yield
+    assert app.conf.taskguard_namespace == "shop"

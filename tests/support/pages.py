@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["PAGES", "ROOT", "Block", "blocks_of", "commands_of", "inline_commands_of"]
+__all__ = [
+    "PAGES",
+    "ROOT",
+    "Block",
+    "blocks_of",
+    "commands_of",
+    "inline_commands_of",
+    "without_blocks",
+]
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = sorted(
@@ -22,6 +32,7 @@ _FENCE = re.compile(
     r"^(?P<fence>`{3,}|:{3,})(?P<language>\S*).*\n(?P<text>(?:.*\n)*?)(?P=fence)$", re.MULTILINE
 )
 _MAKE = re.compile(r"`(make [^`]*)`")
+_OF_SERVICES = re.compile(r"^ *command: (\[.*\])$|^ExecStart=\S*/(\S+ .*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -47,11 +58,22 @@ def blocks_of(page: str, *languages: str) -> list[Block]:
     return [block for block in found if not languages or block.language in languages]
 
 
+def without_blocks(page: str) -> str:
+    """Return the text between its blocks."""
+    return _FENCE.sub("", (ROOT / page).read_text(encoding="utf-8"))
+
+
 def commands_of(page: str) -> list[tuple[Block, str]]:
-    """The lines of its blocks of shell, without comments."""
+    """The lines of its blocks of shell, without comments, and the commands of its services."""
     lines = [(block, line) for block in blocks_of(page, "sh") for line in block.text.splitlines()]
     bare = [(block, re.sub(r"\s+#\s.*$|^#\s.*$", "", line)) for block, line in lines]
-    return [(block, line.strip()) for block, line in bare if line.strip()]
+    typed = [(block, line.strip()) for block, line in bare if line.strip()]
+    services = [
+        (block, shlex.join(json.loads(listed)) if listed else line)
+        for block in blocks_of(page, "yaml", "ini")
+        for listed, line in _OF_SERVICES.findall(block.text)
+    ]
+    return typed + services
 
 
 def inline_commands_of(page: str) -> list[str]:
