@@ -117,7 +117,7 @@ QUEUE_SERVER_AWAY = FindingTemplate(
     what="{error}",
     why="No message can be sent or delivered.",
     fix="Check that the server runs, and that this machine can reach it by that address.",
-    link="docs/how-to/enqueue.md#when-the-broker-loses-what-it-holds",
+    link="docs/how-to/enqueue.md#when-the-broker-loses-messages",
 )
 QUEUE_REPLICA = FindingTemplate(
     "queue_replica",
@@ -125,7 +125,7 @@ QUEUE_REPLICA = FindingTemplate(
     what="The server is a replica of {primary}.",
     why="A replica accepts no messages.",
     fix="Use the address of the primary, or of Sentinel.",
-    link="docs/how-to/enqueue.md#when-the-broker-loses-what-it-holds",
+    link="docs/how-to/enqueue.md#when-the-broker-loses-messages",
 )
 QUEUE_EVICTION = FindingTemplate(
     "queue_eviction",
@@ -133,7 +133,7 @@ QUEUE_EVICTION = FindingTemplate(
     what="maxmemory-policy is {policy}.",
     why="When its memory is full, the server deletes messages.",
     fix="CONFIG SET maxmemory-policy noeviction, and set it in redis.conf.",
-    link="docs/how-to/enqueue.md#when-the-broker-loses-what-it-holds",
+    link="docs/how-to/enqueue.md#when-the-broker-loses-messages",
 )
 QUEUE_NO_PERSISTENCE = FindingTemplate(
     "queue_no_persistence",
@@ -142,5 +142,5 @@ QUEUE_NO_PERSISTENCE = FindingTemplate(
     why="A crash loses messages. A sweep sends only those again that are recoverable=True or were "
     "enqueued in a transaction.",
     fix="CONFIG SET appendonly yes, and set it in redis.conf.",
-    link="docs/how-to/enqueue.md#when-the-broker-loses-what-it-holds",
+    link="docs/how-to/enqueue.md#when-the-broker-loses-messages",
 )

@@ -93,7 +93,7 @@ OVERDUE_WORK = FindingTemplate(
     what="Messages overdue for more than 15 minutes: {count}.",
     why="Each was lost, or the process that should send it was killed. No sweep sends it again.",
     fix="Run `taskguard sweep` every minute, or `taskguard relay`.",
-    link="docs/how-to/enqueue.md#when-the-broker-loses-what-it-holds",
+    link="docs/how-to/enqueue.md#when-the-broker-loses-messages",
 )
 TRANSACTION_TIMEOUT = FindingTemplate(
     "transaction_timeout",
