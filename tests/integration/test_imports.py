@@ -1,4 +1,5 @@
-"""What a process loads: no driver that it has no use for. What is missing is named by its extra."""
+"""A process loads no driver that it does not need. An error names the extra of a missing
+package."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ try:
 except SystemExit as end:
     assert end.code == 0
 """
-# kombu looks whether there is a Django.
+# kombu checks whether Django is there.
 NEEDS_NO_MORE = {
     "a leader": (LEADS, set[str]()),
     "tasks of Celery": (CELERY, {"celery", "kombu", "django"}),
@@ -146,5 +147,5 @@ for code, extra in {cases!r}:
 
 @pytest.mark.parametrize("package", MISSING)
 def test_a_missing_package_is_named_with_its_extra(package: str) -> None:
-    """By MissingDriverError, which is an ImportError as well, and by the command."""
+    """MissingDriverError, which is an ImportError as well, and the command name the extra."""
     run_without({package}, TRYING.format(cases=MISSING[package]))

@@ -1,4 +1,4 @@
-"""`guard.fenced(update(…))`: a row elsewhere lets newer holders write, and the same one again."""
+"""`guard.fenced(update(…))`: a row elsewhere accepts the same holder and newer ones."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ ORDERS: Any = Order.__table__
 
 @pytest.fixture(params=DATABASES)
 def engine(request: pytest.FixtureRequest) -> Iterator[sa.Engine]:
-    """A shop's database: orders 1 and 2, which nobody has fenced yet."""
+    """A shop's database with orders 1 and 2, which have no fence yet."""
     yield from _shop(request.getfixturevalue(request.param))
 
 
@@ -111,13 +111,14 @@ def rows(engine: sa.Engine) -> list[tuple[str, int | None]]:
 
 
 def test_a_row_that_nobody_fenced_takes_any_fence(engine: sa.Engine) -> None:
-    """NULL is older than all; other rows stay as they are."""
+    """A row without a fence accepts any fence: NULL is older than all. Other rows stay as
+    they are."""
     assert write(engine, 7) == 1
     assert rows(engine) == [("shipped", 7), ("new", None)]
 
 
 def test_the_same_holder_writes_again_and_a_newer_one_too(engine: sa.Engine) -> None:
-    """A body may write a row twice, also when it is run again under the same lease."""
+    """The same holder may write a row twice, also if its body runs again under the same lease."""
     for fence, status in ((7, "packed"), (7, "shipped"), (8, "returned")):
         write(engine, fence, status)
     assert rows(engine)[0] == ("returned", 8)
@@ -125,7 +126,8 @@ def test_the_same_holder_writes_again_and_a_newer_one_too(engine: sa.Engine) -> 
 
 @pytest.mark.parametrize("newer", EDGES)
 def test_an_older_holder_is_refused(engine: sa.Engine, newer: int) -> None:
-    """By one, on all 64 bits; it hears key and both fences, and the row stays."""
+    """An older holder is refused on all 64 bits. The error has the key and both fences, and the row
+    stays."""
     write(engine, newer, "newer")
     with pytest.raises(StaleTokenError) as raised:
         write(engine, newer - 1, "older")
@@ -135,13 +137,14 @@ def test_an_older_holder_is_refused(engine: sa.Engine, newer: int) -> None:
 
 
 def test_a_row_that_is_not_there_is_no_stale_one(engine: sa.Engine) -> None:
-    """The two need different cures."""
+    """A missing row raises an error of its own, because it needs another fix than a stale
+    holder."""
     with pytest.raises(FencedRowMissingError, match="orders has no row"):
         write(engine, 7, order=99)
 
 
 def test_one_stale_row_among_several_refuses_them_all(engine: sa.Engine) -> None:
-    """With the transaction: a holder that is stale anywhere must stop."""
+    """One stale row among several refuses the whole write and its transaction."""
     write(engine, 9, "newer", order=2)
     with pytest.raises(StaleTokenError):
         write(engine, 8, "older", order=None)
@@ -150,7 +153,7 @@ def test_one_stale_row_among_several_refuses_them_all(engine: sa.Engine) -> None
 
 
 def test_a_condition_that_the_write_itself_ends_is_no_trouble(engine: sa.Engine) -> None:
-    """The row no longer fits where() once it is written."""
+    """The write may change a column that its own where() names."""
     update = sa.update(ORDERS).where(ORDERS.c.status == "new").values(status="shipped")
     with engine.begin() as db:
         done = FencedUpdate(update, column="fence_token", key="k", fence=7).execute(db)
@@ -161,7 +164,8 @@ def test_a_condition_that_the_write_itself_ends_is_no_trouble(engine: sa.Engine)
 
 
 def _while_it_waits(pg: sa.Engine, fence: int, first: Callable[[sa.Connection], Any]) -> Any:
-    """What becomes of a write with `fence` that waits for another transaction, in its thread."""
+    """Return the result of a write with `fence` that waits, in its thread, for another
+    transaction."""
     told: list[Any] = []
 
     def wait_and_write() -> None:
@@ -186,7 +190,7 @@ def _while_it_waits(pg: sa.Engine, fence: int, first: Callable[[sa.Connection], 
 
 
 def test_a_newer_holder_that_is_just_committing_wins(pg: sa.Engine) -> None:
-    """The older write waits for it, sees what it left, and is refused."""
+    """An older write waits for a newer one that is committing, sees its fence, and is refused."""
 
     def newer(db: sa.Connection) -> Callable[[], None]:
         fenced(8, "newer").execute(db)
@@ -199,7 +203,7 @@ def test_a_newer_holder_that_is_just_committing_wins(pg: sa.Engine) -> None:
 
 
 def test_a_newer_holder_that_rolls_back_was_never_there(pg: sa.Engine) -> None:
-    """The older write goes through."""
+    """If the newer write rolls back, the older one succeeds."""
 
     def newer(db: sa.Connection) -> Callable[[], None]:
         fenced(8, "newer").execute(db)
@@ -210,7 +214,7 @@ def test_a_newer_holder_that_rolls_back_was_never_there(pg: sa.Engine) -> None:
 
 
 def test_a_row_that_is_deleted_meanwhile_is_missing(pg: sa.Engine) -> None:
-    """Not stale: nobody has a newer fence."""
+    """If the row is deleted meanwhile, the error says missing, not stale."""
 
     def delete(db: sa.Connection) -> Callable[[], None]:
         db.execute(sa.delete(ORDERS).where(ORDERS.c.id == 1))
@@ -220,7 +224,7 @@ def test_a_row_that_is_deleted_meanwhile_is_missing(pg: sa.Engine) -> None:
 
 
 def test_a_row_that_comes_into_being_between_update_and_look_is_written(engine: sa.Engine) -> None:
-    """It is not called missing, for it is there."""
+    """A row that is inserted between the update and the check is not reported as missing."""
     inserted: list[int] = []
 
     def insert_after_the_update(db: Any, cursor: Any, statement: str, *_: Any) -> None:
@@ -235,7 +239,8 @@ def test_a_row_that_comes_into_being_between_update_and_look_is_written(engine: 
 
 
 def test_of_many_holders_at_once_the_newest_has_the_row(pg: sa.Engine) -> None:
-    """Whatever their order, nobody is told that it wrote over a newer one."""
+    """An older write of several, in any order, is never told that it has written over a
+    newer one."""
     refused: list[StaleTokenError] = []
 
     def hold(number: int) -> None:
@@ -255,7 +260,8 @@ def test_of_many_holders_at_once_the_newest_has_the_row(pg: sa.Engine) -> None:
 
 @pytest.mark.parametrize("scoped", [False, True])
 def test_an_orm_session_runs_it_too(engine: sa.Engine, scoped: bool) -> None:
-    """With an ORM class, whose attribute has another name than the column; objects hear of it."""
+    """A Session runs it with an ORM class whose attribute and column have different names. Its
+    objects are updated."""
     update = sa.update(Order).where(Order.id == 1).values(status="shipped")
     make = sessionmaker(engine)
     session: Any = scoped_session(make) if scoped else make()
@@ -279,7 +285,8 @@ def test_an_orm_session_runs_it_too(engine: sa.Engine, scoped: bool) -> None:
 @pytest.mark.parametrize("how", ["auto", "evaluate", "fetch"])
 @pytest.mark.parametrize("kind", [Order, Odd])
 def test_objects_of_a_session_hear_of_the_write(sqlite_url: str, how: Any, kind: Any) -> None:
-    """By each way to synchronize a session, though another attribute is named like the column."""
+    """Objects are updated by each way to synchronize a session, even if another attribute has the
+    column's name."""
     for engine in _shop(sqlite_url):
         with Session(engine) as session:
             mine, other = (session.get(kind, order) for order in (1, 2))

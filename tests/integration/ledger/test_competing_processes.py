@@ -28,17 +28,18 @@ DATABASES = ["sqlite_url", "pg_url", pytest.param("mariadb_url", marks=pytest.ma
 def test_processes_that_compete_have_each_effect_once(
     request: pytest.FixtureRequest, database: str, kind: str
 ) -> None:
-    """Neighbouring rows, keys crosswise, late holders: nobody fails, and a stale one is refused."""
+    """Processes with neighbouring rows, crossed keys and late holders all succeed, and a stale one
+    is refused."""
     url = request.getfixturevalue(database)
     ledger = SqlLedger(url)
     ledger.create_schema()
-    # Late for certain: it comes back when the others have done everything. Those among them that
-    # are late meet a takeover or not, as the machine has it.
+    # This holder is late for certain: it comes back after all others. Whether late holders among
+    # the others meet a takeover depends on the machine.
     late = ledger.claim(request_for(0, "late", MessageRef("late")))
     assert isinstance(late, Claimed)
     engine = sa.create_engine(url)
     with engine.begin() as db:
-        # No unique index: a double effect has to be seen.
+        # No unique index: the test has to see a double effect.
         db.execute(sa.text("create table effects (item int)"))
     command = [sys.executable, "-m", "support.competing", url, kind]
     path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
@@ -57,7 +58,7 @@ def test_processes_that_compete_have_each_effect_once(
             for seed in range(5)
         ]
         for process in processes:
-            stack.callback(process.kill)  # before it is waited for
+            stack.callback(process.kill)  # before the test waits for it
         for process in processes:
             output, _ = process.communicate(timeout=240)
             assert process.returncode == 0, output

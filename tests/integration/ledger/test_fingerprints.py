@@ -1,4 +1,4 @@
-"""`fingerprint=`: a message that asks for known work with other arguments gets no answer of it."""
+"""`fingerprint=`: a message with other arguments does not get the answer of known work."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def tg(ledger: SqlLedger) -> Iterator[TaskGuard]:
 
 
 class Cash:
-    """Charges orders, and fails as often as it is told to."""
+    """Charges orders, and fails as often as the test says."""
 
     def __init__(self, tg: TaskGuard) -> None:
         self.charged: list[Any] = []
@@ -56,7 +56,8 @@ def cash(tg: TaskGuard) -> Cash:
 
 
 def test_other_arguments_get_no_answer_of_work_that_is_done(cash: Cash) -> None:
-    """The stored result is that of another amount; the same amount gets it, by its text."""
+    """The stored result belongs to one amount. Another amount is refused, and the same amount gets
+    it."""
     assert cash.charge(1, 100) == "charged 100"
     with pytest.raises(FingerprintMismatchError, match="Nothing was run"):
         cash.charge(1, 200)
@@ -66,7 +67,8 @@ def test_other_arguments_get_no_answer_of_work_that_is_done(cash: Cash) -> None:
 
 
 def test_work_that_failed_is_not_run_with_other_arguments(cash: Cash, ledger: SqlLedger) -> None:
-    """Parts of it may be committed; once a person has requeued it, the next message decides."""
+    """Failed work is not run with other arguments, because parts may be committed. After a requeue,
+    the next message decides."""
     cash.failures = 1
     with pytest.raises(RuntimeError):
         cash.charge(1, 100)
@@ -81,7 +83,7 @@ def test_work_that_failed_is_not_run_with_other_arguments(cash: Cash, ledger: Sq
 def test_neither_the_error_nor_the_ledger_shows_the_arguments(
     cash: Cash, ledger: SqlLedger
 ) -> None:
-    """Only a digest of them is stored; and the error goes through a result backend's pickle."""
+    """Only a digest of the arguments is stored. The error survives a result backend's pickle."""
     cash.charge(1, "4111-1111")
     with pytest.raises(FingerprintMismatchError) as caught:
         cash.charge(1, "5500-0000")
@@ -94,7 +96,7 @@ def test_neither_the_error_nor_the_ledger_shows_the_arguments(
 
 
 def test_works_from_before_the_option_are_answered(tg: TaskGuard) -> None:
-    """There is nothing to compare with."""
+    """Work from before the option is answered, because it has no fingerprint to compare."""
 
     @tg.guarded(key="order:<order>", work="charge")
     def before(order: int, amount: int) -> int:
@@ -109,7 +111,7 @@ def test_works_from_before_the_option_are_answered(tg: TaskGuard) -> None:
 
 
 def test_a_task_of_celery_fails_with_it(ledger: SqlLedger) -> None:
-    """What the caller gets is the error, not the other amount's result."""
+    """Celery's caller gets the error, not the result of the other amount."""
     app = Celery("shop", set_as_current=False)
     app.conf.update(task_always_eager=True, taskguard_locks_url="memory://")
     app.conf.taskguard_ledger = ledger
@@ -126,7 +128,8 @@ def test_a_task_of_celery_fails_with_it(ledger: SqlLedger) -> None:
 
 
 def test_a_wrong_fingerprint_is_refused_at_decoration(tg: TaskGuard) -> None:
-    """A placeholder that is no parameter; a list, whose order would be lost."""
+    """A placeholder that is no parameter is refused at decoration, and so is a list, whose order
+    would be lost."""
     with pytest.raises(KeyTemplateError, match="amuont"):
         tg.guarded(key="<order>", fingerprint="<amuont>")(lambda order, amount: None)
     with pytest.raises(ConfigurationError, match="one template"):

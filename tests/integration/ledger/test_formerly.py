@@ -1,4 +1,4 @@
-"""Guards that a deploy changes: what was done under the former one is not done again."""
+"""Guards that a deploy changes: work that is done under the former guard is not done again."""
 
 from __future__ import annotations
 
@@ -105,7 +105,8 @@ def shop(request: pytest.FixtureRequest, make_shop: Any) -> GuardedShop:
 def test_a_message_that_is_done_has_its_effect_once_over_a_deploy(
     shop: GuardedShop, change: str
 ) -> None:
-    """Its worker was killed before it could acknowledge it, and the next one has a new guard."""
+    """If its worker was killed before the acknowledgement, the next worker with a new guard does
+    not repeat the effect."""
     options, formerly = CHANGES[change]
     before = Guarded(shop, **WAS)
     after = Guarded(shop, **options, formerly=formerly)
@@ -117,7 +118,8 @@ def test_a_message_that_is_done_has_its_effect_once_over_a_deploy(
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_workers_of_the_deploy_before_find_what_is_done(shop: GuardedShop, change: str) -> None:
-    """They run for a while beside those with the new guard."""
+    """Workers with the former guard, which still run for a while, find work that the new guard has
+    done."""
     options, formerly = CHANGES[change]
     before = Guarded(shop, **WAS)
     after = Guarded(shop, **options, formerly=formerly)
@@ -140,7 +142,8 @@ def test_workers_of_the_deploy_before_find_what_is_done(shop: GuardedShop, chang
 
 
 def test_a_change_that_is_not_declared_is_told_of(shop: GuardedShop) -> None:
-    """A warning names both work ids, but only of a message that the queue has delivered before."""
+    """An undeclared change is logged with both work ids, but only for a message that the queue has
+    delivered before."""
     Guarded(shop, **WAS).deliver()
     changed = Guarded(shop, key="shop:<shop>:order:<order_id>")
     changed.deliver(redelivered=True)
@@ -151,7 +154,8 @@ def test_a_change_that_is_not_declared_is_told_of(shop: GuardedShop) -> None:
 
 
 def test_what_is_no_such_change_is_not_told_of(shop: GuardedShop) -> None:
-    """Another message, another task, a first delivery, a body that is run again."""
+    """Another message, another task, a first delivery, or a body that runs again causes no
+    warning."""
     Guarded(shop, **WAS).deliver()
     changed: dict[str, Any] = {"key": "shop:<shop>:order:<order_id>"}
     Guarded(shop, **changed).deliver(2)
@@ -161,7 +165,8 @@ def test_what_is_no_such_change_is_not_told_of(shop: GuardedShop) -> None:
 
 
 def test_every_attempt_of_a_work_has_one_idempotency_key(shop: GuardedShop) -> None:
-    """A payment provider is not to take the second, under the new guard, for another payment."""
+    """The idempotency key stays the same under the new guard, so a payment provider does not see
+    another payment."""
     keys: list[str] = []
 
     def fails(guard: Guard) -> None:
@@ -177,7 +182,7 @@ def test_every_attempt_of_a_work_has_one_idempotency_key(shop: GuardedShop) -> N
 
 
 def test_steps_of_the_former_guard_are_not_taken_again(shop: GuardedShop) -> None:
-    """What the last holder has stored is met by the next."""
+    """A worker with the new guard finds the steps that the former guard has stored."""
     paid: list[int] = []
 
     def pays(guard: Guard) -> Any:
@@ -194,7 +199,7 @@ def test_steps_of_the_former_guard_are_not_taken_again(shop: GuardedShop) -> Non
 
 
 def test_an_error_names_the_record_to_requeue(shop: GuardedShop) -> None:
-    """That under the former id, where that is DEAD."""
+    """If the former record is DEAD, the error names its id."""
     options = {**WAS, "max_crashes": 1}
     before = Guarded(shop, **options)
     with pytest.raises(SystemExit):
@@ -209,7 +214,8 @@ def test_an_error_names_the_record_to_requeue(shop: GuardedShop) -> None:
 def test_arguments_of_which_the_former_key_was_none_have_no_former_work(
     shop: GuardedShop,
 ) -> None:
-    """The former guard would have refused them."""
+    """If the former key cannot be made of the arguments, there is no former work: its guard would
+    have refused them."""
     formerly = Former(key="shop:<shop>:order:<order_id>")
     after = Guarded(shop, **WAS, formerly=formerly)
     assert after.delivery().formerly == ("ship shop:a:order:1",)
@@ -220,7 +226,7 @@ def test_arguments_of_which_the_former_key_was_none_have_no_former_work(
 
 
 def test_a_former_shape_that_is_the_present_one_costs_nothing(shop: GuardedShop) -> None:
-    """As where the former name is registered as well."""
+    """A former guard that equals the present one costs no further query."""
     function = Guarded(shop, **WAS, formerly=Former(task="ship"))
     delivery = function.delivery()
     assert delivery == replace(delivery, formerly=(), keys=("order:1",))
@@ -243,8 +249,8 @@ PARKS: dict[str, Any] = {"once_per": "message", "busy": "park"}
 def test_a_line_is_known_by_its_former_names(
     now: str, formerly: Any, line: str, work: str | None
 ) -> None:
-    """As long as they are declared, for a worker with the former guard knows no others; unless it
-    had no such line."""
+    """A line is known by its former names as long as they are declared, because workers with the
+    former guard know no others."""
     function = GuardedFunction(ship, key=now, formerly=formerly, **PARKS)
     parking: Any = object()
     delivery = function.delivery(
@@ -259,7 +265,7 @@ def test_a_line_is_known_by_its_former_names(
 
 @pytest.mark.parametrize("former", [Former(key="o"), Former(namespace="n")])
 def test_a_former_key_is_not_bounded(former: Former) -> None:
-    """Refused where the function is decorated, and not at each of its messages."""
+    """A former key with a limit or rate is refused at decoration, not at each message."""
     with pytest.raises(ConfigurationError, match="its former key"):
         GuardedFunction(ship, **WAS, once_per="message", formerly=former, limit=2)
 
@@ -275,13 +281,13 @@ def test_a_former_key_is_not_bounded(former: Former) -> None:
     ],
 )
 def test_what_cannot_have_been_is_refused(formerly: Any, error: type[Exception]) -> None:
-    """At decoration, with the task's name."""
+    """An impossible former guard is refused at decoration, with the task's name."""
     with pytest.raises(error, match="ship"):
         GuardedFunction(ship, **WAS, formerly=formerly)
 
 
 def test_a_former_guard_says_what_was_different() -> None:
-    """Else it is none; and a namespace is checked as the option is."""
+    """A former guard has to state a difference. Its namespace is checked like the option."""
     with pytest.raises(ConfigurationError, match="name what has changed"):
         Former()
     with pytest.raises(ConfigurationError, match="namespace"):
@@ -289,7 +295,7 @@ def test_a_former_guard_says_what_was_different() -> None:
 
 
 def test_every_decorator_takes_it(shop: GuardedShop) -> None:
-    """Of Celery, of RQ and of plain functions."""
+    """The decorators of Celery, of RQ and of plain functions take `formerly=`."""
     app = Celery("shop", set_as_current=False)
     formerly = Former(task="shop.ship")
 
@@ -321,7 +327,8 @@ def test_every_decorator_takes_it(shop: GuardedShop) -> None:
     [({"redelivered": True}, True), ({"redelivered": False}, False), ({}, False), (None, False)],
 )
 def test_a_celery_delivery_says_whether_its_broker_knows_it(info: Any, known: bool) -> None:
-    """Eager calls have no broker."""
+    """A Celery delivery says whether its broker has delivered it before. Eager calls have no
+    broker."""
     assert is_redelivered(SimpleNamespace(delivery_info=info)) is known
 
 
@@ -344,7 +351,8 @@ BEFORE = datetime.now(UTC)
 def test_a_guarded_worker_tells_whether_rq_has_begun_a_job_before(
     values: dict[str, Any], deferrals: int, known: bool
 ) -> None:
-    """Of one that is used for several messages, or that was put off, that says nothing."""
+    """A guarded worker reports whether RQ has begun a job before. For a deferred or reused job it
+    does not know."""
     job: Any = SimpleNamespace(**{**JOB, **values})
     note_start(job)
     job.started_at = datetime.now(UTC)
@@ -364,7 +372,7 @@ ROWS = sa.Table(
 
 
 def paid_order(shop: GuardedShop) -> GuardedRow:
-    """Order 1, which is paid, and how a task moves it."""
+    """Order 1, which is paid, and the transition of a task."""
     ROWS.create(shop.engine)
     with shop.engine.begin() as db:
         db.execute(ROWS.insert().values(id=1, status="PAID"))
@@ -386,7 +394,7 @@ def status_of_order(shop: GuardedShop) -> Any:
 
 @pytest.mark.parametrize("ends", ["done", "failed", "killed"])
 def test_a_row_of_its_own_goes_on_under_the_new_guard(shop: GuardedShop, ends: str) -> None:
-    """It is the authority; a holder that was killed under the former guard is taken over."""
+    """The row decides. If a holder was killed under the former guard, the new one takes over."""
     row = paid_order(shop)
     before = Guarded(shop, **WAS, row=row)
     after = Guarded(shop, key="o:<order_id>", formerly=Former(**WAS), row=row)
@@ -410,7 +418,8 @@ def test_a_row_of_its_own_goes_on_under_the_new_guard(shop: GuardedShop, ends: s
 
 
 def test_a_row_of_what_is_revoked_under_the_former_id_is_put_back(shop: GuardedShop) -> None:
-    """A worker with the former guard revokes what it knows; the holder finds that out."""
+    """If a worker with the former guard revokes the work, its holder finds out, and the row is put
+    back."""
     after = Guarded(shop, key="o:<order_id>", formerly=Former(**WAS), row=paid_order(shop))
 
     def body(guard: Guard) -> None:

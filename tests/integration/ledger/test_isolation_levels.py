@@ -1,4 +1,4 @@
-"""Databases and roles whose default level is not READ COMMITTED: no promise depends on it."""
+"""All promises hold on databases and roles whose default level is not READ COMMITTED."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SNAPSHOTS = ["repeatable read", "serializable"]
 
 
 def use(url: str, level: str) -> None:
-    """Make it the database's default, for all connections from now on."""
+    """Make it the database's default for all new connections."""
     engine = sa.create_engine(url, isolation_level="AUTOCOMMIT")
     name = sa.make_url(url).database
     with engine.connect() as db:
@@ -34,7 +34,7 @@ def level(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(params=["url", "engine"])
 def shop(request: pytest.FixtureRequest, level: str, pg_url: str, make_shop: Any) -> GuardedShop:
-    """On connections of the ledger's own, and on an Engine of the user's."""
+    """Return a shop on the ledger's own connections, and one on the user's Engine."""
     use(pg_url, level)
     engine = sa.create_engine(pg_url) if request.param == "engine" else None
     made: GuardedShop = make_shop(pg_url, engine)
@@ -42,7 +42,7 @@ def shop(request: pytest.FixtureRequest, level: str, pg_url: str, make_shop: Any
 
 
 def test_a_body_longer_than_a_renewal_is_done(shop: GuardedShop) -> None:
-    """A renewal by the watchdog is no serialization failure of the body, which runs once."""
+    """A renewal by the watchdog causes no serialization failure of a long body, which runs once."""
     runs: list[int] = []
 
     @shop.tg.guarded(key="order:<n>", ttl_s=6.0)
@@ -59,7 +59,7 @@ def test_a_body_longer_than_a_renewal_is_done(shop: GuardedShop) -> None:
 def test_the_ledgers_own_transactions_see_the_newest_rows(
     level: str, pg_url: str, make_shop: Any
 ) -> None:
-    """By their level, not by luck."""
+    """The ledger's own transactions set their isolation level, and so read the newest rows."""
     use(pg_url, level)
     shop = make_shop(pg_url)
     levels: list[str] = []
@@ -77,7 +77,7 @@ def test_the_ledgers_own_transactions_see_the_newest_rows(
 
 
 def test_no_plain_call_is_lost(shop: GuardedShop) -> None:
-    """Whoever calls a plain function has nobody who calls again for him."""
+    """A plain call is not lost, because no queue would repeat it."""
 
     @shop.tg.guarded(key="order:<n>")
     def ship(n: int, guard: Guard) -> None:
@@ -96,7 +96,7 @@ def test_no_plain_call_is_lost(shop: GuardedShop) -> None:
 def test_behind_a_pooler_each_statement_says_its_level(
     level: str, postgres: Postgres, pg_url: str, make_shop: Any
 ) -> None:
-    """There is no session of its own that could be set."""
+    """Behind a pooler each statement sets its level, because there is no session to set it in."""
     need(PgBouncer)
     use(pg_url, level)
     with PgBouncer(postgres.port) as pooler:

@@ -1,4 +1,4 @@
-"""The PostgreSQL ledger while the server or the way to it fails."""
+"""The PostgreSQL ledger while the server or its connection fails."""
 
 from __future__ import annotations
 
@@ -84,7 +84,8 @@ def write(db: Any) -> None:
 
 
 def test_a_commit_without_an_answer_that_happened_is_done(bench: Bench) -> None:
-    """COMMIT arrives, its reply is lost: the ledger is asked, and the block ends well."""
+    """If COMMIT arrives and its reply is lost, the ledger reads the record, and the block
+    succeeds."""
     claimed = bench.claim()
     with bench.ledger.transaction(claimed.claim) as tx:
         write(tx.db)
@@ -95,7 +96,8 @@ def test_a_commit_without_an_answer_that_happened_is_done(bench: Bench) -> None:
 
 
 def test_the_completion_and_its_commit_are_one_message(bench: Bench) -> None:
-    """A body's transaction is BEGIN, what the body says, and the end."""
+    """A body's transaction is BEGIN, the body's statements, and one message for completion and
+    COMMIT."""
     messages = []
     for number in range(4):
         claimed = bench.claim(number)
@@ -133,7 +135,8 @@ def test_a_message_that_the_socket_takes_in_small_parts_arrives(bench: Bench) ->
 
 
 def test_an_interrupt_while_the_end_is_awaited_leaves_one_outcome(bench: Bench) -> None:
-    """Effects and DONE, or neither and it can be given back; others go on."""
+    """An interrupt leaves either effects and DONE, or neither and work that can be given back.
+    Other work goes on."""
     with bench.engine.begin() as db:
         db.execute(SLOW_COMMIT)
     done = 0
@@ -143,7 +146,7 @@ def test_an_interrupt_while_the_end_is_awaited_leaves_one_outcome(bench: Bench) 
             with bench.ledger.transaction(claimed.claim) as tx:
                 write(tx.db)
                 tx.complete_in_block(claimed.claim, "1")
-        # The server may be at it yet, and keeps the row locked meanwhile.
+        # The server may still run the statement, and keeps the row locked meanwhile.
         state = wait_until(functools.partial(_settled, bench, claimed.claim, number))
         done += state == "DONE"
         assert bench.effects() == done
@@ -151,7 +154,7 @@ def test_an_interrupt_while_the_end_is_awaited_leaves_one_outcome(bench: Bench) 
 
 
 def _settled(bench: Bench, claim: Claim, number: int) -> str | None:
-    """NEW, given back by us, or DONE."""
+    """Wait until the work is NEW, after giving it back, or DONE."""
     try:
         return "NEW" if bench.direct.give_back(claim) else bench.state(number)
     except LedgerUnavailableError:
@@ -159,12 +162,12 @@ def _settled(bench: Bench, claim: Claim, number: int) -> str | None:
 
 
 class Interrupt(BaseException):
-    """What a time limit does to a body."""
+    """The exception of a time limit."""
 
 
 @contextlib.contextmanager
 def interrupted_after(pause_s: float) -> Iterator[None]:
-    """A block whose thread, the main one, is interrupted once it has lasted so long."""
+    """Interrupt the block's thread, the main one, after this time."""
 
     def interrupt(*_: object) -> None:
         raise Interrupt
@@ -188,8 +191,8 @@ SLOW_COMMIT = sa.text("""
 
 
 def test_an_end_that_is_late_is_not_said_to_have_come_to_nothing(bench: Bench) -> None:
-    """The client hears that the connection broke while the last message is on its way: until the
-    server's session has ended nobody says that nothing was written."""
+    """If the connection breaks while the last message is on its way, the outcome is unknown until
+    the server's session has ended."""
     claimed = bench.claim()
     deliver = threading.Timer(1.0, bench.proxy.deliver)
     with bench.ledger.transaction(claimed.claim) as tx:
@@ -202,7 +205,7 @@ def test_an_end_that_is_late_is_not_said_to_have_come_to_nothing(bench: Bench) -
 
 
 def test_an_end_that_never_comes_and_may_come_yet_is_unknown(bench: Bench) -> None:
-    """The session stays open at the server: CommitUnknownError, which says so."""
+    """If the session stays open at the server, CommitUnknownError says so."""
     claimed = bench.claim()
     with pytest.raises(CommitUnknownError, match=r"session \d+ is open yet"):
         with bench.ledger.transaction(claimed.claim) as tx:
@@ -215,7 +218,7 @@ def test_an_end_that_never_comes_and_may_come_yet_is_unknown(bench: Bench) -> No
 
 
 def test_a_commit_that_never_arrived_is_tried_again(bench: Bench) -> None:
-    """The connection is cut before COMMIT: nothing is written, and the body is to run again."""
+    """If the connection is cut before COMMIT, nothing is written, and the body runs again."""
     claimed = bench.claim()
     with pytest.raises(TransactionRetryError):
         with bench.ledger.transaction(claimed.claim) as tx:
@@ -230,7 +233,8 @@ def test_a_commit_that_never_arrived_is_tried_again(bench: Bench) -> None:
 
 
 def test_a_commit_that_never_arrived_after_a_takeover_is_stale(bench: Bench) -> None:
-    """Another holder took over before the outcome could be learnt: refused, not run again."""
+    """If another holder took over before the outcome was known, the commit is refused, and the body
+    does not run again."""
     claimed = bench.claim(ttl_s=0.05)
     with pytest.raises(StaleTokenError):
         with bench.ledger.transaction(claimed.claim) as tx:
@@ -246,7 +250,8 @@ def _granted(answer: Any) -> Any:
 
 
 def test_an_outcome_that_cannot_be_learnt_is_said(postgres: Postgres, pg_url: str) -> None:
-    """The database stays away: CommitUnknownError, and the message must not be acknowledged."""
+    """If the database stays down, CommitUnknownError is raised, and the message is not
+    acknowledged."""
     with Proxy(postgres.port) as proxy:
         bench = Bench(pg_url, postgres.port, proxy)
         bench.ledger = SqlLedger(bench.proxied, resolve_timeout_s=0.5)
@@ -265,7 +270,8 @@ def test_an_outcome_that_cannot_be_learnt_is_said(postgres: Postgres, pg_url: st
 
 
 def test_a_lost_reply_to_a_claim_is_the_same_grant(bench: Bench) -> None:
-    """The statement ran, the reply was lost: asked again by the same owner, nothing is counted."""
+    """If the reply to a claim is lost, the repeated claim of the same owner is the same grant, and
+    counts nothing."""
     bench.claim(2)  # connected
     bench.proxy.lose_reply_to(b"order:1", then=Mode.CUT)
     claimed = bench.claim()
@@ -286,7 +292,8 @@ def test_a_lost_reply_to_a_lone_completion_is_done(bench: Bench) -> None:
 def test_a_completion_in_several_statements_is_tried_twice(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch, failing: int, begun: int
 ) -> None:
-    """Once more where the database gives no answer, so that the body need not run; no oftener."""
+    """A completion is repeated once if the database gives no answer, so that the body need not run
+    again."""
     ledger = SqlLedger(sqlite_url)
     ledger.create_schema()
     claimed = ledger.claim(request())
@@ -310,7 +317,8 @@ def test_a_completion_in_several_statements_is_tried_twice(
 
 
 def test_a_session_that_the_server_ends_is_no_effect(bench: Bench) -> None:
-    """pg_terminate_backend within the block: rolled back, to be run again."""
+    """If pg_terminate_backend ends the session within the block, it is rolled back, and the body
+    runs again."""
     claimed = bench.claim()
     with pytest.raises(TransactionRetryError):
         with bench.ledger.transaction(claimed.claim) as tx:
@@ -324,7 +332,7 @@ def test_a_session_that_the_server_ends_is_no_effect(bench: Bench) -> None:
 
 
 def test_a_deadlock_is_to_be_run_again(bench: Bench) -> None:
-    """Of two holders that deadlock in their own tables, one is told to try again."""
+    """If two holders deadlock in their own tables, one of them is told to try again."""
     with bench.engine.begin() as db:
         db.execute(sa.text("create table goods (id int primary key, n int)"))
         db.execute(sa.text("insert into goods values (1, 0), (2, 0)"))
@@ -360,9 +368,10 @@ def test_a_deadlock_is_to_be_run_again(bench: Bench) -> None:
 def test_a_holder_that_freezes_in_its_transaction_blocks_nobody_for_long(
     postgres: Postgres, pg_url: str
 ) -> None:
-    """PostgreSQL ends the idle transaction; until then the key is busy and others are renewed.
+    """PostgreSQL ends the idle transaction of a frozen holder. Until then the key is busy, and
+    other leases are renewed.
 
-    In steps: else nothing comes between the completion and its COMMIT.
+    The completion takes steps here, because otherwise nothing comes between it and its COMMIT.
     """
     frozen = SqlLedger(pg_url, idle_in_transaction_s=1.0, one_statement=False)
     frozen.create_schema()
@@ -391,8 +400,8 @@ def test_a_holder_that_freezes_in_its_transaction_blocks_nobody_for_long(
 
 @pytest.mark.parametrize("kind", [Postgres, pytest.param(MariaDB, marks=pytest.mark.debian)])
 def test_after_a_restart_the_next_claim_goes_through(kind: type[Postgres | MariaDB]) -> None:
-    """The pool's connections are dead, and no caller notices. While the server is down, the ledger
-    says so."""
+    """After a restart, dead connections of the pool cause no error. While the server is down, the
+    ledger says so."""
     need(kind)
     with kind() as server:
         ledger = SqlLedger(server.create_database("again"))
@@ -418,7 +427,8 @@ def test_after_a_restart_the_next_claim_goes_through(kind: type[Postgres | Maria
 @pytest.mark.parametrize("own_engine", [False, True])
 @pytest.mark.parametrize("last_words", ["a statement", "complete", "an error of the body"])
 def test_a_server_that_dies_in_the_block_is_no_effect(own_engine: bool, last_words: str) -> None:
-    """Killed with a transaction open: to be run again, and the next transaction says it is away."""
+    """A server that is killed in the block leaves no effect: the body runs again, and the next
+    transaction reports it as down."""
     with Postgres(fsync="off") as server:
         url = server.create_database("dies")
         ledger = SqlLedger(sa.create_engine(url) if own_engine else url)
@@ -439,7 +449,7 @@ def test_a_server_that_dies_in_the_block_is_no_effect(own_engine: bool, last_wor
         with pytest.raises(LedgerUnavailableError), ledger.transaction(claimed.claim):
             pass
         server.start()
-        # The claim itself was not flushed, so that it may be gone: then it is claimed anew.
+        # The claim was not flushed, so it may be lost. Then it is claimed again.
         again = ledger.claim(request(owner=claimed.claim.owner))
         assert isinstance(again, Claimed)
         ledger.complete_alone(again.claim, None)
@@ -454,7 +464,7 @@ def _try(ledger: SqlLedger) -> Any:
 
 
 def test_a_server_that_says_nothing_is_given_up(bench: Bench) -> None:
-    """A black hole is noticed within the connection's own time-outs, not never."""
+    """A server that does not answer is noticed within the connection's own timeouts."""
     bench.claim()
     bench.proxy.mode = Mode.BLACK_HOLE
     bench.ledger.close()
@@ -467,9 +477,9 @@ def test_a_server_that_says_nothing_is_given_up(bench: Bench) -> None:
 
 
 def test_an_unflushed_claim_that_a_crash_lost_cannot_commit(bench: Bench) -> None:
-    """What a claim skips (its flush) is harmless: its holder finds nothing and is refused."""
+    """A claim is not flushed. If a crash loses it, its holder finds no record, and is refused."""
     claimed = bench.claim()
-    with bench.engine.begin() as db:  # what recovery leaves when the claim's WAL was lost
+    with bench.engine.begin() as db:  # the state after recovery if the claim's WAL was lost
         db.execute(sa.text("delete from taskguard_keys"))
         db.execute(sa.text("delete from taskguard_work"))
     with pytest.raises(StaleTokenError):
@@ -479,14 +489,14 @@ def test_an_unflushed_claim_that_a_crash_lost_cannot_commit(bench: Bench) -> Non
 
 
 def test_a_paused_holder_cannot_commit_behind_a_takeover_that_a_crash_could_lose() -> None:
-    """A claim of a key that its former holder never let go is flushed: it survives kill -9."""
+    """A claim of a key that its former holder never released is flushed: it survives kill -9."""
     need(Postgres)
     with Postgres() as server:
         ledger = SqlLedger(server.create_database("crashes"))
         ledger.create_schema()
         paused = ledger.claim(request(1, work="a", ttl_s=0.3))
         assert isinstance(paused, Claimed)
-        time.sleep(1.0)  # by now this claim is on disk, and its lease is over
+        time.sleep(1.0)  # by now this claim is on disk, and its lease has expired
         second = ledger.claim(request(1, work="b"))
         assert isinstance(second, Claimed)
         _kill_all_of(server)
@@ -498,7 +508,8 @@ def test_a_paused_holder_cannot_commit_behind_a_takeover_that_a_crash_could_lose
 
 
 def test_a_parked_message_survives_a_crash_of_the_database(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It was acknowledged; one whose record is not flushed is gone after kill -9."""
+    """The record of a parked message is flushed before the message is acknowledged, so it survives
+    kill -9."""
     need(Postgres)
     off = "set_config('synchronous_commit', 'off', true)"
     park = postgresql.PARK.replace("as now_us,", f"as now_us, {off},", 1)
@@ -522,7 +533,7 @@ def test_a_parked_message_survives_a_crash_of_the_database(monkeypatch: pytest.M
 def _kill_all_of(server: Postgres) -> None:
     parent = psutil.Process(server.pid)
     family = [parent, *parent.children(recursive=True)]
-    # By what they are called before any of them is killed, which ends others.
+    # Collect them by name before one is killed, because that ends others.
     servers = [each for each in family if _is_called(each, "postgres")]
     for process in servers:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -537,7 +548,7 @@ def _is_called(process: psutil.Process, name: str) -> bool:
 
 
 def test_only_a_fence_from_the_clock_skips_the_flush(bench: Bench) -> None:
-    """And only on a key that was let go; all other claims are flushed as every commit is."""
+    """A claim skips the flush only with a fence from the clock, on a key that was released."""
     database = bench.ledger._database
     rows: list[Any] = []
     ask = database.ask
@@ -561,7 +572,8 @@ def test_only_a_fence_from_the_clock_skips_the_flush(bench: Bench) -> None:
 
 
 def test_what_was_delivered_before_is_asked_for_at_once(bench: Bench) -> None:
-    """A takeover, or a duplicate, of which the queue has said so takes one statement, as before."""
+    """If the queue says that a message was delivered before, its takeover or duplicate takes one
+    statement."""
     database = bench.ledger._database
     bench.claim(1)
     with bench.engine.begin() as db:

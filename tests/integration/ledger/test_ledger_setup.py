@@ -1,4 +1,4 @@
-"""How a ledger reaches its database: URLs, Engines of the user's own, drivers, tables, forks."""
+"""How a ledger connects to its database: URLs, Engines of the user, drivers, tables, forks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from taskguard_sandbox.servers import free_port
 
 @pytest.mark.parametrize("url", ["postgresql//shop:secret@h", "postgresql://u:secret@h:x/d", ""])
 def test_a_url_that_cannot_be_read_is_told_without_its_password(url: str) -> None:
-    """With the form that it should have."""
+    """The error of an unreadable URL shows the correct form, and no password."""
     with pytest.raises(ConfigurationError, match=r"postgresql\+psycopg://") as caught:
         make_ledger(url)
     assert "secret" not in f"{caught.value} {caught.value.__cause__}"
@@ -44,7 +44,8 @@ def test_a_url_that_cannot_be_read_is_told_without_its_password(url: str) -> Non
 )
 @pytest.mark.parametrize("kind", ["postgresql+psycopg", "mariadb+pymysql"])
 def test_a_password_that_is_not_encoded_is_refused_and_not_shown(kind: str, password: str) -> None:
-    """What follows its @ would be taken for the host, which stands in messages and logs."""
+    """A password with an unescaped @ is refused, because its rest would appear as the host in
+    messages and logs."""
     url = f"{kind}://shop:{password}@127.0.0.1:1/shop"
     with pytest.raises(ConfigurationError, match=r"percent-encoded") as caught:
         make_ledger(url)
@@ -64,14 +65,15 @@ def test_a_password_that_is_not_encoded_is_refused_and_not_shown(kind: str, pass
     "url", ["s3cret@localhost:6379/0", "s3cret@host://x", "user:s3cret@localhost", "s3cret"]
 )
 def test_a_lock_servers_url_without_a_scheme_is_not_shown(url: str) -> None:
-    """What stands before its first colon may be the password."""
+    """A URL without a scheme is not shown, because the text before its first colon may be the
+    password."""
     with pytest.raises(ConfigurationError, match="redis, rediss, valkey") as caught:
         make_locks(url)
     assert "s3cret" not in str(caught.value)
 
 
 def test_a_sqlite_file_may_have_an_at_sign_in_its_name(tmp_path: Path) -> None:
-    """There is no user and no password in its URL."""
+    """A SQLite URL has no user and no password, so its file may have an @ in its name."""
     ledger = SqlLedger(f"sqlite:///{tmp_path / 'shop@home.sqlite'}")
     ledger.create_schema()
     assert isinstance(ledger.claim(request()), Claimed)
@@ -88,14 +90,15 @@ def test_a_sqlite_file_may_have_an_at_sign_in_its_name(tmp_path: Path) -> None:
     ],
 )
 def test_a_driver_that_is_awaited_is_refused_with_the_url_that_works(url: str, works: str) -> None:
-    """At once, whether or not it is installed; its first call would be a TypeError."""
+    """An asynchronous driver is refused at once, whether or not it is installed. Its first call
+    would be a TypeError."""
     with pytest.raises(ConfigurationError, match=works) as caught:
         make_ledger(url)
     assert "s3cret" not in str(caught.value)
 
 
 def test_an_engine_that_is_awaited_is_refused_with_the_url_that_works() -> None:
-    """As its URL is."""
+    """An asynchronous Engine is refused like its URL."""
     engine = create_async_engine("postgresql+psycopg_async://u:s3cret@h/d")
     for each in (engine, engine.sync_engine):
         with pytest.raises(ConfigurationError, match=r"postgresql\+psycopg://u:\*\*\*@h/d"):
@@ -103,13 +106,13 @@ def test_an_engine_that_is_awaited_is_refused_with_the_url_that_works() -> None:
 
 
 def test_another_kind_of_database_is_named() -> None:
-    """And those that there are."""
+    """An unsupported kind of database is named, with the supported ones."""
     with pytest.raises(ConfigurationError, match=r"oracle.*postgresql.*mariadb.*mysql.*sqlite"):
         make_ledger("oracle://h/d")
 
 
 def test_a_database_that_is_not_there_says_where_without_the_password() -> None:
-    """Host and name, no user, no password."""
+    """The error names host and database, but no user or password."""
     ledger = SqlLedger("postgresql+psycopg://shop:secret@127.0.0.1:1/shop")
     with pytest.raises(LedgerUnavailableError, match=r"127\.0\.0\.1") as caught:
         ledger.claim(request())
@@ -121,14 +124,14 @@ def test_a_database_that_is_not_there_says_where_without_the_password() -> None:
 def test_a_database_that_cannot_be_had_names_port_and_cause(
     kind: str, request: pytest.FixtureRequest
 ) -> None:
-    """A port where nobody listens, a database that does not exist, a password that is wrong."""
+    """A closed port, a missing database and a wrong password each name their port and cause."""
     url = sa.make_url(request.getfixturevalue("pg_url" if kind == "postgres" else "mariadb_url"))
     nobody = free_port()
     for wrong, said in (
         (url.set(port=nobody), rf":{nobody}/.*refused"),
         (url.set(database="nosuch"), rf":{url.port}/nosuch .*(does not exist|Unknown database)"),
     ):
-        # The servers of these tests ask for no password; MariaDB refuses one that nobody asked for.
+        # The servers of these tests need no password; MariaDB refuses an unnecessary one.
         ledger = SqlLedger(wrong.set(password="s3cret") if kind == "postgres" else wrong)
         with pytest.raises(LedgerUnavailableError, match=said) as caught:
             ledger.claim(a_request())
@@ -139,7 +142,7 @@ def test_a_database_that_cannot_be_had_names_port_and_cause(
 
 
 def test_missing_tables_name_the_command(url: str) -> None:
-    """The check of a start and a claim raise an error of ours, not a driver's."""
+    """The check at a start, and a claim, raise taskguard's error, not the driver's."""
     ledger = SqlLedger(url)
     for ask in (ledger.check_schema, lambda: ledger.claim(request())):
         with pytest.raises(LedgerSchemaError, match="taskguard ledger create"):
@@ -202,7 +205,8 @@ def test_the_printed_tables_of_mysql() -> None:
 def test_the_command_creates_the_tables_and_asked_again_does_nothing(
     pg_url: str, by: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`taskguard ledger create`: a ledger that works; without a URL it says which variable."""
+    """`taskguard ledger create` makes a working ledger, and does nothing the second time. Without a
+    URL it names the variable."""
     monkeypatch.delenv("TASKGUARD_LEDGER_URL", raising=False)
     assert main(["ledger", "create"]) == 1
     assert "TASKGUARD_LEDGER_URL" in capsys.readouterr().err
@@ -221,7 +225,7 @@ def test_the_command_creates_the_tables_and_asked_again_does_nothing(
 
 
 def test_an_engine_of_the_users_own_is_taken_as_it_is(pg_url: str) -> None:
-    """Its pool and its isolation level stay; a serializable one works, conflicts are busy."""
+    """A user's Engine keeps its pool and isolation level. With SERIALIZABLE, conflicts are busy."""
     engine = sa.create_engine(pg_url, isolation_level="SERIALIZABLE", pool_size=1, max_overflow=0)
     ledger = SqlLedger(engine)
     ledger.create_schema()

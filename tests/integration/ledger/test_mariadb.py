@@ -1,4 +1,4 @@
-"""The ledger on MariaDB and on MySQL: what is peculiar to them, beyond the contract suite."""
+"""The ledger on MariaDB and MySQL: behaviour that the contract suite does not cover."""
 
 from __future__ import annotations
 
@@ -49,19 +49,19 @@ def claim(ledger: SqlLedger, number: int = 1, **values: Any) -> Claimed:
 
 @pytest.fixture(params=[False, True], ids=["url", "engine"])
 def own(request: pytest.FixtureRequest) -> bool:
-    """Whether the Engine is the user's."""
+    """Return whether the Engine is the user's."""
     return bool(request.param)
 
 
 @pytest.fixture(params=["mariadb_url", "mysql_url"])
 def url(request: pytest.FixtureRequest) -> str:
-    """Of an empty database on either."""
+    """Return the URL of an empty database of each kind."""
     return str(request.getfixturevalue(request.param))
 
 
 @pytest.fixture
 def server(request: pytest.FixtureRequest, url: str) -> Any:
-    """The server that it is on."""
+    """Return the server of the database."""
     return request.getfixturevalue(sa.make_url(url).get_backend_name())
 
 
@@ -82,7 +82,8 @@ def as_mysql(url: str) -> str:
 
 @pytest.mark.parametrize("spelling", [str, as_mysql])
 def test_two_create_the_tables_at_once(url: str, spelling: Any) -> None:
-    """By either spelling of the URL; asked again nothing happens, and all tables are InnoDB's."""
+    """Several processes can create the tables at once, with either spelling of the URL. All tables
+    are InnoDB's."""
     ledgers = [SqlLedger(spelling(url)) for _ in range(8)]
 
     def create(number: int) -> None:
@@ -102,7 +103,8 @@ def test_two_create_the_tables_at_once(url: str, spelling: Any) -> None:
 
 
 def test_sessions_are_strict_and_lock_no_gaps(server: Any, url: str) -> None:
-    """Whatever the server's own settings are; nor do they read fewer rows than were asked for."""
+    """Whatever the server's settings, sessions are strict, lock no gaps, and read all requested
+    rows."""
     mode = server.execute("select @@global.sql_mode")[0][0]
     server.execute("set global sql_mode = ''")
     server.execute("set global sql_select_limit = 1")
@@ -133,7 +135,7 @@ def test_the_longest_result_is_stored_whole(shop: GuardedShop) -> None:
 
 
 def test_a_work_that_is_too_long_is_refused_whole(shop: GuardedShop) -> None:
-    """Not cut off, which would make two work items one."""
+    """A work id that is too long is refused. Cutting it off would make one work of two."""
     for last in "ab":
         with pytest.raises(DBAPIError, match="too long"):
             shop.ledger.claim(request(work="w" * 768 + last))
@@ -141,7 +143,7 @@ def test_a_work_that_is_too_long_is_refused_whole(shop: GuardedShop) -> None:
 
 
 def test_sessions_of_the_users_engine_stay_as_they_are(server: Any, url: str) -> None:
-    """Isolation, lock timeout and idle timeout: the pool is the user's."""
+    """Isolation level, lock timeout and idle timeout of the user's pool do not change."""
     engine = sa.create_engine(url, pool_size=1, max_overflow=0)
     names = "connection_id(), @@innodb_lock_wait_timeout, @@sql_mode"
     if server.name == "MariaDB":
@@ -159,7 +161,7 @@ def test_sessions_of_the_users_engine_stay_as_they_are(server: Any, url: str) ->
 
 
 def asked(server: MariaDB, do: Callable[[], object]) -> list[str]:
-    """What the server was asked meanwhile, by the sessions that it knew before."""
+    """Return the statements that the server got meanwhile, from sessions that it knew before."""
     sessions = {row[0] for row in server.execute("select id from information_schema.processlist")}
     server.execute("set global log_output = 'TABLE'")
     server.execute("truncate mysql.general_log")
@@ -174,20 +176,22 @@ def asked(server: MariaDB, do: Callable[[], object]) -> list[str]:
 
 
 def test_a_claim_and_a_completion_ask_few_questions(mariadb: MariaDB, mariadb_url: str) -> None:
-    """One each, by name from the third on, without a ROLLBACK of the pool's.
+    """A claim and a completion take one statement each, prepared from the third on, without a
+    ROLLBACK of the pool's.
 
-    A transaction of a body's begins with a savepoint and a look at the claim, and ends in two.
+    A body's transaction begins with a savepoint and a read of the claim, and ends in two
+    statements.
     """
     ledger = SqlLedger(mariadb_url)
     ledger.create_schema()
-    for number in range(2):  # its sessions are set by then, and have prepared what comes again
+    for number in range(2):  # by then its sessions are set, and have prepared repeated statements
         ledger.complete_alone(claim(ledger, number).claim, None)
     claims: list[Claimed] = []
     claiming = asked(mariadb, lambda: claims.append(claim(ledger, 2)))
     completing = asked(mariadb, lambda: ledger.complete_alone(claims[0].claim, None))
     answering = asked(mariadb, lambda: ledger.claim(request(2)))
     for questions in (claiming, completing, answering):
-        # The server's log has what it executes, beside what it was asked.
+        # The server's log shows executed statements in addition to the requests.
         assert {first_word(each) for each in questions} <= {"execute", "begin"}
         assert [first_word(each) for each in questions].count("execute") == 1
 
@@ -205,7 +209,8 @@ def test_a_claim_and_a_completion_ask_few_questions(mariadb: MariaDB, mariadb_ur
 def test_a_session_that_forgot_what_was_prepared_is_asked_in_full(
     mariadb: MariaDB, mariadb_url: str
 ) -> None:
-    """As behind a proxy that shares sessions: nothing ran, so it is asked again, once."""
+    """Behind a proxy that shares sessions, an unknown prepared statement is sent once more
+    in full."""
     ledger = SqlLedger(mariadb_url)
     ledger.create_schema()
     for number in range(2):
@@ -220,7 +225,7 @@ def test_a_session_that_forgot_what_was_prepared_is_asked_in_full(
     claiming = asked(mariadb, lambda: claims.append(claim(ledger, 2)))
     assert "begin" in map(first_word, claiming)
     completing = asked(mariadb, lambda: ledger.complete_alone(claims[0].claim, None))
-    assert list(map(first_word, completing)) == ["begin"]  # by name no more
+    assert list(map(first_word, completing)) == ["begin"]  # no longer by name
     view = ledger.view("ship order:2")
     assert view is not None
     assert (view.state.value, view.attempts) == ("DONE", 1)
@@ -230,7 +235,8 @@ def test_a_session_that_forgot_what_was_prepared_is_asked_in_full(
 def test_a_server_that_prepares_nothing_more_is_asked_in_full(
     server: Any, mariadb_url: str
 ) -> None:
-    """`max_prepared_stmt_count` is for all its clients."""
+    """If `max_prepared_stmt_count`, which all clients share, is reached, statements are sent in
+    full."""
     server.execute("set global max_prepared_stmt_count = 0")
     try:
         ledger = SqlLedger(mariadb_url)
@@ -250,7 +256,7 @@ def first_word(question: str) -> str:
 
 
 def test_a_completion_locks_the_key_before_the_work(url: str) -> None:
-    """As claims do. The other way round the two would deadlock."""
+    """A completion locks the key first, as claims do. In the other order the two would deadlock."""
     ledger = SqlLedger(url)
     ledger.create_schema()
     claimed = claim(ledger).claim
@@ -275,7 +281,7 @@ def test_a_completion_locks_the_key_before_the_work(url: str) -> None:
 
 
 def test_bodies_wait_for_locks_as_the_server_says(url: str) -> None:
-    """Claims' limit stays with sessions, and none of those is ever a body's."""
+    """Bodies have the server's lock timeout, because no body gets a session of claims."""
     ledger = SqlLedger(url)
     ledger.create_schema()
     engine = sa.create_engine(url)
@@ -296,7 +302,7 @@ def test_bodies_wait_for_locks_as_the_server_says(url: str) -> None:
 
 
 def test_a_connection_that_goes_back_has_no_transaction(url: str) -> None:
-    """It is not rolled back after a COMMIT that went well, and is after all else."""
+    """After a successful COMMIT a connection is not rolled back. After everything else it is."""
     ledger = SqlLedger(url)
     ledger.create_schema()
     claim(ledger)
@@ -315,7 +321,7 @@ def test_a_connection_that_goes_back_has_no_transaction(url: str) -> None:
     assert is_free()
     db = engine.connect()
     db.execute(lock)
-    del db  # nobody closed it
+    del db  # without closing it
     gc.collect()
     assert is_free()
     with engine.connect() as db:
@@ -328,7 +334,8 @@ def test_a_connection_that_goes_back_has_no_transaction(url: str) -> None:
 
 
 def test_a_connection_that_counts_changed_rows_is_refused(server: Any, url: str) -> None:
-    """By a `creator` of the user's own: storing the same progress again would look stale."""
+    """A user's `creator` that counts changed rows is refused: storing the same progress again would
+    look stale."""
     name = sa.make_url(url).database
 
     def connect() -> Any:
@@ -351,7 +358,7 @@ def test_an_engine_that_commits_each_statement_is_refused(url: str) -> None:
 
 
 def test_the_clock_is_the_servers_in_utc_and_after_all_waiting(url: str) -> None:
-    """A claim that waited has its whole lease; a session's time zone changes nothing."""
+    """A claim that waited has its whole lease. A session's time zone changes nothing."""
     ledger = SqlLedger(url, lock_timeout_s=10.0)
     ledger.create_schema()
     engine = sa.create_engine(url)
@@ -386,7 +393,7 @@ def test_the_clock_is_the_servers_in_utc_and_after_all_waiting(url: str) -> None
 
 
 def test_a_server_that_became_read_only_cannot_write(server: Any, url: str) -> None:
-    """Deliveries are put off; they do not fail."""
+    """On a server that became read-only, deliveries are deferred, and do not fail."""
     ledger = SqlLedger(url)
     ledger.create_schema()
     name = "tx_read_only" if server.name == "MariaDB" else "transaction_read_only"
@@ -398,7 +405,8 @@ def test_a_server_that_became_read_only_cannot_write(server: Any, url: str) -> N
 
 
 def test_a_locked_key_is_busy_and_a_locked_work_is_told(url: str) -> None:
-    """1205 rolls back a statement alone: the claim rolls back the rest, and nothing of it stays."""
+    """Error 1205 rolls back one statement only. The claim rolls back the rest, so it leaves
+    nothing."""
     ledger = SqlLedger(url, lock_timeout_s=0.1)
     ledger.create_schema()
     held = claim(ledger)
@@ -416,7 +424,8 @@ def test_a_locked_key_is_busy_and_a_locked_work_is_told(url: str) -> None:
 
 
 def test_a_lock_that_a_body_is_not_given_runs_it_again(shop: GuardedShop) -> None:
-    """And what it wrote before is rolled back, though the server took back the statement alone."""
+    """If a body gets no lock, it runs again. Its earlier writes are rolled back, although the
+    server undid one statement only."""
     with shop.engine.begin() as db:
         db.execute(sa.text("create table goods (id int primary key)"))
         db.execute(sa.text("insert into goods values (1)"))
@@ -441,7 +450,7 @@ def test_a_lock_that_a_body_is_not_given_runs_it_again(shop: GuardedShop) -> Non
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_deadlock_runs_the_body_again(shop: GuardedShop, nested: bool) -> None:
-    """Two bodies that lock crosswise, in a savepoint or not: each has its effect once."""
+    """Two bodies that deadlock, in a savepoint or not, each have their effect once."""
     with shop.engine.begin() as db:
         db.execute(sa.text("create table goods (id int primary key, n int)"))
         db.execute(sa.text("insert into goods values (1, 0), (2, 0)"))
@@ -471,7 +480,8 @@ def test_a_deadlock_runs_the_body_again(shop: GuardedShop, nested: bool) -> None
 
 
 def test_a_body_that_swallows_a_deadlock_is_run_again(shop: GuardedShop) -> None:
-    """The server has rolled its writes back, and would take what comes after for another one's."""
+    """A body that catches a deadlock runs again. The server has rolled it back, and would commit
+    later writes by themselves."""
     with shop.engine.begin() as db:
         db.execute(sa.text("create table goods (id int primary key, n int)"))
         db.execute(sa.text("insert into goods values (1, 0), (2, 0)"))
@@ -483,7 +493,9 @@ def test_a_body_that_swallows_a_deadlock_is_run_again(shop: GuardedShop) -> None
 
     def other() -> None:
         with shop.engine.begin() as db:
-            db.execute(sa.text("update many set n = n + 1"))  # heavier, so that it is no victim
+            db.execute(
+                sa.text("update many set n = n + 1")
+            )  # with more writes, so that the other one is the victim
             db.execute(update, {"id": 2})
             locked.set()
             db.execute(update, {"id": 1})
@@ -514,7 +526,8 @@ def test_a_body_that_swallows_a_deadlock_is_run_again(shop: GuardedShop) -> None
 
 @pytest.mark.parametrize("statement", ["create table other (n int)", "commit", "rollback"])
 def test_a_statement_that_ends_the_transaction_is_told(shop: GuardedShop, statement: str) -> None:
-    """CREATE TABLE commits what came before it: never with DONE, and what came after is not."""
+    """CREATE TABLE commits earlier writes, without DONE. The body is told, and later writes are
+    rolled back."""
 
     @shop.tg.guarded(key="order:<n>")
     def ship(n: int, guard: Guard) -> None:
@@ -532,7 +545,7 @@ def test_a_statement_that_ends_the_transaction_is_told(shop: GuardedShop, statem
 
 @pytest.mark.parametrize("last_words", ["a statement", "complete", "swallowed"])
 def test_a_session_that_is_killed_is_no_effect(shop: GuardedShop, last_words: str) -> None:
-    """KILL within the block: nobody connects again behind the body, and it is to be run again."""
+    """After KILL in the block, the driver does not reconnect silently, and the body runs again."""
     ledger = shop.ledger
     claimed = claim(ledger)
     with pytest.raises(TransactionRetryError):
@@ -554,14 +567,14 @@ def test_a_session_that_is_killed_is_no_effect(shop: GuardedShop, last_words: st
 
 
 def test_a_frozen_holders_transaction_ends(mariadb_url: str) -> None:
-    """MariaDB ends what idles in a transaction; until then the key is busy."""
+    """MariaDB ends the idle transaction of a frozen holder. Until then the key is busy."""
     frozen, other = SqlLedger(mariadb_url, idle_in_transaction_s=1.0), SqlLedger(mariadb_url)
     frozen.create_schema()
     holder = claim(frozen, ttl_s=0.3)
     with pytest.raises(TransactionRetryError), frozen.transaction(holder.claim) as tx:
         tx.complete_in_block(
             holder.claim, None
-        )  # key and work are locked now, and the process freezes
+        )  # key and work are locked now, and the process is frozen
         wait_until(lambda: isinstance(other.claim(request()), Claimed))
         tx.db.execute(sa.text("select 1"))
     for each in (frozen, other):
@@ -576,7 +589,8 @@ class Interrupt(Exception):  # noqa: N818
 def test_a_reply_that_an_interrupt_left_unread_is_nobody_elses(
     url: str, within: str, monkeypatch: pytest.MonkeyPatch, own: bool
 ) -> None:
-    """PyMySQL would take it for the answer to the next question on that connection."""
+    """A connection with an unread reply is not used again: PyMySQL would take it for the answer to
+    the next query."""
     engine = sa.create_engine(url, pool_size=1, max_overflow=0)
     ledger = SqlLedger(engine if own else url)
     ledger.create_schema()
@@ -615,7 +629,8 @@ def test_a_reply_that_an_interrupt_left_unread_is_nobody_elses(
 def test_a_second_interrupt_leaves_no_reply_to_others(
     mariadb_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first one hits while a reply is awaited, the second while that is dealt with."""
+    """The first interrupt hits while a reply is awaited, the second while taskguard handles the
+    first. No reply is left."""
     ledger = SqlLedger(mariadb_url)
     ledger.create_schema()
     for number in range(3):
@@ -635,7 +650,7 @@ def test_a_second_interrupt_leaves_no_reply_to_others(
 
 
 def test_renewals_need_no_connection_of_the_bodies(url: str) -> None:
-    """A body has the pool's only one, and its lease is kept all the same."""
+    """A lease is renewed even if the body has the pool's only connection."""
     engine = sa.create_engine(url, pool_size=1, max_overflow=0, pool_timeout=1)
     ledger = SqlLedger(engine)
     ledger.create_schema()
@@ -648,14 +663,15 @@ def test_renewals_need_no_connection_of_the_bodies(url: str) -> None:
 
 @pytest.fixture
 def proxied(server: Any, url: str, make_shop: Any) -> Iterator[tuple[Any, Proxy]]:
-    """A shop whose ledger reaches the database by way of the proxy."""
+    """A shop whose ledger connects through the proxy."""
     with Proxy(server.port) as proxy:
         way = url.replace(f":{server.port}/", f":{proxy.port}/")
         yield make_shop(url, way), proxy
 
 
 def test_a_commit_without_an_answer_that_happened_is_done(proxied: tuple[Any, Proxy]) -> None:
-    """COMMIT arrives, its reply is lost: the ledger is asked, and the block ends well."""
+    """If COMMIT arrives and its reply is lost, the ledger reads the record, and the block
+    succeeds."""
     shop, proxy = proxied
 
     @shop.tg.guarded(key="order:<n>")
@@ -674,7 +690,8 @@ def test_a_commit_without_an_answer_that_happened_is_done(proxied: tuple[Any, Pr
 def test_what_became_of_a_checkpoint_is_learnt_by_its_progress(
     proxied: tuple[Any, Proxy], arrives: bool, progress: str
 ) -> None:
-    """A COMMIT without an answer; the same progress once more is stored with a blank."""
+    """If a checkpoint's COMMIT has no answer, its progress shows whether it happened. Equal
+    progress gets a blank."""
     shop, proxy = proxied
     claimed = claim(shop.ledger).claim
     second = '"half"' if progress == "the same as before" else '"more"'
@@ -699,7 +716,7 @@ def test_what_became_of_a_checkpoint_is_learnt_by_its_progress(
 
 @pytest.mark.once
 def test_a_server_that_says_nothing_is_given_up(proxied: tuple[Any, Proxy]) -> None:
-    """A black hole is noticed at the greeting; a body's statement may take longer than that."""
+    """A silent server is noticed at the greeting. A body's statement may take longer than that."""
     shop, proxy = proxied
     claimed = claim(shop.ledger)
     with shop.ledger.transaction(claimed.claim) as tx:
@@ -716,7 +733,7 @@ def test_a_server_that_says_nothing_is_given_up(proxied: tuple[Any, Proxy]) -> N
 
 
 def test_claims_lock_no_gaps(shop: GuardedShop) -> None:
-    """While one is in the middle of a first claim, keys and work beside it are claimed."""
+    """While a first claim is in progress, neighbouring keys and work can be claimed."""
     ledger = shop.ledger
     claim(ledger, 10)
     claim(ledger, 30)
@@ -729,7 +746,7 @@ def test_claims_lock_no_gaps(shop: GuardedShop) -> None:
 
 
 def test_purge_and_requeue_leave_others_alone(shop: GuardedShop) -> None:
-    """A row that somebody has locked is left, or not touched at all."""
+    """A purge leaves a locked row, and a requeue does not change one."""
     ledger = shop.ledger
     for number in (1, 2, 3):
         claimed = claim(ledger, number, message=MessageRef(f"m{number}"))
@@ -754,7 +771,7 @@ def test_purge_and_requeue_leave_others_alone(shop: GuardedShop) -> None:
 
 @pytest.fixture
 def small_packets(server: Any) -> Iterator[None]:
-    """New connections take statements of a megabyte."""
+    """Limit statements of new connections to a megabyte."""
     [[before]] = server.execute("select @@global.max_allowed_packet")
     server.execute("set global max_allowed_packet = 1048576")
     yield
@@ -764,8 +781,8 @@ def small_packets(server: Any) -> Iterator[None]:
 @pytest.mark.usefixtures("small_packets")
 @pytest.mark.parametrize("text", ["x" * 1_100_000, '"' * 400_000], ids=["long", "escaped"])
 def test_a_call_that_cannot_be_stored_is_its_own_error(url: str, own: bool, text: str) -> None:
-    """Beyond the server's packet, with all that is escaped in it: it is told before it is sent,
-    where it looks like an outage for ever. At a claim, and where it is enqueued."""
+    """A message beyond the server's packet, with its escapes, raises its own error before it is
+    sent. Otherwise it would look like a lasting outage."""
     engine = sa.create_engine(url)
     ledger = SqlLedger(engine if own else url)
     ledger.create_schema()
@@ -788,7 +805,7 @@ def test_a_call_that_cannot_be_stored_is_its_own_error(url: str, own: bool, text
 
 
 def test_a_call_beyond_its_column_is_its_own_error(mariadb_url: str) -> None:
-    """Whatever the server takes in a packet."""
+    """A message beyond its column raises its own error, whatever packet the server accepts."""
     ledger = SqlLedger(mariadb_url)
     ledger.create_schema()
     with pytest.raises(CallTooLargeError, match="17,000,000 bytes"):
@@ -799,7 +816,8 @@ def test_a_call_beyond_its_column_is_its_own_error(mariadb_url: str) -> None:
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
 @pytest.mark.parametrize("strict", [0, 1])
 def test_a_body_on_a_snapshot(mariadb_url: str, level: str, strict: int) -> None:
-    """On the user's Engine: renewed meanwhile it commits, overtaken it is refused.
+    """On the user's Engine, a body on a snapshot commits after a renewal, and is refused after a
+    takeover.
 
     `strict` (innodb_snapshot_isolation) refuses to change rows that are newer than the snapshot.
     """
@@ -822,7 +840,8 @@ def test_a_body_on_a_snapshot(mariadb_url: str, level: str, strict: int) -> None
 
 
 def test_on_the_users_engine_an_open_body_locks_nothing(url: str) -> None:
-    """MariaDB's default is a snapshot; a frozen holder is overtaken all the same, and refused."""
+    """A frozen holder on MariaDB's default, a snapshot, locks nothing: it is overtaken, and
+    refused."""
     engine = sa.create_engine(url)
     ledger, other = SqlLedger(engine), SqlLedger(url)
     ledger.create_schema()
@@ -838,7 +857,8 @@ def test_on_the_users_engine_an_open_body_locks_nothing(url: str) -> None:
 def test_what_a_body_wrote_before_a_commit_that_was_refused_is_never_committed(
     shop: GuardedShop,
 ) -> None:
-    """The connection goes back to the pool without it: FAILED, and other work, commit later."""
+    """After a refused commit the connection's writes are dropped, so that FAILED or other work does
+    not commit them."""
 
     @shop.tg.guarded(key="order:<n>")
     def ship(n: int, guard: Guard) -> None:
@@ -855,11 +875,11 @@ def test_what_a_body_wrote_before_a_commit_that_was_refused_is_never_committed(
 def test_claims_go_through_again_whatever_idle_connections_a_restart_left(
     server: Any, url: str
 ) -> None:
-    """One that is found dead takes the others along, which are as dead."""
+    """One dead connection removes all others from the pool."""
     ledger = SqlLedger(url)
     ledger.create_schema()
     database = ledger._database
-    with ExitStack() as at_once:  # three claims at the same moment
+    with ExitStack() as at_once:  # three claims at once
         for _ in range(3):
             claiming = database.transaction(lock_timeout_s=database.lock_timeout_s, claim=True)
             at_once.enter_context(claiming).exec_driver_sql("select 1")

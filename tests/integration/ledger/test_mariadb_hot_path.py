@@ -1,7 +1,7 @@
 """A first claim in one message on MariaDB: races, errors within it, and texts of every kind.
 
-That it decides as `states.decide()` does is in the contract suite; how many questions it asks, in
-`test_mariadb.py`.
+The contract suite checks that it decides as `states.decide()` does. `test_mariadb.py` counts its
+statements.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def ledger(mariadb_url: str) -> Iterator[SqlLedger]:
 
 @pytest.fixture
 def engine(mariadb_url: str) -> Iterator[sa.Engine]:
-    """Somebody else's."""
+    """Return an Engine of another process."""
     made = sa.create_engine(mariadb_url)
     yield made
     made.dispose()
@@ -58,7 +58,7 @@ def engine(mariadb_url: str) -> Iterator[sa.Engine]:
 
 @pytest.fixture
 def blocks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What the one message answered; None: more are needed."""
+    """Record the answers of the one message; None means that more are needed."""
     answers: list[Any] = []
     claim = MariaDBStatements._claim_first
 
@@ -74,7 +74,8 @@ def blocks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def waiting_for_the_key(
     ledger: SqlLedger, engine: sa.Engine, answers: list[Any], **values: Any
 ) -> Iterator[sa.Connection]:
-    """A claim waits for the row of `order:1`; what is done meanwhile is committed at the end."""
+    """Let a claim wait for the row of `order:1`. Changes within the block are committed at
+    its end."""
     assert ledger.give_back(ledger.claim(request(work="before")).claim)  # type: ignore[union-attr]
     waiter = threading.Thread(target=lambda: answers.append(ledger.claim(request(**values))))
     with engine.begin() as db:
@@ -89,7 +90,8 @@ def waiting_for_the_key(
 
 
 def test_many_claim_one_new_work_and_one_gets_it(ledger: SqlLedger, engine: sa.Engine) -> None:
-    """By one key, or each by its own: the others hear of the winner by name."""
+    """With one key, or each with its own, one claim is granted, and the others learn the winner's
+    name."""
     for number, own_keys in enumerate([False, True, False, True]):
         answers: list[Any] = []
 
@@ -113,7 +115,7 @@ def test_many_claim_one_new_work_and_one_gets_it(ledger: SqlLedger, engine: sa.E
 
 
 def test_many_new_works_claim_one_key_and_one_gets_it(ledger: SqlLedger) -> None:
-    """The others are told who has it, and nothing of them is written."""
+    """The refused claims learn the holder, and write nothing."""
     answers: dict[int, Any] = {}
 
     def claim(number: int) -> None:
@@ -131,7 +133,8 @@ def test_many_new_works_claim_one_key_and_one_gets_it(ledger: SqlLedger) -> None
 def test_a_claim_that_waited_for_a_key_has_its_whole_lease(
     ledger: SqlLedger, engine: sa.Engine, blocks: list[Any]
 ) -> None:
-    """In a compound statement each statement has a clock of its own."""
+    """A claim that waited for a key has its whole lease: each statement of a compound statement has
+    its own clock."""
     answers: list[Any] = []
     with waiting_for_the_key(ledger, engine, answers) as db:
         db.execute(sa.text("select sleep(0.5)"))
@@ -147,7 +150,7 @@ def test_a_claim_that_waited_for_a_key_has_its_whole_lease(
 
 
 def done_meanwhile(db: sa.Connection) -> None:
-    """Under another key, by the same work's holder, which completed it."""
+    """Complete the same work under another key meanwhile."""
     texts = {"task": "ship", "key": "k", "message": "m", "state": "DONE", "owner": "n/x"}
     numbers = dict.fromkeys(("retries", "final", "lease_until", "crashes", "created"), 0)
     values = {"id": "ship order:1", "fence": 1, "attempts": 1, "crashed_owner": "", "result": "7"}
@@ -181,7 +184,7 @@ def test_what_changed_while_a_claim_waited_counts(
     meanwhile: Callable[[sa.Connection], None],
     expected: Callable[[Any], bool],
 ) -> None:
-    """What was read before the wait for the key's row is read again under its lock."""
+    """A claim that waited for the key's row reads its data again under the lock."""
     answers: list[Any] = []
     with waiting_for_the_key(ledger, engine, answers) as db:
         meanwhile(db)
@@ -208,14 +211,14 @@ def test_without_a_check_under_the_lock_that_would_be_seen(
     meanwhile: Callable[[sa.Connection], None],
     check: str,
 ) -> None:
-    """The test above fails on a claim.sql that does not look again."""
+    """The test above fails on a claim.sql that does not read again."""
     assert mariadb._CLAIM.count(check) == 1
     without = {"known or mine": "mine", "held_until <= now_us": "true"}.get(check, "false")
     monkeypatch.setattr(mariadb, "_CLAIM", mariadb._CLAIM.replace(check, without))
     answers: list[Any] = []
     with waiting_for_the_key(ledger, engine, answers) as db:
         meanwhile(db)
-    # A work that is there is refused by its primary key all the same.
+    # The primary key still refuses existing work.
     assert isinstance(answers[0], Claimed) or meanwhile is done_meanwhile
 
 
@@ -230,9 +233,10 @@ def open_transactions(engine: sa.Engine) -> int:
 def test_no_way_through_leaves_a_transaction_open(
     ledger: SqlLedger, engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Granted, answered, told who has the key, superseded, too old, done, stale, or an error in it.
+    """Every answer of the message leaves no transaction open: granted, answered, busy, superseded,
+    too old, done, stale, or an error.
 
-    As the server says right after the message: no ROLLBACK of the pool's follows.
+    The server says so right after the message, without a ROLLBACK of the pool's.
     """
     seen: list[int] = []
     ask = Executed.ask
@@ -272,14 +276,15 @@ def test_no_way_through_leaves_a_transaction_open(
 
 
 def driver_status(connection: Any) -> int:
-    """Whether the server said that a transaction is open, in its last reply."""
+    """Return whether the server's last reply says that a transaction is open."""
     return int(connection.server_status & 1)
 
 
 def test_what_a_killed_claim_wrote_is_rolled_back(
     ledger: SqlLedger, engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """KILL QUERY, or max_statement_time: the server runs none of the statement's handlers."""
+    """If KILL QUERY or max_statement_time ends it, the server runs none of its handlers, and rolls
+    it back."""
     ask, kills = Executed.ask, []
 
     def killed(self: Executed, connection: Any, *asked: Any) -> Any:
@@ -302,11 +307,11 @@ def test_what_a_killed_claim_wrote_is_rolled_back(
 def test_a_lock_that_is_not_given_is_busy_and_leaves_nothing(
     mariadb_url: str, engine: sa.Engine
 ) -> None:
-    """The key's row was made in the same transaction, which is rolled back as a whole."""
+    """If the claim gets no lock, it is busy, and its new row of the key is rolled back."""
     ledger = SqlLedger(mariadb_url, lock_timeout_s=0.1)
     ledger.create_schema()
     with engine.begin() as db:
-        done_meanwhile(db)  # nobody sees it yet; its row is locked
+        done_meanwhile(db)  # uncommitted, and its row is locked
         assert ledger.claim(request()) == Busy(None, None, same_work=False, started=True)
         with engine.connect() as other:
             uncommitted = other.execution_options(isolation_level="READ UNCOMMITTED")
@@ -315,7 +320,7 @@ def test_a_lock_that_is_not_given_is_busy_and_leaves_nothing(
 
 
 def test_a_deadlock_within_is_busy(ledger: SqlLedger, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As any other race that is lost."""
+    """A deadlock within the message is busy, like any lost race."""
     deadlock = "begin not atomic signal sqlstate '40001' set mysql_errno = 1213; end"
     monkeypatch.setattr(mariadb, "_CLAIM", deadlock)
     assert ledger.claim(request()) == Busy(None, None, same_work=False, started=True)
@@ -325,7 +330,8 @@ def test_a_deadlock_within_is_busy(ledger: SqlLedger, monkeypatch: pytest.Monkey
 def test_a_lock_that_a_completion_is_not_given_runs_the_body_again(
     ledger: SqlLedger, engine: sa.Engine
 ) -> None:
-    """It says which; a connection that broke is another matter."""
+    """If a completion gets no lock, the body runs again. A broken connection is a different
+    error."""
     claimed = ledger.claim(request())
     assert isinstance(claimed, Claimed)
     with engine.begin() as db:
@@ -338,7 +344,8 @@ def test_a_lock_that_a_completion_is_not_given_runs_the_body_again(
 
 
 def test_a_server_that_became_read_only_cannot_write(ledger: SqlLedger, mariadb_url: str) -> None:
-    """Deliveries are put off; what is done is still told."""
+    """On a server that became read-only, deliveries are deferred, and ended work is still
+    answered."""
     done = ledger.claim(request(2))
     assert isinstance(done, Claimed)
     ledger.complete_alone(done.claim, None)
@@ -361,7 +368,7 @@ SESSIONS = [
 def test_a_session_that_reads_statements_in_another_way_claims_and_completes(
     ledger: SqlLedger, mariadb_url: str, session: str
 ) -> None:
-    """Whether the server's own settings are so, or a body's."""
+    """Claims work whether the server's settings or a body's change how statements are read."""
     strange = SqlLedger(f"{mariadb_url}?init_command={quote_plus(session)}")
     claimed = strange.claim(request())
     assert isinstance(claimed, Claimed)
@@ -379,7 +386,8 @@ def test_a_session_that_reads_statements_in_another_way_claims_and_completes(
 
 
 def test_a_claim_whose_reply_is_lost_is_asked_again(mariadb: MariaDB, mariadb_url: str) -> None:
-    """It is the same grant: nobody counts an attempt, or a crash."""
+    """If the reply is lost, the repeated claim is the same grant, and counts no attempt or
+    crash."""
     with Proxy(mariadb.port) as proxy:
         ledger = SqlLedger(mariadb_url.replace(f":{mariadb.port}/", f":{proxy.port}/"))
         ledger.create_schema()
@@ -400,7 +408,7 @@ def test_a_claim_whose_reply_is_lost_is_asked_again(mariadb: MariaDB, mariadb_ur
 def test_claims_wait_and_lock_as_their_own_sessions_say(
     mariadb_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not as the server does, nor as a body has left its session."""
+    """Claims use their own lock timeout and isolation level, not the server's or a body's."""
     ledger = SqlLedger(mariadb_url, lock_timeout_s=1.5)
     ledger.create_schema()
     settings = "select @@tx_isolation, @@innodb_lock_wait_timeout, connection_id()"
@@ -464,7 +472,8 @@ def test_texts_of_every_kind_are_stored_as_they_are(
 
 
 def test_keys_and_works_compare_byte_by_byte(ledger: SqlLedger, blocks: list[Any]) -> None:
-    """Case, accents and blanks at the end make others of them; so they do of messages."""
+    """Keys, work ids and message ids that differ in case, accents or trailing blanks are
+    different."""
     names = ["order", "Order", "order ", "örder", "order  "]
     for name in names:
         found = ledger.claim(request(keys=(name,), work=name, message=MessageRef(name)))
@@ -479,8 +488,8 @@ def test_keys_and_works_compare_byte_by_byte(ledger: SqlLedger, blocks: list[Any
 
 
 def test_it_is_taken_on_the_ledgers_own_connections_to_mariadb(mariadb_url: str) -> None:
-    """By either spelling of the URL, once it is connected; an Engine of the user's has its steps,
-    for its sessions are not set as a claim wants them."""
+    """The message is used on the ledger's own connections to MariaDB, with either spelling of the
+    URL. A user's Engine claims in steps, because its sessions have other settings."""
     as_mysql = SqlLedger(mariadb_url.replace("mariadb+", "mysql+"))
     as_mysql.create_schema()
     engine = sa.create_engine(mariadb_url)
@@ -494,7 +503,7 @@ def test_it_is_taken_on_the_ledgers_own_connections_to_mariadb(mariadb_url: str)
 
 
 def test_first_claims_take_no_steps(ledger: SqlLedger, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor do answers of what is done, or held."""
+    """First claims take no steps, even if the answer is done or held."""
     monkeypatch.setattr(claims, "claim", None)
     claimed = ledger.claim(request())
     assert isinstance(claimed, Claimed)

@@ -1,4 +1,4 @@
-"""Applications that share a ledger: by their namespaces they know nothing of each other."""
+"""Applications with different namespaces that share a ledger do not affect each other."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def application(ledger: str, locks: Any, namespace: Any = UNSET) -> Iterator[Tas
 
 
 def test_equal_names_and_keys_are_different_works(ledger_url: str, redis_url: str) -> None:
-    """One application gets the other's stored result without."""
+    """Without a namespace, one application gets the other's stored result."""
 
     def shipped_by(tg: TaskGuard, name: str) -> Any:
         @tg.guarded(key="order:<order>", work="ship")
@@ -72,7 +72,8 @@ def test_equal_names_and_keys_are_different_works(ledger_url: str, redis_url: st
 def test_locks_are_an_applications_own_and_guarded_calls_meet_them(
     ledger_url: str, redis_url: str
 ) -> None:
-    """`tg.lock()` excludes what is guarded by the same key in its application, and only there."""
+    """`tg.lock()` and guarded functions with the same key exclude each other within one application
+    only."""
     with (
         application(ledger_url, redis_url, "shop") as shop,
         application(ledger_url, redis_url, "billing") as billing,
@@ -92,13 +93,13 @@ def test_locks_are_an_applications_own_and_guarded_calls_meet_them(
                 pass
             with billing.lock("order:1"):
                 pass
-            assert across(1) == 1, "a task's own namespace stands in the place of its application's"
+            assert across(1) == 1, "a task's own namespace replaces its application's"
         assert ship(1) == 1
 
 
 @contextmanager
 def shop_of_another_thread(ledger: str, locks: str) -> Iterator[None]:
-    """Another process of the same application."""
+    """Return a shop as another process of the same application would have it."""
     failed: list[BaseException] = []
 
     def run() -> None:
@@ -119,7 +120,7 @@ def shop_of_another_thread(ledger: str, locks: str) -> Iterator[None]:
 
 @pytest.mark.parametrize("wrong", ["a b", "a{", "a%", "ü ", "a\n", 7])
 def test_a_namespace_that_cannot_begin_a_key_is_refused(sqlite_url: str, wrong: Any) -> None:
-    """At once, with the characters that can be."""
+    """An invalid namespace is refused at once, with the allowed characters."""
     with pytest.raises(ConfigurationError, match="namespace"):
         taskguard.connect(locks="memory://", ledger=sqlite_url, namespace=wrong)
 
@@ -172,7 +173,8 @@ def test_celery_rq_and_the_environment_say_it(
 def test_an_unknown_setting_of_a_celery_app_is_an_error(
     ledger_url: str, namespace: str | None, name: str, near: str
 ) -> None:
-    """A setting with a typing error in its name would be ignored; the nearest name is told."""
+    """An unknown setting raises an error that names the nearest one, because a typing error would
+    be ignored."""
     app = Celery("typo", set_as_current=False)
     known = {"taskguard_ledger_url": ledger_url, "taskguard_locks_url": "memory://", name: "x"}
     if namespace:
@@ -203,7 +205,7 @@ def test_settings_of_others_and_all_of_ours_are_taken(ledger_url: str) -> None:
 def test_listeners_are_added_to_the_one_that_logs(
     ledger_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A listener of metrics does not silence the log, of Celery's settings, RQ's or connect()'s."""
+    """A listener of Celery's settings, RQ's or connect()'s does not replace the one that logs."""
     heard: list[Event] = []
     app = Celery("heard", set_as_current=False)
     taskguard_celery.configure(app, locks="memory://", ledger=ledger_url, listeners=[heard.append])
@@ -225,7 +227,8 @@ def test_listeners_are_added_to_the_one_that_logs(
 
 
 def test_a_sweep_sends_what_its_own_application_has_stored(ledger_url: str) -> None:
-    """Another's calls are for another broker: they are left to the other's sweep."""
+    """A sweep leaves messages of another application, which has another broker, to that
+    application's sweep."""
     sent: list[str] = []
 
     def send(call: dict[str, Any], message: MessageRef) -> None:
@@ -258,7 +261,9 @@ def test_a_sweep_sends_what_its_own_application_has_stored(ledger_url: str) -> N
         engine.dispose()
         swept = Sweeper(shop, {"test": send}).sweep()
         assert (swept.sent, swept.strange) == (2, 1)
-        assert sorted(sent) == ["of plain", "of shop"], "what no application owns is everybody's"
+        assert sorted(sent) == ["of plain", "of shop"], (
+            "messages without an application are swept by all"
+        )
         Sweeper(billing, {"test": send}).sweep()
         assert sorted(sent) == ["of billing", "of plain", "of shop"]
 
@@ -277,7 +282,7 @@ class TestDoctor:
 
     @pytest.fixture
     def ledgers(self, tmp_path: Path) -> list[str]:
-        """Of two databases."""
+        """Return the URLs of two databases with tables."""
         urls = [f"sqlite:///{tmp_path}/{name}" for name in ("shop", "billing")]
         for url in urls:
             ledger = SqlLedger(url)
@@ -289,7 +294,8 @@ class TestDoctor:
     def test_one_namespace_of_two_ledgers(
         self, server: str, request: pytest.FixtureRequest, ledgers: list[str]
     ) -> None:
-        """Whose worker starts later is told, and whoever asks for it; the first one is not."""
+        """The worker that starts later is warned, and so is `taskguard doctor`. The first worker is
+        not."""
         found = request.getfixturevalue(server)
         locks = found if isinstance(found, str) else found.url
         if server == "etcd":
@@ -301,7 +307,7 @@ class TestDoctor:
         for ledger in ledgers:
             assert self.names(locks, ledger) == []  # no worker has started
         assert self.names(locks, shop, starts=True) == []
-        assert self.names(locks, billing) == []  # nor of its own
+        assert self.names(locks, billing) == []  # nor a mark of its own
         assert self.names(locks, billing, starts=True) == ["namespace_shared"]
         assert self.names(locks, billing) == ["namespace_shared"]
         for starts in (True, False):
@@ -309,7 +315,7 @@ class TestDoctor:
             assert self.names(locks, billing, namespace="billing", starts=starts) == []
 
     def test_who_looks_leaves_nothing(self, redis_url: str, ledgers: list[str]) -> None:
-        """Neither at the lock server nor in the ledger."""
+        """The doctor leaves nothing at the lock server or in the ledger."""
         self.names(redis_url, ledgers[0])
         with redis.Redis.from_url(redis_url) as client:
             assert client.keys() == []

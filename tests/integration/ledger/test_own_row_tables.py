@@ -1,6 +1,6 @@
-"""A GuardedRow beside the real table: what does not fit is said, and no message is lost by it.
+"""A GuardedRow that does not fit its table is reported, and no message is lost.
 
-And that the SQL decides as `states.decide_by_row()` does, whatever rows it meets.
+The SQL decides as `states.decide_by_row()` does for all rows.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ MEND = {
 
 @pytest.mark.parametrize("case", MEND)
 def test_what_the_table_lacks_is_named_with_what_mends_it(pg: Shop, case: str) -> None:
-    """Deliveries are put off meanwhile; once the statement has run they are done."""
+    """Deliveries are deferred until the statement of the error has run. Then they are done."""
     breaking, problem = MEND[case]
     pg.change(breaking)
     ship = pg.step()
@@ -91,7 +91,7 @@ def test_what_the_table_lacks_is_named_with_what_mends_it(pg: Shop, case: str) -
 
 
 def test_a_lacking_column_is_found_on_sqlite(shop: Shop) -> None:
-    """By the first delivery, which is put off; and once found it is not looked for again."""
+    """The first delivery finds a missing column, and is deferred until it exists."""
     shop.change("alter table orders drop column fence_token")
     ship = shop.step()
     assert isinstance(ship(), Deferred)
@@ -100,14 +100,14 @@ def test_a_lacking_column_is_found_on_sqlite(shop: Shop) -> None:
 
 
 def test_a_table_elsewhere_is_named_with_where_it_was_looked_for(shop: Shop) -> None:
-    """It has to be in the ledger's own database."""
+    """The table has to be in the ledger's own database, which the error names."""
     shop.change("alter table orders rename to elsewhere")
     with pytest.raises(LedgerSchemaError, match="orders of a GuardedRow is not in the ledger's"):
         shop.ledger.check_schema([own_row()])
 
 
 def test_a_worker_says_at_its_start_what_the_table_lacks(pg: Shop) -> None:
-    """And does not start."""
+    """A worker reports what the table lacks, and does not start."""
     app = Celery("shop", broker="memory://", set_as_current=False)
     app.conf.update(taskguard_locks="memory://", taskguard_ledger_url=pg.url)
 
@@ -277,7 +277,7 @@ RECORDS = st.none() | st.fixed_dictionaries(
 def test_sql_decides_as_the_table_does(
     shop: Shop, own: Any, work: Any, retries: int, max_crashes: int
 ) -> None:
-    """And what it writes is one move of the row and of the record, or nothing."""
+    """What the SQL writes is one transition of the row and of the record, or nothing."""
     with shop.engine.begin() as db:
         for table in (KEYS, WORK, ORDERS):
             db.execute(sa.delete(table))
@@ -331,7 +331,7 @@ def _record(shop: Shop) -> Any:
 
 
 def test_other_tasks_keep_the_one_statement(pg: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A claim without a row of its own never goes in steps, and reads no table of the user's."""
+    """A claim without a row of its own takes one statement, and reads no table of the user's."""
     from taskguard.ledger.parts import claims as part
     from taskguard.ledger.statements import claims
 
@@ -348,7 +348,8 @@ def test_other_tasks_keep_the_one_statement(pg: Shop, monkeypatch: pytest.Monkey
 def test_a_row_that_is_new_is_claimed_and_completed_in_one_statement_each(
     pg: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Beside BEGIN, what the body writes, and COMMIT."""
+    """A first claim and a completion take one statement each, apart from BEGIN, the body's
+    statements, and COMMIT."""
     from taskguard.ledger.statements import claims
 
     monkeypatch.setattr(claims, "claim", None)
@@ -367,7 +368,7 @@ def test_a_row_that_is_new_is_claimed_and_completed_in_one_statement_each(
 
 @pytest.mark.parametrize("name", ["found", "granted", "moved", "own", "w", "k"])
 def test_a_table_may_have_any_name(shop: Shop, name: str) -> None:
-    """Also one that a statement of the ledger has for a part of its own."""
+    """The table may have a name that a statement of the ledger uses for one of its parts."""
     table = ORDERS.to_metadata(sa.MetaData(), name=name)
     table.create(shop.engine)
     with shop.engine.begin() as db:
@@ -383,7 +384,7 @@ def test_a_table_may_have_any_name(shop: Shop, name: str) -> None:
 
 
 def test_a_body_that_writes_nothing_completes_its_row(shop: Shop) -> None:
-    """With its key and its work, or not at all."""
+    """If the body writes nothing, its row is completed with its key and its work, or not at all."""
     assert shop.step()(lambda guard: None) == Completed(None)
     assert (shop.status, shop.state()) == ("SHIPPED", "DONE")
 
@@ -397,7 +398,8 @@ STALE = {
 
 @pytest.mark.parametrize("whose", STALE)
 def test_a_row_is_not_completed_without_its_key_and_its_work(shop: Shop, whose: str) -> None:
-    """By a holder that was overtaken in one of the three, and whose body has nothing to write."""
+    """A holder whose row, key or work was overtaken cannot complete it, although its body writes
+    nothing."""
 
     seen: list[Any] = []
 
@@ -415,7 +417,7 @@ def test_a_row_is_not_completed_without_its_key_and_its_work(shop: Shop, whose: 
 
 
 def test_a_row_whose_lone_completion_got_no_answer_is_done(postgres: Any, pg_url: str) -> None:
-    """The ledger is asked what became of it, and the body is not run again."""
+    """If a completion alone gets no answer, the record decides, and the body does not run again."""
     with Proxy(postgres.port) as proxy:
         shop = Shop(pg_url, pg_url.replace(f":{postgres.port}/", f":{proxy.port}/"))
         ran: list[int] = []
@@ -433,7 +435,8 @@ def test_a_row_whose_lone_completion_got_no_answer_is_done(postgres: Any, pg_url
 
 
 def test_what_its_owner_makes_of_a_row_refuses_its_lone_completion(pg: Shop) -> None:
-    """A constraint, say: the error is the database's own, and nothing of it stands."""
+    """If a constraint refuses the completion, the database's own error is raised, and nothing is
+    written."""
     pg.change("alter table orders add check (status <> 'SHIPPED')")
     with pytest.raises(Exception, match="orders_status_check"):
         pg.step()(lambda guard: None)
@@ -442,7 +445,8 @@ def test_what_its_owner_makes_of_a_row_refuses_its_lone_completion(pg: Shop) -> 
 
 @pytest.mark.parametrize("to", ["status = 'CANCELLED'", "fence_token = 9000000000000000000"])
 def test_a_row_that_moves_while_it_is_claimed_is_not_claimed(pg_url: str, to: str) -> None:
-    """The claim waits for its owner's transaction, and nothing of it stands: no key, no work."""
+    """A claim waits for the owner's transaction. If the row has moved, it leaves no key and no
+    work."""
     shop = Shop(pg_url, lock_timeout_s=60.0)
     told: list[Any] = []
     with shop.engine.begin() as db:

@@ -1,6 +1,6 @@
-"""Tasks that move a row of the user's own: what is run, what stands in the row afterwards.
+"""Tasks that move a row of the user's: which deliveries run, and what the row contains afterwards.
 
-On PostgreSQL and SQLite, on the ledger's own connections and on an Engine of the user's.
+On PostgreSQL and SQLite, on the ledger's own connections and on the user's Engine.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def nothing(guard: Guard) -> None:
 
 
 def test_the_row_moves_with_the_claim_and_with_the_effects(shop: Shop) -> None:
-    """PROCESSING with the body's fence while it runs; `done` with its effects; then answered."""
+    """The row is PROCESSING with the body's fence while it runs, then `done` with its effects.
+    Later messages are answered."""
     ship = shop.step()
     seen: list[Any] = []
 
@@ -74,7 +75,8 @@ def test_the_row_moves_with_the_claim_and_with_the_effects(shop: Shop) -> None:
 
 @pytest.mark.parametrize("order", [7, "7"])
 def test_an_id_comes_as_a_number_or_as_text(shop: Shop, order: Any) -> None:
-    """As queues send it. What would be another key for the same row is refused."""
+    """An id may come as a number or as text. A text that would be another key for the same row is
+    refused."""
     shop.step()(order=order)
     assert shop.status == "SHIPPED"
     with pytest.raises(KeyArgumentError, match="no id of orders"):
@@ -83,14 +85,14 @@ def test_an_id_comes_as_a_number_or_as_text(shop: Shop, order: Any) -> None:
 
 @pytest.mark.parametrize("atomic", [True, False])
 def test_a_body_without_a_transaction_moves_it_too(shop: Shop, atomic: bool) -> None:
-    """At its end, by a transaction that the ledger opens."""
+    """For a body without a transaction, the ledger moves the row in one of its own."""
     assert shop.step(atomic=atomic)(lambda guard: 5) == Completed(5)
     assert shop.status == "SHIPPED"
     assert shop.step()() == Answered(5)
 
 
 def test_what_fails_is_new_again_for_the_queues_retry(shop: Shop) -> None:
-    """FAILED in taskguard's record; nothing of the transaction stays."""
+    """Failed work is FAILED in its record, its row is NEW, and its transaction leaves nothing."""
     ship = shop.step()
 
     def body(guard: Guard) -> None:
@@ -106,7 +108,7 @@ def test_what_fails_is_new_again_for_the_queues_retry(shop: Shop) -> None:
 
 
 def test_what_is_given_back_is_new_again(shop: Shop) -> None:
-    """At a shutdown: another worker need not wait."""
+    """After a shutdown the row is NEW, so another worker need not wait."""
 
     def leave(guard: Guard) -> None:
         signal.raise_signal(signal.SIGTERM)
@@ -130,7 +132,8 @@ def test_a_row_whose_body_ends_its_process_is_taken_over(shop: Shop) -> None:
 
 
 def test_several_steps_on_one_row(shop: Shop) -> None:
-    """SHIPPED is where billing starts; a late duplicate of shipping is still answered."""
+    """A row may have several steps: billing starts at SHIPPED, and a late duplicate of shipping is
+    answered."""
     ship = shop.step()
     bill = shop.step("bill", new="SHIPPED", processing="BILLING", done="BILLED")
     with pytest.raises(RowIneligibleError, match=r"'PAID'.*'SHIPPED' to 'BILLED'"):
@@ -146,7 +149,8 @@ def test_several_steps_on_one_row(shop: Shop) -> None:
 
 
 def test_steps_that_call_their_work_alike(shop: Shop) -> None:
-    """Both PROCESSING: one's duplicate does not take the other's row for its own."""
+    """If two steps name their work alike, a duplicate of one does not take the other's PROCESSING
+    row."""
     ship = shop.step(processing="BUSY")
     bill = shop.step("bill", new="SHIPPED", processing="BUSY", done="BILLED")
     told: list[Any] = []
@@ -168,7 +172,8 @@ def test_steps_that_call_their_work_alike(shop: Shop) -> None:
 
 
 def test_a_missing_row_is_an_error_by_default(shop: Shop) -> None:
-    """It names the row, and what to say if the message may come first."""
+    """The error of a missing row names the row, and the option to use if the message may come
+    first."""
     with pytest.raises(RowMissingError, match=r'no row orders 8.*on_missing="defer"') as caught:
         shop.step()(order=8)
     assert caught.value.key == "order:8"
@@ -187,7 +192,7 @@ def test_a_row_in_another_state_is_an_error_by_default(shop: Shop) -> None:
 
 @pytest.mark.parametrize("which", ["missing", "ineligible"])
 def test_either_may_be_skipped_or_put_off(shop: Shop, which: str) -> None:
-    """Acknowledged with an event, or put off until it finds the row. Never a silent run."""
+    """One option acknowledges either case with an event, another defers until the row fits."""
     order, status = (8, "PAID") if which == "missing" else (7, "WAITING")
     if which == "ineligible":
         shop.put(7, "WAITING")
@@ -205,7 +210,7 @@ def test_either_may_be_skipped_or_put_off(shop: Shop, which: str) -> None:
 
 
 def test_a_message_is_not_put_off_for_ever(shop: Shop) -> None:
-    """Past `retention_s` it is an error, so that a person sees it."""
+    """After `retention_s` a deferred message fails with an error, so that a person sees it."""
     defer = shop.step(on_missing="defer", retention_s=50)
     with pytest.raises(RowMissingError):
         defer(order=8, published_at_s=time.time() - 100)
@@ -213,13 +218,13 @@ def test_a_message_is_not_put_off_for_ever(shop: Shop) -> None:
 
 @pytest.mark.parametrize("how", ["skip", "defer"])
 def test_a_plain_call_is_told_by_an_error(shop: Shop, how: str) -> None:
-    """It has no queue to be acknowledged to."""
+    """A plain call gets an error, because it has no queue that could acknowledge it."""
     with pytest.raises(RowMissingError):
         shop.step(on_missing=how)(order=8, queue=False)
 
 
 def test_a_row_that_is_processing_by_nobody_we_know_is_not_touched(shop: Shop) -> None:
-    """Somebody else's program, or a record that was deleted: a person has to look."""
+    """If a PROCESSING row has no known holder, it is not changed, and a person has to look."""
     shop.put(7, "SHIPPING")
     with pytest.raises(RowIneligibleError, match="SHIPPING"):
         shop.step()()
@@ -227,7 +232,8 @@ def test_a_row_that_is_processing_by_nobody_we_know_is_not_touched(shop: Shop) -
 
 
 def test_the_row_tells_longer_than_the_record(shop: Shop) -> None:
-    """After a purge: done is done, without a result; and an old message of a NEW row is run."""
+    """After a purge the row still says that it is done, without a result. An old message of a NEW
+    row runs."""
     ship = shop.step(retention_s=50)
     old = time.time() - 100
     assert ship(published_at_s=old) == Completed("ship")
@@ -237,7 +243,7 @@ def test_the_row_tells_longer_than_the_record(shop: Shop) -> None:
 
 
 def test_a_deleted_row_that_was_done_is_still_answered(shop: Shop) -> None:
-    """The order was archived; its late duplicate is no error."""
+    """A late duplicate of a done, deleted row is answered."""
     ship = shop.step()
     ship()
     shop.change("delete from orders")
@@ -245,7 +251,8 @@ def test_a_deleted_row_that_was_done_is_still_answered(shop: Shop) -> None:
 
 
 def test_a_purge_of_keys_does_not_lower_the_fence(shop: Shop) -> None:
-    """The row's own is in the reckoning, also if the clock went back."""
+    """The row's own fence counts, too, so the fence does not fall after a purge, or if the clock
+    went back."""
     ship = shop.step()
     shop.change(f"update orders set fence_token = {2**61}")
     ship()
@@ -257,7 +264,8 @@ def test_a_purge_of_keys_does_not_lower_the_fence(shop: Shop) -> None:
 
 
 def test_a_row_that_its_owner_sets_back_is_done_again(shop: Shop) -> None:
-    """By the next message, from the beginning: no progress, no result of the first time."""
+    """After its owner sets it back, the next message does the work from the beginning, without old
+    progress or result."""
     ship = shop.step()
 
     def in_parts(guard: Guard) -> Any:
@@ -273,7 +281,8 @@ def test_a_row_that_its_owner_sets_back_is_done_again(shop: Shop) -> None:
 
 
 def test_its_owner_cancels_it_while_it_is_shipped(shop: Shop) -> None:
-    """The completion is refused, nothing of it stays, and the state is its owner's."""
+    """If its owner cancels the row, the completion is refused, nothing is written, and the owner's
+    state stays."""
     ship = shop.step(on_ineligible="skip")
 
     def body(guard: Guard) -> str:
@@ -300,7 +309,8 @@ def test_a_checkpoint_of_a_cancelled_order_is_refused(shop: Shop) -> None:
 
 @pytest.mark.parametrize("statement", ["update orders set status = 'LOST'", "delete from orders"])
 def test_a_body_that_moves_its_row_itself_is_told_so(shop: Shop, statement: str) -> None:
-    """Once, by an error of its own that names `done`; swallowing it does not help."""
+    """A body that moves its row itself gets one error that names `done`. Catching it does
+    not help."""
     ship = shop.step()
 
     def body(guard: Guard) -> None:
@@ -354,7 +364,7 @@ def test_a_body_may_write_the_other_columns_of_its_row(shop: Shop) -> None:
 
 
 def test_a_duplicate_of_what_runs_is_put_off(shop: Shop) -> None:
-    """Also where the lock server knows of nothing."""
+    """A duplicate of running work is deferred, even if the lock server knows no holder."""
     ship = shop.step()
     told: list[Any] = []
     ship(lambda guard: told.append(ship(by=shop.process(), message="another")))
@@ -364,7 +374,7 @@ def test_a_duplicate_of_what_runs_is_put_off(shop: Shop) -> None:
 
 @pytest.mark.parametrize("ends", ["transaction", "plain"])
 def test_a_paused_holder_is_refused_after_a_takeover(shop: Shop, ends: str) -> None:
-    """Its row has a higher fence by then; the one that took over has the only effect."""
+    """After a takeover the row has a higher fence. Only the new holder has an effect."""
     ship = shop.step()
     told: list[Any] = []
 
@@ -379,7 +389,8 @@ def test_a_paused_holder_is_refused_after_a_takeover(shop: Shop, ends: str) -> N
 
 
 def test_a_paused_holder_takes_nothing_from_the_one_that_took_over(shop: Shop) -> None:
-    """It fails while the other is at work: the other's row stays PROCESSING with its fence."""
+    """If the paused holder fails while the new one runs, the row stays PROCESSING with the new
+    fence."""
     ship = shop.step()
     fences: list[int] = []
 
@@ -417,7 +428,7 @@ def test_a_paused_holder_takes_nothing_from_the_one_that_took_over(shop: Shop) -
 
 
 def test_of_many_at_once_one_does_it(shop: Shop) -> None:
-    """Processes that know nothing of each other but by the database."""
+    """One of several processes that share only the database does it."""
     ship = shop.step()
     runners = [shop.process() for _ in range(4)]
     told: list[Any] = []
@@ -430,7 +441,8 @@ def test_of_many_at_once_one_does_it(shop: Shop) -> None:
 
 @pytest.mark.parametrize("dead", [None, "STUCK"])
 def test_a_row_that_kills_its_workers_is_left_where_it_is_seen(shop: Shop, dead: Any) -> None:
-    """PROCESSING, or the state that was named for it; requeued by an operator it is done."""
+    """A row that kills its workers stays PROCESSING, or gets its configured state. After a requeue
+    it is done."""
     ship = shop.step(dead=dead, max_crashes=1)
 
     def vanish(guard: Guard) -> None:
@@ -450,7 +462,8 @@ def test_a_row_that_kills_its_workers_is_left_where_it_is_seen(shop: Shop, dead:
 
 
 def test_a_dead_row_that_its_owner_sets_back_is_done(shop: Shop) -> None:
-    """Without an operator of taskguard's, and with no crash counted."""
+    """If its owner sets a dead row back, it is done without a requeue, and with no crash
+    counted."""
     ship = shop.step(max_crashes=1)
 
     def vanish(guard: Guard) -> None:
@@ -468,7 +481,7 @@ def test_a_dead_row_that_its_owner_sets_back_is_done(shop: Shop) -> None:
 
 
 def test_a_revoked_message_is_not_run(shop: Shop) -> None:
-    """Its row stays NEW for whoever asks an operator to requeue it."""
+    """The row of a revoked message stays NEW, so that an operator can requeue it."""
     ship = shop.step()
     with pytest.raises(ZeroDivisionError):
         ship(fail)
@@ -480,7 +493,7 @@ def test_a_revoked_message_is_not_run(shop: Shop) -> None:
 
 
 def test_a_message_that_is_revoked_while_it_runs_leaves_its_row_new(shop: Shop) -> None:
-    """Its completion is refused; nobody else would put the row back."""
+    """If a running message is revoked, its completion is refused, and the row is NEW again."""
     ship = shop.step()
 
     def body(guard: Guard) -> str:
@@ -492,7 +505,7 @@ def test_a_message_that_is_revoked_while_it_runs_leaves_its_row_new(shop: Shop) 
 
 
 def test_a_fingerprint_binds_until_the_row_is_set_back(shop: Shop) -> None:
-    """Another amount is an error; of a new round it is not."""
+    """Another amount is an error until the row is set back."""
     ship = shop.step(fingerprint="<amount>")
     ship(amount=1)
     with pytest.raises(FingerprintMismatchError):
@@ -511,7 +524,8 @@ def test_a_row_needs_a_ledger(shop: Shop) -> None:
 
 
 def test_somebody_who_locks_the_row_makes_it_busy(pg_url: str) -> None:
-    """No longer than the lock time-out; then it is put off."""
+    """A row that another transaction locks is busy after the lock timeout, and the delivery is
+    deferred."""
     shop = Shop(pg_url)
     with shop.engine.begin() as db:
         db.execute(sa.select(ORDERS).where(ORDERS.c.id == 7).with_for_update())
@@ -522,7 +536,8 @@ def test_somebody_who_locks_the_row_makes_it_busy(pg_url: str) -> None:
 
 
 def test_an_open_insert_that_refers_to_the_row_is_not_in_the_way(pg_url: str) -> None:
-    """As of a line of the order, by somebody's web handler: only the row's key is locked."""
+    """An open insert that refers to the row, such as a line of the order, locks only the row's key,
+    and does not block."""
     shop = Shop(pg_url)
     shop.change("create table lines (order_id integer references orders (id))")
     with shop.engine.begin() as db:
@@ -532,7 +547,8 @@ def test_an_open_insert_that_refers_to_the_row_is_not_in_the_way(pg_url: str) ->
 
 
 def test_a_holder_in_its_transaction_is_not_kept_by_one_who_would_take_over(pg_url: str) -> None:
-    """Both lock the row first: the late holder, still unrivalled, completes; no deadlock."""
+    """The late holder and the next one lock the row first, so there is no deadlock, and the late
+    holder completes."""
     shop = Shop(pg_url)
     ship = shop.step()
     told: list[Any] = []
@@ -550,7 +566,8 @@ def test_a_holder_in_its_transaction_is_not_kept_by_one_who_would_take_over(pg_u
 
 
 def test_enqueueing_a_row_that_was_set_back_stores_its_call(shop: Shop) -> None:
-    """In the transaction that sets it back: killed right after that, it is overdue and runs."""
+    """Enqueueing commits with the change that sets the row back. If its process dies, the message
+    is overdue and runs."""
     ship = shop.step()
     ship()
     request = ship.request("second", call={"queue": "test"})
@@ -571,7 +588,8 @@ def test_enqueueing_a_row_that_was_set_back_stores_its_call(shop: Shop) -> None:
 def test_what_its_row_says_cannot_be_run_is_not_sent_for_ever(
     shop: Shop, status: str | None
 ) -> None:
-    """It was told so, and is done by hand, cancelled or gone; enqueued anew it is sent anew."""
+    """A message that its row refuses is not sent for ever: it is told, and enqueueing sends it
+    again."""
     ship = shop.step()
     request = ship.request("m", call={"queue": "test"})
     shop.ledger.enqueue(None, request, due_in_s=0)
@@ -592,7 +610,7 @@ def test_what_its_row_says_cannot_be_run_is_not_sent_for_ever(
 
 
 def test_what_waits_for_its_row_is_sent_until_it_comes(shop: Shop) -> None:
-    """What is published again may be lost, as any message."""
+    """A message that is deferred until its row fits stays overdue, because its copy may be lost."""
     ship = shop.step(on_ineligible="defer")
     shop.ledger.enqueue(None, ship.request("m", call={"queue": "test"}), due_in_s=0)
     shop.put(7, "ORDERED")

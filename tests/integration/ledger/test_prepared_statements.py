@@ -1,4 +1,4 @@
-"""The ledger's statements by libpq: prepared in a session from their second time on."""
+"""The ledger's statements through libpq: prepared in a session from their second use on."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def count_prepared(database: Database) -> int:
 
 
 def test_values_go_in_and_come_out_before_and_after_it_is_prepared(database: Database) -> None:
-    """The first time unprepared, then with the values alone: a worker for one job asks once."""
+    """The first use is not prepared, later ones send only values: a worker for one job needs one
+    round trip."""
     for prepared in (0, 1, 1):
         assert database.ask(STATEMENT, VALUES) == [ROW]
         assert count_prepared(database) == prepared
@@ -76,17 +77,19 @@ def test_an_error_is_that_of_the_driver_and_the_connection_goes_on(database: Dat
 
 
 def test_a_session_that_lost_what_was_prepared_answers_all_the_same(database: Database) -> None:
-    """As behind a pooler that nobody recognised: from then on nothing is prepared."""
+    """After a session lost its prepared statements, as behind an unknown pooler, nothing is
+    prepared any more."""
     for _ in range(2):
         database.ask(STATEMENT, VALUES)
-    driver_of(database).pgconn.exec_(b"deallocate all")  # nobody notes it
+    driver_of(database).pgconn.exec_(b"deallocate all")  # psycopg does not notice it
     for _ in range(3):
         assert database.ask(STATEMENT, VALUES) == [ROW]
     assert count_prepared(database) == 0
 
 
 def test_a_session_that_has_anothers_statement_of_the_name_answers(database: Database) -> None:
-    """Two processes that a pooler gives the same session."""
+    """A session that a pooler shares may have another process's statement of this name. The query
+    still succeeds."""
     database.ask(STATEMENT, VALUES)
     driver = driver_of(database)
     [name] = vars(driver)["taskguard_prepared"]
@@ -98,7 +101,7 @@ def test_a_session_that_has_anothers_statement_of_the_name_answers(database: Dat
 def test_a_body_ends_in_a_session_that_has_anothers_statement_of_the_name(
     pg_url: str, make_shop: Any
 ) -> None:
-    """It is run again once, and from then on nothing is prepared; not again and again."""
+    """The body runs once more, and after that nothing is prepared."""
     shop = make_shop(pg_url)
     completing = numbered(postgresql._COMPLETE_OR_FAIL).prepared
     ran: list[int] = []
@@ -108,7 +111,7 @@ def test_a_body_ends_in_a_session_that_has_anothers_statement_of_the_name(
         ran.append(n)
         with guard.transaction() as db:
             write(db, f"{n}")
-            if n == 0:  # before the statement is prepared for us, at its second time
+            if n == 0:  # before the statement is prepared, at its second use
                 driver = db.connection.dbapi_connection
                 driver.pgconn.exec_(b"prepare %b as select 1" % completing)
 
@@ -119,7 +122,7 @@ def test_a_body_ends_in_a_session_that_has_anothers_statement_of_the_name(
 
 
 def run(shop: GuardedShop, forget: Any) -> Counter[str]:
-    """Three works with an effect each, and in the second's transaction `forget(db)`."""
+    """Run three work items with an effect each, and `forget(db)` in the second transaction."""
 
     @shop.tg.guarded(key="order:<n>")
     def ship(n: int, guard: Guard) -> None:
@@ -159,7 +162,7 @@ def test_a_body_may_deallocate_all(pg_url: str, make_shop: Any, statement: str) 
 def test_what_a_body_discarded_or_not_runs_no_other_body_twice(
     pg_url: str, make_shop: Any, statement: str
 ) -> None:
-    """Nobody guesses which statements its session still has: the next body gets another session."""
+    """After a body discarded statements, the next body gets another session."""
     shop = make_shop(pg_url)
     ran: list[int] = []
 
@@ -183,7 +186,7 @@ def test_what_a_body_discarded_or_not_runs_no_other_body_twice(
 def test_a_bodys_own_prepared_statements_are_its_own(
     pg_url: str, make_shop: Any, statement: str
 ) -> None:
-    """Their errors are the body's, and not what the database asked for: it is run once."""
+    """Errors of a body's own prepared statements are the body's errors: it runs once."""
     shop = make_shop(pg_url)
     ran: list[int] = []
 
@@ -222,7 +225,8 @@ def test_a_table_that_was_changed_meanwhile_is_asked_anew(database: Database) ->
 def test_a_second_interrupt_leaves_no_answer_to_others(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first one hits while an answer is awaited, the second while that is dealt with."""
+    """The first interrupt hits while an answer is awaited, the second while taskguard handles the
+    first. No answer is left."""
     for _ in range(3):
         database.ask(STATEMENT, VALUES)
 
@@ -243,9 +247,9 @@ def test_a_second_interrupt_leaves_no_answer_to_others(
 def test_an_interrupt_while_begin_is_on_its_way_leaves_no_answer_to_others(
     make_shop: Any, pg_url: str, monkeypatch: pytest.MonkeyPatch, second: bool
 ) -> None:
-    """BEGIN is sent, and its answer is not read: the next body gets another connection.
+    """If BEGIN was sent and its answer not read, the next body gets another connection.
 
-    Also where a second interrupt hits as the first is dealt with.
+    That holds even if a second interrupt hits while taskguard handles the first.
     """
     shop = make_shop(pg_url)
 
@@ -305,7 +309,7 @@ def test_a_transaction_in_a_session_that_lost_it_is_run_again(pg_url: str, make_
 
 
 def test_an_engine_of_the_users_own_prepares_as_it_was_told(pg_url: str, make_shop: Any) -> None:
-    """Who set psycopg not to, because of a pooler, finds nothing prepared."""
+    """If psycopg is set not to prepare, because of a pooler, no statement is prepared."""
     engine = sa.create_engine(pg_url, connect_args={"prepare_threshold": None})
     shop = make_shop(pg_url, engine)
     assert run(shop, lambda db: None) == ONCE

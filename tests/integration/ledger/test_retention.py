@@ -1,4 +1,4 @@
-"""`purge`: what ended long ago is forgotten, in batches, beside workers; nothing else is."""
+"""`purge` forgets old ended work in batches while workers run, and nothing else."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Store:
         )
 
     def age(self, days: float) -> None:
-        """So much time passes, but for leases."""
+        """Let this much time pass, except for leases."""
         us = int(days * DAY_S * 1e6)
         with self.engine.begin() as db:
             db.execute(sa.update(WORK).values(finished=WORK.c.finished - us))
@@ -77,7 +77,7 @@ def store(request: pytest.FixtureRequest) -> Iterator[Store]:
 
 
 def test_only_what_ended_before_goes(store: Store) -> None:
-    """DONE and FAILED of long ago; not what is young, NEW, in progress or DEAD."""
+    """Old DONE and FAILED work is forgotten, but not young, NEW, PROCESSING or DEAD work."""
     ledger = store.ledger
     for name in ("done", "failed", "given-back", "running", "dead"):
         claimed = store.claim(name)
@@ -105,7 +105,8 @@ def test_only_what_ended_before_goes(store: Store) -> None:
 
 
 def test_keys_of_holders_that_crashed_go_by_their_lease(store: Store) -> None:
-    """They stayed for ever; a lease that stands, and the mark of the database, still do."""
+    """Keys of crashed holders are forgotten after their lease. Valid leases and the database's mark
+    stay."""
     ledger = store.ledger
     crashed, asleep = store.claim("crashed"), store.claim("asleep")
     store.claim("long-lease")
@@ -125,7 +126,7 @@ def test_keys_of_holders_that_crashed_go_by_their_lease(store: Store) -> None:
         db.execute(sa.update(WORK).where(WORK.c.lease_until > 0).values(lease_until=1))
     assert ledger.purge(older_than_s=30 * DAY_S).keys == 3
     assert store.left()[2] == {"long-lease"} | mark
-    # What the next holder gets is above all that was granted, and who slept is refused.
+    # The next fence is above all that were granted, and the former holder is refused.
     again = store.claim("crashed", message="again")
     assert again.takeover
     assert again.claim.fence > crashed.claim.fence
@@ -140,12 +141,12 @@ def test_keys_of_holders_that_crashed_go_by_their_lease(store: Store) -> None:
 
 
 def test_a_holder_goes_on_and_a_forgotten_key_gets_a_higher_token(store: Store) -> None:
-    """A purge in the middle of a work takes nothing from it."""
+    """A purge during work takes nothing from it, and a forgotten key gets a higher token."""
     first = store.claim("a")
     store.ledger.complete_alone(first.claim, None)
     running = store.claim("b")
     store.age(31)
-    with store.engine.begin() as db:  # the holder's own token must stay what it has
+    with store.engine.begin() as db:  # the holder's own token must not change
         db.execute(sa.update(KEYS).where(KEYS.c.owner != "").values(fence=running.claim.fence))
         b = sa.update(WORK).where(WORK.c.id == "ship order:b")
         db.execute(b.values(fence=running.claim.fence))
@@ -156,7 +157,8 @@ def test_a_holder_goes_on_and_a_forgotten_key_gets_a_higher_token(store: Store) 
 
 
 def test_numbers_of_one_message_go_with_the_works_that_they_are_of(store: Store) -> None:
-    """An id that was used for several work items, more of them than a batch has."""
+    """Numbers of one message id are purged with each of its work items, even if those are more than
+    a batch."""
     for number in range(7):
         claimed = store.claim(f"{number}", message="nightly")
         assert store.ledger.defer(store.request(f"{number}", message="nightly"), lambda _: None)
@@ -233,7 +235,8 @@ def test_without_tables_the_command_says_so(
 def test_a_purge_between_the_steps_of_a_claim_takes_no_key_from_it(
     pg_url: str, monkeypatch: pytest.MonkeyPatch, gone: str, work: str | None
 ) -> None:
-    """A claim of several keys first makes their rows and then locks them."""
+    """A claim of several keys first inserts their rows and then locks them. A purge in between
+    takes none."""
     store = Store(pg_url)
     for name in gone:
         store.ledger.complete_alone(store.claim(name).claim, None)
@@ -256,7 +259,8 @@ def test_a_purge_between_the_steps_of_a_claim_takes_no_key_from_it(
 
 
 def test_an_age_below_an_hour_is_refused(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
-    """A clock that is set back by more would give a lower token."""
+    """An age below an hour is refused: a clock that is set back by more would give a lower
+    token."""
     with pytest.raises(ConfigurationError, match="an hour"):
         store.ledger.purge(older_than_s=0)
     with pytest.raises(SystemExit, match="2"):

@@ -1,6 +1,6 @@
-"""`limit=` and `rate=` of tasks: who runs, and what is told to who may not.
+"""`limit=` and `rate=` of tasks: which deliveries run, and what the others are told.
 
-With a ledger on SQLite, with locks in memory and without; the queue only notes what it is asked.
+With a ledger on SQLite, and with locks in memory or without. The queue only notes its calls.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ KEY = "account:1"
 
 
 class NotingQueue:
-    """Takes messages that are put off."""
+    """Takes deferred messages."""
 
     max_delay_s = 15.0
     new_message_per_deferral = True
@@ -55,7 +55,7 @@ class NotingQueue:
 
 
 class CountingLocks(MemoryLocks):
-    """Locks that may be away, and count how often they are asked."""
+    """Locks that may be down, and that count their calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class CountingLocks(MemoryLocks):
 
 
 def pay(account: int, guard: Guard) -> None:
-    """What is guarded; the body is each test's own."""
+    """The guarded function; each test has its own body."""
 
 
 class Rig:
@@ -87,7 +87,7 @@ class Rig:
         self._url = url
 
     def delivery(self, message: str = "", *, deferrals: int = 0, **options: Any) -> Delivery:
-        """A delivery of a message of its own."""
+        """Return a delivery of a new message."""
         options.setdefault("busy", "retry")
         compiled = GuardedFunction(pay, key="account:<account>", once_per="message", **options)
         ref = MessageRef(message or f"m{next(self._numbers)}", deferrals=deferrals)
@@ -98,7 +98,7 @@ class Rig:
 
     @contextmanager
     def at_work(self, count: int, **options: Any) -> Iterator[list[Guard]]:
-        """So many bodies are at work meanwhile."""
+        """Run this many bodies meanwhile."""
         guards: list[Guard] = []
         ended = threading.Event()
 
@@ -121,7 +121,7 @@ class Rig:
                 thread.join()
 
     def change(self, statement: str) -> None:
-        """Behind the ledger's back."""
+        """Change the database past the ledger."""
         engine = sa.create_engine(self._url)
         with engine.begin() as db:
             db.execute(sa.text(statement))
@@ -137,7 +137,8 @@ def rig(request: pytest.FixtureRequest, sqlite_url: str) -> Iterator[Rig]:
 
 class TestLimit:
     def test_so_many_at_once(self, rig: Rig) -> None:
-        """Each holds a slot of its own, there and at the lock server; one more is put off."""
+        """Each of `limit` deliveries holds its own slot, in the ledger and at the lock server. One
+        more is deferred."""
         with rig.at_work(3, limit=3) as guards:
             assert {guard.key for guard in guards} == {f"{KEY}#{number}" for number in range(3)}
             assert isinstance(rig.deliver(limit=3), Deferred)
@@ -146,7 +147,8 @@ class TestLimit:
         assert isinstance(rig.deliver(limit=3), Completed)
 
     def test_what_is_done_with_one_more(self, rig: Rig) -> None:
-        """What `busy=` says; a duplicate of what is at work is put off in any case."""
+        """A delivery beyond the limit does what `busy=` says. A duplicate of running work is always
+        deferred."""
         with rig.at_work(2, limit=2):
             assert rig.deliver(limit=2, busy="skip") == Dropped("skipped")
             with pytest.raises(KeyBusyError, match=f"{KEY} is held by 2 deliveries"):
@@ -171,7 +173,8 @@ class TestLimit:
         assert [type(each) for each in outcomes] == [Completed]
 
     def test_in_a_body_of_the_same_key(self, rig: Rig) -> None:
-        """It gets another slot, and does not wait for one; without any left it is refused."""
+        """A nested call with the same key gets another slot at once. If none is free, it is
+        refused."""
         found: list[Any] = []
 
         def body(guard: Guard) -> None:
@@ -192,7 +195,7 @@ class TestLimit:
             rig.deliver(limit=2, body=inner)
 
     def test_a_fence_elsewhere(self, rig: Rig) -> None:
-        """Is refused: no row can tell who of two that are at work at once is the older."""
+        """guard.fenced() is refused, because a row cannot tell which of two holders is older."""
 
         def body(guard: Guard) -> None:
             guard.fenced(sa.update(sa.table("orders")))
@@ -201,7 +204,7 @@ class TestLimit:
             rig.deliver(limit=2, body=body)
 
     def test_a_claim_whose_answer_got_lost(self, rig: Rig, monkeypatch: Any) -> None:
-        """Whichever slot it was granted is free at once."""
+        """If a claim's answer got lost, its slot is free at once."""
 
         def interrupted(request: Any) -> Any:
             claim(request)
@@ -224,14 +227,16 @@ class TestLockServer:
         return rig.locks
 
     def test_emptied(self, rig: Rig, locks: CountingLocks) -> None:
-        """The ledger knows who holds which slot; nobody is let in beside them."""
+        """If the lock server is emptied, the ledger knows the holder of each slot, and grants no
+        further one."""
         with rig.at_work(2, limit=2):
             locks.flush()
             assert isinstance(rig.deliver(limit=2), Deferred)
         assert isinstance(rig.deliver(limit=2), Completed)
 
     def test_away(self, rig: Rig, locks: CountingLocks) -> None:
-        """It is asked once, not for each slot; the ledger decides over all of them."""
+        """If the lock server is down, it is called once, not for each slot, and the ledger
+        decides."""
         with rig.at_work(4, limit=5):
             locks.is_away, locks.asked = True, 0
             assert isinstance(rig.deliver(limit=5), Completed)
@@ -239,7 +244,8 @@ class TestLockServer:
             assert locks.asked == 2
 
     def test_a_slot_that_it_thinks_is_held(self, rig: Rig, locks: CountingLocks) -> None:
-        """By a holder that died, for example: another one is taken, without waiting for it."""
+        """If a slot is held at the lock server only, for example by a dead holder, another slot is
+        taken without waiting."""
         dead = new_owner("dead")
         locks.acquire((f"{KEY}#0",), dead, ttl_s=30, with_fence=False, wait_s=0.0)
         with rig.at_work(1, limit=2) as guards:
@@ -249,7 +255,8 @@ class TestLockServer:
 
 class TestRate:
     def test_put_off_until_the_moment(self, rig: Rig) -> None:
-        """That is told; whoever was put off before comes later, for others come then, too."""
+        """A delivery that comes too early is deferred until its start. One that was deferred before
+        comes later."""
         assert isinstance(rig.deliver(rate="6/m"), Completed)
         outcome = rig.deliver(rate="6/m")
         assert outcome.delay_s == pytest.approx(10, abs=5)
@@ -267,7 +274,7 @@ class TestRate:
         assert caught.value.retry_after_s == pytest.approx(10, abs=5)
 
     def test_waited_for(self, rig: Rig) -> None:
-        """Until the moment, not longer."""
+        """`busy="wait"` waits until the start, not longer."""
         began: list[int] = []
         for _ in range(3):
             body = lambda guard: began.append(rig.ledger.now_us())  # noqa: E731
@@ -276,7 +283,7 @@ class TestRate:
         assert began[2] - began[0] >= 400_000
 
     def test_of_work_that_has_begun(self, rig: Rig) -> None:
-        """It is never dropped."""
+        """Work that has begun is never dropped."""
 
         def fails(guard: Guard) -> None:
             raise ValueError("no such account")
@@ -287,7 +294,7 @@ class TestRate:
 
 
 def test_without_a_ledger() -> None:
-    """Nobody counts then, and it is said before anything runs."""
+    """Limits need a ledger, and an error says so before any body runs."""
     compiled = GuardedFunction(pay, key="account:<account>", once_per="message", limit=2)
     delivery = compiled.delivery((1,), {}, namespace="", message=MessageRef("m"))
     with pytest.raises(ConfigurationError, match="no ledger to count in"):

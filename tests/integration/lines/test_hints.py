@@ -1,6 +1,6 @@
-"""What a task that parks asks of its servers, and who is called although a hint got lost.
+"""Requests of a task that parks, and promotion although a hint got lost.
 
-Deliveries of one process on a real Redis and PostgreSQL, each behind a proxy that counts.
+One process delivers on a real Redis and PostgreSQL, each behind a proxy that counts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ KEY = "account:1"
 
 
 class Calls:
-    """How messages of this process are parked: those who were called are in `sent`."""
+    """Parks messages of this process, and lists promoted ones in `sent`."""
 
     queue = "test"
 
@@ -55,7 +55,7 @@ class Calls:
 
 
 class Office:
-    """A runner, and what it asked."""
+    """A runner, and its requests."""
 
     def __init__(self, shop: GuardedShop, locks: RedisLocks, redis: Proxy, database: Proxy) -> None:
         self.runner = shop.tg.runner
@@ -66,8 +66,10 @@ class Office:
         self._proxies = redis, database
 
     def deliver(self, number: int, body: Any = None, **values: Any) -> Outcome:
-        """The delivery of a message, work of its own, of the account's key; in a worker's thread,
-        as a body knows which keys it holds."""
+        """Deliver a message, work of its own, of the account's key, in a worker's thread.
+
+        A thread of its own is needed because a body knows the keys that it holds.
+        """
         with ThreadPoolExecutor(1) as worker:
             return worker.submit(self._deliver, number, body, **values).result()
 
@@ -75,7 +77,7 @@ class Office:
         return self.runner.deliver(self._delivery(number, **values), body or (lambda guard: None))
 
     def expire(self, number: int) -> None:
-        """A message that was called is dropped: it has expired."""
+        """Drop a promoted message that has expired."""
         assert self.ledger.expire(f"book {number}", message=MessageRef(f"m{number}"))
         self.runner.never_runs(self._delivery(number, called=True))
 
@@ -91,12 +93,12 @@ class Office:
         )
 
     def flush(self) -> None:
-        """The lock server is emptied."""
+        """Empty the lock server."""
         with redis.Redis.from_url(f"redis://{self.locks.address.replace('/0', '')}/0") as client:
             client.flushall()
 
     def trips(self, ask: Callable[[], object]) -> tuple[int, int]:
-        """How often it asks the lock server and the database for that."""
+        """Return how often it calls the lock server and the database."""
         before = [proxy.requests for proxy in self._proxies]
         ask()
         at_redis, at_database = (
@@ -126,7 +128,8 @@ def office(valkey: Any, postgres: Any, redis_url: str, pg_url: str) -> Iterator[
 
 
 def test_who_meets_nobody_asks_no_more_than_without_a_line(office: Office) -> None:
-    """The same round trips as of a task that puts off: lease, claim, end, release."""
+    """If no message waits, a task that parks needs the same round trips as one that defers: lease,
+    claim, end, release."""
     parks = office.trips(lambda: office.deliver(1))
     puts_off = office.trips(lambda: office.deliver(2, busy="retry"))
     assert parks == puts_off == (2, 2)
@@ -134,9 +137,10 @@ def test_who_meets_nobody_asks_no_more_than_without_a_line(office: Office) -> No
 
 
 def test_what_a_parked_message_costs(office: Office) -> None:
-    """Five round trips: a lease that is refused, parking, a hint; then its call, and its sending.
+    """A parked message costs five round trips: a refused lease, parking, a hint, its promotion, and
+    its sending.
 
-    It comes as any other message then, however long it has waited.
+    After that it arrives like any other message, however long it has waited.
     """
     asked: list[tuple[int, int]] = []
 
@@ -146,13 +150,13 @@ def test_what_a_parked_message_costs(office: Office) -> None:
     at_redis, at_database = office.trips(lambda: office.deliver(1, body))
     assert asked == [(2, 1)]
     assert office.calls.sent == ["m2"]
-    assert (at_redis - 2, at_database - 1) == (2, 3)  # who has called: with its own end, one more
+    assert (at_redis - 2, at_database - 1) == (2, 3)  # one more ends the delivery that promotes
     assert office.trips(lambda: office.deliver(2, called=True)) == (2, 3)
     assert office.calls.sent == ["m2"]
 
 
 def test_behind_one_who_was_called(office: Office) -> None:
-    """Whoever was called calls the next one, also where a server forgot that somebody waits."""
+    """Each promoted message promotes the next one, even if the server forgot the hint."""
 
     def body(guard: Any) -> None:
         for number in (2, 3, 4):
@@ -172,7 +176,7 @@ def test_behind_one_who_was_called(office: Office) -> None:
     ids=["redelivered", "retry", "copy"],
 )
 def test_who_came_before_trusts_no_hint(office: Office, values: dict[str, Any]) -> None:
-    """The ledger is asked after it, whatever became of the hint."""
+    """A message that the queue delivered before trusts no hint, and reads the ledger at its end."""
 
     def body(guard: Any) -> None:
         assert isinstance(office.deliver(2), Parked)
@@ -184,7 +188,8 @@ def test_who_came_before_trusts_no_hint(office: Office, values: dict[str, Any]) 
 
 @pytest.mark.parametrize("retaken", [False, True], ids=["forgotten", "taken again"])
 def test_a_server_that_forgets_the_lock_may_forget_a_hint(office: Office, retaken: bool) -> None:
-    """Whoever finds his lock forgotten, at its end or at a renewal, asks the ledger who waits."""
+    """If a holder finds its lock forgotten, at its end or at a renewal, it looks for waiting
+    messages in the ledger."""
 
     def body(guard: Any) -> None:
         assert isinstance(office.deliver(2), Parked)
@@ -200,7 +205,8 @@ def test_a_server_that_forgets_the_lock_may_forget_a_hint(office: Office, retake
 
 
 def test_who_finds_out_that_a_server_has_forgotten(office: Office) -> None:
-    """Hands the lock over to its holder, with a hint: another one may be gone."""
+    """A delivery that finds out that a server has forgotten a lock restores it for its holder, with
+    a hint."""
 
     def body(guard: Any) -> None:
         assert isinstance(office.deliver(2), Parked)
@@ -215,7 +221,8 @@ def test_who_finds_out_that_a_server_has_forgotten(office: Office) -> None:
 def test_who_hands_the_lock_to_one_who_has_ended(
     office: Office, monkeypatch: pytest.MonkeyPatch, *, others: bool
 ) -> None:
-    """The holder released before the forgotten lock was his again: it is not left to its ttl."""
+    """If the holder ended before its forgotten lock was restored, the lock is released, and not
+    left to its ttl."""
     refused, released = threading.Event(), threading.Event()
     leave_hint = office.locks.leave_hint
 
@@ -243,7 +250,7 @@ def test_who_hands_the_lock_to_one_who_has_ended(
 
 
 def test_what_was_kept_is_forgotten(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody could be called, and the key is given back: who had relied on that is called."""
+    """If the lock server forgot a kept key, the next waiting message is still promoted."""
     call_next, asked = office.ledger.call_next, 0
 
     def another_is_called(*args: Any, **options: Any) -> Any:
@@ -267,7 +274,8 @@ def test_what_was_kept_is_forgotten(office: Office, monkeypatch: pytest.MonkeyPa
 def test_who_was_called_has_expired(
     office: Office, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    """The key that was kept for him is kept for the next, who may rely on that, and is called."""
+    """If the promoted message has expired, its kept key is kept for the next one, which is
+    promoted."""
     park = office.ledger.park
 
     def expire_and_park(*arguments: Any, **options: Any) -> bool:
@@ -278,7 +286,7 @@ def test_who_was_called_has_expired(
     assert office.calls.sent == ["m2"]
     if when == "before it parks":
         monkeypatch.setattr(office.ledger, "park", expire_and_park)
-        assert isinstance(office.deliver(3), Parked)  # the lock server has told it that it is taken
+        assert isinstance(office.deliver(3), Parked)  # the lock server has refused it
     else:
         assert isinstance(office.deliver(3), Parked)
         office.expire(2)
@@ -287,7 +295,8 @@ def test_who_was_called_has_expired(
 
 
 def test_who_was_called_has_expired_and_so_has_who_left_a_hint(office: Office) -> None:
-    """The key is kept for the hint, and given back, for nobody is there to be called."""
+    """If the promoted message and the one that left a hint have both expired, the kept key is given
+    back."""
     office.deliver(1, lambda guard: office.deliver(2))
     assert isinstance(office.deliver(3), Parked)
     assert office.ledger.expire("book 3", message=MessageRef("m3"))
@@ -297,7 +306,8 @@ def test_who_was_called_has_expired_and_so_has_who_left_a_hint(office: Office) -
 
 
 def test_who_was_called_has_expired_while_another_has_the_key(office: Office) -> None:
-    """Whoever releases that key is told that somebody may wait, as he would have been before."""
+    """If the promoted message has expired and another delivery holds the key, that holder gets a
+    hint."""
     office.deliver(1, lambda guard: office.deliver(2))
     held = new_owner("other")
     office.flush()
@@ -309,13 +319,13 @@ def test_who_was_called_has_expired_while_another_has_the_key(office: Office) ->
 
 
 def test_two_of_one_message(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One waits in the line. The other one, which nobody called, takes the key before it is called,
-    and the hint was taken by who had the key before: the next in line is called even so."""
+    """One copy of a message waits in line, and the other one takes the key and the hint first. The
+    next message is still promoted."""
     call_next = office.ledger.call_next
 
     def taken_meanwhile(*args: Any, **options: Any) -> Any:
         monkeypatch.setattr(office.ledger, "call_next", call_next)
-        office.locks.release((KEY,), CALLED)  # it was kept long enough
+        office.locks.release((KEY,), CALLED)  # the key was kept for long enough
         assert isinstance(office.deliver(2), Completed)
         return None
 
@@ -329,7 +339,7 @@ def test_two_of_one_message(office: Office, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_no_hint_of_a_task_that_has_no_line(office: Office) -> None:
-    """Nobody would take it: it would stay at the lock server for a day."""
+    """A task without a line leaves no hint, because it would stay at the lock server for a day."""
 
     def body(guard: Any) -> None:
         office.flush()
@@ -340,7 +350,7 @@ def test_no_hint_of_a_task_that_has_no_line(office: Office) -> None:
 
 
 def test_an_answer_that_is_lost_counts_as_a_hint(office: Office) -> None:
-    """The release got no reply: the ledger is asked whether somebody waits."""
+    """If the reply to a release is lost, the holder looks for waiting messages in the ledger."""
     redis = office._proxies[0]
 
     def body(guard: Any) -> None:
@@ -352,7 +362,7 @@ def test_an_answer_that_is_lost_counts_as_a_hint(office: Office) -> None:
 
 
 def test_a_second_message_of_the_work(office: Office) -> None:
-    """What is parked unread is new: of work that is waiting, or done, the record speaks."""
+    """A message is parked unread only if its work is new. Otherwise the record answers."""
     office.deliver(1)
 
     def body(guard: Any) -> None:

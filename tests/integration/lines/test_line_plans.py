@@ -1,8 +1,7 @@
-"""The first of a long line is found by its index, also where nobody has gathered statistics yet.
+"""The first of a long line is found by its index, even without statistics of the database.
 
-Without that each call reads, and sorts, all who wait: most of all right after an installation, or
-when a line has grown within a minute. And where statistics are of a time at which nobody waited, as
-they mostly are.
+Otherwise each promotion reads and sorts the whole line, above all right after an installation or
+when a line has grown within a minute. The same holds if statistics are from a time without a line.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ CALL = '{"queue": "celery", "message": "m"}'
     name="ledger",
 )
 def made_ledger(request: pytest.FixtureRequest) -> Iterator[SqlLedger]:
-    """With a long line of a key, of which the database's statistics say nothing."""
+    """Return a ledger with a long line of a key, which the database's statistics do not show."""
     kind, known = request.param
     made = SqlLedger(request.getfixturevalue(f"{kind}_url"))
     made.create_schema()
@@ -64,7 +63,7 @@ def _waiting(number: int) -> dict[str, Any]:
 
 
 def _asked(ledger: SqlLedger, ask: Callable[[], object]) -> list[tuple[str, Any]]:
-    """What SQLAlchemy sends for it."""
+    """Return the statements that SQLAlchemy sends for it."""
     found: list[tuple[str, Any]] = []
 
     def note(_db: Any, _cursor: Any, text: str, values: Any, *_: Any) -> None:
@@ -77,7 +76,7 @@ def _asked(ledger: SqlLedger, ask: Callable[[], object]) -> list[tuple[str, Any]
 
 
 def _plan(ledger: SqlLedger, text: str, values: Any) -> str:
-    """What the database does; PostgreSQL has done it, and says how much it has read."""
+    """Return the database's plan. PostgreSQL runs it, and reports the rows it has read."""
     is_pg = ledger.database.engine.dialect.name == "postgresql"
     with ledger.database.engine.connect() as db:
         rows = db.exec_driver_sql(f"explain {'analyze' if is_pg else ''} {text}", values)
@@ -85,7 +84,7 @@ def _plan(ledger: SqlLedger, text: str, values: Any) -> str:
 
 
 def _reads_all(plan: str) -> bool:
-    """Whether it reads a table, or a line, from its beginning to its end."""
+    """Return whether it reads a table or a line from beginning to end."""
     lines = [line for line in plan.splitlines() if "Incremental Sort" not in line]
     whole = "Seq Scan on taskguard_work", "Sort ", "Using filesort", " ALL "
     if any(part in line for part in whole for line in lines):
@@ -100,7 +99,8 @@ def _next(ledger: SqlLedger, **options: Any) -> object:
 
 
 def test_who_is_called(ledger: SqlLedger) -> None:
-    """By the statement of each database, and by the one for bounded keys."""
+    """The index finds the next message, with each database's statement and with that of keys with a
+    limit."""
     asked = _asked(ledger, lambda: _next(ledger, ahead_s=2.0)) + _asked(
         ledger, lambda: _next(ledger)
     )
@@ -119,7 +119,7 @@ def test_who_is_called(ledger: SqlLedger) -> None:
 
 
 def test_who_claims(ledger: SqlLedger) -> None:
-    """A newcomer is told that others wait by looking at the first of them."""
+    """A claim that is refused because of the line reads its first message only."""
     newcomer = request(1, keys=(KEY,), in_line=True, message=MessageRef("new"))
     if ledger.database.engine.dialect.name == "postgresql":
         values = {
@@ -144,9 +144,10 @@ def test_who_claims(ledger: SqlLedger) -> None:
 
 
 def test_what_a_relay_looks_at(ledger: SqlLedger) -> None:
-    """One page of lines, by their index: not all that ever was done, and no sort of all who wait.
+    """A relay's look reads one page of lines by their index. It neither reads all work nor sorts
+    the whole line.
 
-    MariaDB has no index of lines alone, and reads the table: once, and not once for each key.
+    MariaDB has no index of lines alone, and reads the table once, not once for each key.
     """
     with ledger.database.engine.begin() as db:
         more = [{**_waiting(WAITING * 2 + n), "key": f"later:{n:04d}"} for n in range(1_000)]
@@ -157,6 +158,6 @@ def test_what_a_relay_looks_at(ledger: SqlLedger) -> None:
         assert not [text for text, _ in asked if "RECURSIVE" in text]
         return
     plans = [_plan(ledger, *each) for each in asked]
-    # Rows that are read are counted. What is sorted is one page, after its keys were looked up.
+    # The test counts rows that are read. Sorting concerns one page, after its keys were looked up.
     read = ["\n".join(line for line in plan.splitlines() if "Sort" not in line) for plan in plans]
     assert [plan for plan in read if _reads_all(plan)] == []

@@ -1,7 +1,8 @@
-"""`busy="latest"` and `"supersede"` at the runner: what a holder is told, and who has the lock.
+"""`busy="latest"` and `"supersede"` at the runner: what a holder is told, and which one has the
+lock.
 
-With a real ledger on SQLite and locks in memory, and without a relay: the queue only notes what it
-is asked.
+With a real ledger on SQLite and locks in memory, and without a relay. The queue only notes its
+calls.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ KEY = "index:1"
 
 
 class NotingParking:
-    """Notes who is sent."""
+    """Notes which messages are sent."""
 
     queue = "test"
 
@@ -50,7 +51,7 @@ class NotingParking:
 
 
 class Index:
-    """A runner for messages of one key; the name of each says when it was sent."""
+    """A runner for messages of one key. The name of each is its send time."""
 
     def __init__(self, url: str) -> None:
         self.ledger = SqlLedger(url)
@@ -58,7 +59,7 @@ class Index:
         self.locks = MemoryLocks()
         self.runner = Runner(locks=self.locks, ledger=self.ledger)
         self.sent: list[str] = []
-        # What a body found wrong: if that is superseded, nobody hears of it.
+        # Failed assertions of bodies: the runner drops the error of a superseded one.
         self.wrong: list[AssertionError] = []
         self._began_s = time.time() - 60.0
 
@@ -91,7 +92,7 @@ class Index:
                 self.wrong.append(error)
                 raise
 
-        # A context of its own: else it would be a body that asks for its own key.
+        # A context of its own: otherwise it would be a body that requests its own key.
         return contextvars.Context().run(self.runner.deliver, delivery, watched)
 
 
@@ -104,7 +105,8 @@ def index(sqlite_url: str) -> Iterator[Index]:
 
 
 def test_the_lock_goes_to_the_newer_one(index: Index) -> None:
-    """At the lock server, too, and is free to nobody in between; the older one frees nothing."""
+    """The lock passes to the newer message at the lock server, too, and is never free. The older
+    one releases nothing."""
     owners: list[str] = []
 
     def newer(guard: Guard) -> None:
@@ -127,7 +129,7 @@ def test_the_lock_goes_to_the_newer_one(index: Index) -> None:
 
 
 def test_the_older_one_frees_nothing(index: Index) -> None:
-    """It ends while the newer one is at work."""
+    """The older delivery ends while the newer one runs."""
     inside: list[Any] = []
 
     def newest(guard: Guard) -> None:
@@ -145,7 +147,8 @@ def test_the_older_one_frees_nothing(index: Index) -> None:
 
 
 def test_who_waits_behind_one_that_is_superseded(index: Index) -> None:
-    """Is called by the newer one: the older one, which ends before, has taken no hint from it."""
+    """The newer delivery promotes the waiting message: the older one, which ends first, has
+    consumed no hint."""
     began, goes_on = threading.Event(), threading.Event()
 
     def newer(guard: Guard) -> None:
@@ -167,7 +170,7 @@ def test_who_waits_behind_one_that_is_superseded(index: Index) -> None:
 
 
 def test_whatever_a_superseded_body_raises(index: Index) -> None:
-    """It reaches no queue: the message is answered as superseded."""
+    """No error of a superseded body reaches the queue. Its message is answered as superseded."""
 
     def older(guard: Guard) -> None:
         index.deliver(2)
@@ -179,7 +182,8 @@ def test_whatever_a_superseded_body_raises(index: Index) -> None:
 
 
 def test_those_whose_place_is_taken_are_sent(index: Index) -> None:
-    """To hear that they never run; who has waited longest is not called before the newest."""
+    """Superseded messages are sent, to notify their callers. The longest waiting one is not
+    promoted before the newest."""
 
     def body(guard: Guard) -> None:
         assert index.deliver(2, busy="latest") == Parked()
@@ -195,7 +199,8 @@ def test_those_whose_place_is_taken_are_sent(index: Index) -> None:
 
 
 def test_a_call_without_a_queue_takes_the_place_of_a_message(index: Index) -> None:
-    """As in eager mode: it sends nothing, and what is to be told is left to a relay."""
+    """A call without a queue supersedes messages, as in eager mode, and leaves their notification
+    to a relay."""
 
     def body(guard: Guard) -> None:
         assert index.deliver(2, busy="latest") == Parked()
@@ -208,7 +213,7 @@ def test_a_call_without_a_queue_takes_the_place_of_a_message(index: Index) -> No
 
 
 def test_without_a_queue(index: Index) -> None:
-    """As in eager mode: the caller gets the error."""
+    """Without a queue, as in eager mode, the caller gets the error."""
     index.deliver(2)
     with pytest.raises(SupersededError, match="It never runs"):
         index.deliver(1, queued=False)

@@ -1,7 +1,7 @@
-"""`busy="park"` at the runner: who looks whether somebody waits, whatever a delivery comes to.
+"""`busy="park"` at the runner: which deliveries promote the next message, whatever their outcome.
 
-With a real ledger on SQLite and locks in memory, and without a relay: the queue only notes what it
-is asked.
+With a real ledger on SQLite and locks in memory, and without a relay. The queue only notes its
+calls.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ KEY = "account:1"
 
 
 class NotingParking:
-    """Notes who is called."""
+    """Notes which messages are promoted."""
 
     queue = "test"
 
@@ -55,7 +55,7 @@ class NotingParking:
 
 
 class LockedMeanwhile(MemoryLocks):
-    """What is done as soon as somebody has the key: others come just then."""
+    """Calls `meanwhile` as soon as the key is taken, as if others arrived just then."""
 
     meanwhile: Callable[[], Any] | None = None
 
@@ -109,10 +109,10 @@ def line(sqlite_url: str) -> Iterator[Line]:
 
 
 def test_whoever_is_done_calls_the_first(line: Line) -> None:
-    """And whoever came while it was at work has been parked."""
+    """A holder that ends promotes the first message that was parked while it ran."""
 
     def body(guard: Guard) -> None:
-        # A context of its own: else it would be this body that asks for its own key.
+        # A context of its own: otherwise this body would request its own key.
         for each in ("b", "c"):
             assert contextvars.Context().run(line.deliver, each) == Parked()
 
@@ -121,7 +121,7 @@ def test_whoever_is_done_calls_the_first(line: Line) -> None:
 
 
 def holding(line: Line) -> Callable[[], object]:
-    """Somebody has the key who knows of no line; what lets it go."""
+    """Hold the key by a holder without a line. Return a function that releases it."""
     owner = new_owner("x")
     assert isinstance(
         line.locks.acquire((KEY,), owner, ttl_s=30.0, with_fence=False, wait_s=0.0), Granted
@@ -130,7 +130,7 @@ def holding(line: Line) -> Callable[[], object]:
 
 
 def parked(line: Line, message: str, **values: Any) -> None:
-    """While somebody has the key who looks for nobody."""
+    """Park a message while the key is held by a holder that promotes none."""
     let_go = holding(line)
     assert line.deliver(message, **values) == Parked()
     let_go()
@@ -138,7 +138,8 @@ def parked(line: Line, message: str, **values: Any) -> None:
 
 
 class TestWhoDoesNotRun:
-    """It has the key at the lock server for a moment, in which others are parked behind it."""
+    """A refused delivery holds the key at the lock server for a moment, in which others are parked
+    behind it."""
 
     @pytest.fixture(autouse=True)
     def _others_come(self, line: Line) -> Iterator[None]:
@@ -158,7 +159,7 @@ class TestWhoDoesNotRun:
         assert line.deliver("a") == Dropped("revoked")
 
     def test_for_its_work_is_dead(self, line: Line) -> None:
-        """Which is an error."""
+        """The work is dead, which is an error."""
         claim = line.ledger.claim(request(keys=(KEY,), work="book a", message=MessageRef("a")))
         assert isinstance(claim, Claimed)
         line.ledger.crash(claim.claim, "boom")
@@ -167,7 +168,7 @@ class TestWhoDoesNotRun:
             line.deliver("a", max_crashes=1)
 
     def test_for_the_ledger_is_away(self, line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
-        """When it asks; those who come meanwhile get their answers."""
+        """The ledger is down for its claim. Messages that arrive meanwhile get their answers."""
 
         def away(_: Any) -> Any:
             raise LedgerUnavailableError("away")
@@ -177,14 +178,16 @@ class TestWhoDoesNotRun:
         assert isinstance(line.deliver("a"), Deferred)
 
     def test_for_another_message_waits_with_its_work(self, line: Line) -> None:
-        """That one is first, and its caller is to get its answer."""
+        """Another message waits with its work. That one is first, and its caller gets its
+        answer."""
         parked(line, "b", work="book 1")
         line.locks.meanwhile = lambda: line.deliver("c")
         assert isinstance(line.deliver("a", work="book 1"), Deferred)
 
 
 def test_a_recall_that_the_broker_refuses_holds_up_nobody(line: Line) -> None:
-    """Who was called and did not come keeps no one waiting, also while he cannot be sent again."""
+    """A promoted message that did not arrive blocks no other, even if the broker refuses to send it
+    again."""
     for each in "ab":
         parked(line, each)
     app, queues = "", ["test"]
@@ -201,13 +204,12 @@ def test_a_recall_that_the_broker_refuses_holds_up_nobody(line: Line) -> None:
     runtime = connect(locks=None, ledger=line.ledger)
     Relay(runtime, {"test": refuse}, {"test": lambda *_: None}).look()
     assert sent == ["a"]
-    # The look has called the next one; he comes, and nobody is before him.
+    # The look has promoted the next message, which now claims the free key.
     assert isinstance(line.deliver("b", called=True), Completed)
 
 
 def test_a_sweep_leaves_what_was_called_to_a_relay(line: Line) -> None:
-    """However rare it makes its sendings: who was called, and got lost, is sent again after a few
-    seconds, and not an hour after a sweep."""
+    """A relay sends a promoted message again after a few seconds, and not an hour after a sweep."""
     parked(line, "a")
     assert line.ledger.call_next(KEY, expected_s=0.0, app="", queues=["test"]) is not None
     sent: list[str] = []
@@ -226,8 +228,8 @@ def test_a_sweep_leaves_what_was_called_to_a_relay(line: Line) -> None:
 
 
 def test_copies_of_what_waits_in_its_queue(line: Line) -> None:
-    """L1: whatever keeps its workers busy, t s after its call there are at most 2 + log2(t / 5)
-    copies, and 11 in all; before five seconds there is one."""
+    """L1: t s after its promotion a message has at most 2 + log2(t / 5) copies, and 11 in all.
+    Before five seconds there is one."""
     parked(line, "a")
     sent_us = line.ledger.now_us()
     first = line.ledger.call_next(KEY, expected_s=EXPECTED_S, app="", queues=["test"])
@@ -250,7 +252,7 @@ def test_copies_of_what_waits_in_its_queue(line: Line) -> None:
 
 
 def wait_for_keys(line: Line, count: int, queues: Sequence[str], *, after: str = "") -> None:
-    """In the line of each key one message of each queue waits, in that order."""
+    """In the line of each key, one message of each queue waits, in that order."""
     for number in range(count):
         for place, queue in enumerate(queues):
             name = f"{after}{number:04d}"
@@ -263,8 +265,11 @@ def wait_for_keys(line: Line, count: int, queues: Sequence[str], *, after: str =
 def test_keys_that_cannot_be_served_starve_no_other(
     line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither those of a queue whose broker is down, of which a look makes one attempt at most, nor
-    those whose first message another relay has to send; though they are more than a page has."""
+    """Keys whose queue is down, or whose first message belongs to another relay, do not starve
+    others.
+
+    One look sends at most one message to a broker that is down. The keys are more than a page.
+    """
     page = functools.partial(line.ledger.look, most=50)
     monkeypatch.setattr(line.ledger, "look", page)
     wait_for_keys(line, 120, ["down"])
@@ -288,7 +293,8 @@ def test_keys_that_cannot_be_served_starve_no_other(
 
 
 def test_what_is_overdue_in_a_former_namespace_is_sent_into_the_present_one(line: Line) -> None:
-    """By a sweep, once; what is of another application stays."""
+    """A sweep sends overdue work of a former namespace into the present one, once. Other
+    applications' work stays."""
     for app in ("", "eu", "us"):
         message = MessageRef(f"of {app or 'none'}")
         owned = {"app": app} if app else {}
@@ -306,7 +312,7 @@ def test_what_is_overdue_in_a_former_namespace_is_sent_into_the_present_one(line
 
 
 def drain(line: Line) -> None:
-    """Three looks of a relay whose namespace was "old" before."""
+    """Take three looks with a relay whose namespace was "old" before."""
     runtime = connect(locks=None, ledger=line.ledger, namespace="new", formerly_namespaces=["old"])
     relay = Relay(runtime, {"test": lambda _, message: line.called.append(message.id)})
     for _ in range(3):
@@ -314,7 +320,8 @@ def drain(line: Line) -> None:
 
 
 def test_what_is_overdue_elsewhere_starves_no_former_namespace(line: Line) -> None:
-    """Though more is overdue in another application's lines, or a queue's, than is read at once."""
+    """Overdue work of another application or queue, more than a page, does not starve a former
+    namespace."""
     overdue = [("us", "test", 600), ("old", "elsewhere", 600), ("old", "test", 1)]
     for app, queue, count in overdue:
         for number in range(count):
@@ -330,7 +337,8 @@ def test_what_is_overdue_elsewhere_starves_no_former_namespace(line: Line) -> No
 def test_lines_that_cannot_be_drained_starve_no_other(
     line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Behind a key of the former namespace that a worker of it holds, more wait than a page has."""
+    """Messages behind a key that a former namespace's worker holds, more than a page, do not starve
+    others."""
     monkeypatch.setattr(line.ledger, "look", functools.partial(line.ledger.look, most=50))
     holder = request(keys=("a",), work="holder", message=MessageRef("holder"))
     assert isinstance(line.ledger.claim(holder), Claimed)
@@ -344,7 +352,8 @@ def test_lines_that_cannot_be_drained_starve_no_other(
 
 
 def test_a_sweep_of_a_queue_whose_broker_is_down_sends_to_the_others(line: Line) -> None:
-    """However many messages are overdue there."""
+    """If a queue's broker is down, the sweep still sends to the others, however many messages are
+    overdue there."""
     for queue, count in (("down", 30), ("test", 2)):
         for number in range(count):
             message = MessageRef(f"{queue}-{number}")

@@ -1,7 +1,7 @@
-"""What becomes of a strict line with a rate when its head fails: the next message is promoted in
-time for the next start, and not before.
+"""If the head of a strict line with a rate fails, the next message is promoted in time for the next
+start.
 
-With a ledger on SQLite; the queue only notes what is sent.
+With a ledger on SQLite. The queue only notes what is sent.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KEY, OTHER = "account:1", "account:2"
 
 
 class Sent:
-    """The way to send messages, which notes them."""
+    """Sends messages, and notes them."""
 
     queue = "test"
 
@@ -36,14 +36,14 @@ class Sent:
         self.calls: list[dict[str, Any]] = []
 
     def call(self) -> None:
-        """Not asked for here."""
+        """Not used here."""
 
     def send(self, call: dict[str, Any], message: MessageRef) -> None:
         del message
         self.calls.append(call)
 
     def failed(self, claim: Claim) -> None:
-        """Not asked for here."""
+        """Not used here."""
 
 
 @pytest.fixture
@@ -75,7 +75,8 @@ def failed_head(ledger: SqlLedger, rate: str) -> Claim:
 def test_the_next_one_when_the_head_gives_up(
     ledger: SqlLedger, rate: str, promoted: list[str]
 ) -> None:
-    """If its start is less than two seconds away it is sent for that moment; else a relay does."""
+    """If the next start is less than two seconds away, the message is sent for that moment.
+    Otherwise a relay sends it."""
     head, sent = failed_head(ledger, rate), Sent()
     Line(None, ledger, Events()).gave_up(head, sent, retries=1, app="")
     assert [call["message"] for call in sent.calls] == promoted
@@ -83,7 +84,8 @@ def test_the_next_one_when_the_head_gives_up(
 
 
 def test_a_retry_for_another_key(ledger: SqlLedger) -> None:
-    """It leaves its line, and has a position in the line, and at the rate, of its new key."""
+    """A retry for another key leaves its line, and gets a position in the line and at the rate of
+    its new key."""
     head, sent = failed_head(ledger, "1/h"), Sent()
     moved = strict(1, "1/h", OTHER)
     again = Delivery(

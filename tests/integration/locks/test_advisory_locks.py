@@ -1,4 +1,4 @@
-"""What is advisory locks' and GET_LOCK's own: one session, its end, names, poolers, findings."""
+"""Behaviour of advisory locks and GET_LOCK: one session and its end, names, poolers, findings."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ TESTS = Path(__file__).resolve().parents[2]
     ]
 )
 def url(request: pytest.FixtureRequest) -> str:
-    """Of an empty database of each kind."""
+    """Return the URL of an empty database of each kind."""
     found: str = request.getfixturevalue(request.param)
     return found
 
@@ -89,7 +89,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 class TestUrls:
     @pytest.mark.parametrize("kind", ["postgresql", "mariadb", "mysql"])
     def test_their_own_word(self, kind: str) -> None:
-        """In the place of the driver's; they say what they lack."""
+        """The provider describes itself without the driver's name, and says what it lacks."""
         locks = make_locks(f"{kind}+advisory://shop:secret@localhost/shop")
         assert isinstance(locks, AdvisoryLocks)
         assert "secret" not in repr(locks)
@@ -98,13 +98,13 @@ class TestUrls:
         assert (traits.fair, traits.shares) == (False, False)
 
     def test_they_need_a_ledger(self) -> None:
-        """For they have no tokens."""
+        """Advisory locks need a ledger, because they have no tokens."""
         with pytest.raises(ConfigurationError, match="no fencing tokens"):
             taskguard.connect(locks="postgresql+advisory://localhost/shop", ledger=None)
 
     @pytest.mark.parametrize("wrong", ["sqlite:///a", "postgresql+psycopg2://localhost/shop"])
     def test_another_database(self, wrong: str) -> None:
-        """Or another driver."""
+        """Another kind of database or driver is refused."""
         with pytest.raises(ConfigurationError, match="dvisory locks"):
             AdvisoryLocks(wrong)
 
@@ -115,7 +115,7 @@ class TestUrls:
             AdvisoryLocks("postgresql+advisory://localhost/shop")
 
     def test_an_engine(self, url: str) -> None:
-        """Of the user's own serves as well; its own connections stay as they are."""
+        """A user's Engine works as well. Its own connections do not change."""
         engine = sa.create_engine(url)
         with closing(AdvisoryLocks(engine)) as locks:
             assert isinstance(take(locks), Granted)
@@ -128,7 +128,7 @@ class TestUrls:
 
 class TestNames:
     def test_they_stay(self) -> None:
-        """Another version must not lock by other names: two would hold a key."""
+        """Names of locks stay over versions: otherwise two processes could hold one key."""
         assert names.number_of("order:42") == 1148132305212126298
         assert names.name_of("order:42", database="Shop") == names.name_of(
             "order:42", database="shop"
@@ -140,7 +140,8 @@ class TestNames:
     def test_keys_with_one_name(
         self, pg_url: str, make_locks_on: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """They exclude each other; one owner may have both, and frees neither with the other."""
+        """Keys with one lock name exclude each other. One owner may have both, and releases each by
+        itself."""
         monkeypatch.setattr("taskguard.advisory_locks.postgresql.number_of", lambda key: 7)
         locks, other, owner = make_locks_on(pg_url), make_locks_on(pg_url), new_owner("m")
         assert isinstance(take(locks, ("a", "b"), owner), Granted)
@@ -159,7 +160,8 @@ class TestNames:
 
     @pytest.mark.debian
     def test_another_database_of_the_server(self, mariadb: MariaDB, make_locks_on: Any) -> None:
-        """GET_LOCK is the server's: the database's name is told apart."""
+        """GET_LOCK is valid for the whole server, so the database's name is part of the lock's
+        name."""
         first, second = (make_locks_on(mariadb.create_database(f"db{n}")) for n in (1, 2))
         assert isinstance(take(first), Granted)
         assert isinstance(take(second), Granted)
@@ -169,8 +171,8 @@ class TestSession:
     def test_round_trips(
         self, url: str, make_locks_on: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """One for a lock, one for its release, none for a key of the process's own, and one for a
-        thousand renewals."""
+        """One round trip for a lock, one for its release, none for a key that the process holds,
+        and one for a thousand renewals."""
         locks, owner = make_locks_on(url), new_owner("m")
         take(locks, ("first",))
         asked = counted(monkeypatch)
@@ -188,7 +190,7 @@ class TestSession:
         assert len(asked) == 1
 
     def test_who_holds(self, url: str, make_locks_on: Any) -> None:
-        """Its own process says it, no other can."""
+        """Only the process that holds a lock can report its holder."""
         locks, owner = make_locks_on(url), new_owner("m")
         take(locks, KEY, owner)
         mine, theirs = take(locks), take(make_locks_on(url))
@@ -197,7 +199,8 @@ class TestSession:
         assert (mine.owner, theirs.owner) == (owner, NOBODY)
 
     def test_killed(self, url: str, make_locks_on: Any) -> None:
-        """By an administrator: what it held is free, and the next renewal says so."""
+        """If an administrator kills the session, its keys are free, and the next renewal
+        says so."""
         locks, owner = make_locks_on(url), new_owner("m")
         take(locks, KEY, owner)
         kill(url, session_of(locks))
@@ -218,7 +221,7 @@ class TestSession:
     def test_interrupted(
         self, url: str, make_locks_on: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Once a lock was granted, and before that was noted: it stays with nobody."""
+        """A lock that was granted, but not yet noted when an interrupt came, is released."""
         locks, owner = make_locks_on(url), new_owner("m")
         take(locks, ("another",), owner)
         ask = Database.ask_alone
@@ -256,7 +259,7 @@ class TestSession:
         assert isinstance(take(make_locks_on(url)), Held)
 
 
-# Holds a key, and says so; then whether it still does, once it is told to go on.
+# Holds a key and says so. When told to go on, it says whether it still holds it.
 _HOLDER = """\
 import sys
 from taskguard.advisory_locks import AdvisoryLocks, health
@@ -294,8 +297,8 @@ class TestDeadHolder:
             wait_until(lambda: isinstance(take(locks), Granted))
 
     def test_frozen(self, url: str, make_locks_on: Any) -> None:
-        """The server ends its session, and it learns that when it wakes. Their kernel goes on
-        answering for it, so that nothing else would tell."""
+        """The server ends the session of a frozen process, which learns that when it wakes. Its
+        kernel still answers keep-alives."""
         locks = make_locks_on(url)
         take(locks, ("another",))  # so that it is connected
         with holder(url, ttl_s=5.0) as process:
@@ -309,13 +312,13 @@ class TestDeadHolder:
 
 class TestFindings:
     def test_nothing(self, url: str, make_locks_on: Any) -> None:
-        """It has tried a lock, of which nothing stays."""
+        """The check has tried a lock, and leaves nothing."""
         locks = make_locks_on(url)
         assert found_by(locks) == []
         assert check_locks(locks, (), has_ledger=True) == ([], True)
 
     def test_pooled(self, postgres: Postgres, pg_url: str, make_locks_on: Any) -> None:
-        """PgBouncer before it: no lock is granted, for it would be whoever's gets the session."""
+        """Behind PgBouncer no lock is granted, because it would belong to the pooler's session."""
         need(PgBouncer)
         with PgBouncer(postgres.port) as pooler:
             locks = make_locks_on(pooler.url_of(str(sa.make_url(pg_url).database)))
@@ -324,7 +327,7 @@ class TestFindings:
                 take(locks)
 
     def test_a_standby(self, postgres: Postgres, make_locks_on: Any) -> None:
-        """It would grant what its primary grants, too."""
+        """A standby is refused, because it would grant locks that its primary grants, too."""
         with Standby(postgres) as standby:
             locks = make_locks_on(standby.url)
             assert found_by(locks) == ["advisory_replica"]
@@ -333,7 +336,8 @@ class TestFindings:
 
     @pytest.mark.debian
     def test_a_server_that_becomes_read_only(self, make_locks_on: Any) -> None:
-        """As at a switch-over: what it has granted counts no more, and nobody is granted more."""
+        """If a server becomes read-only, as at a switch-over, its granted locks end, and it grants
+        no more."""
         need(MariaDB)
         with MariaDB() as server:
             url = server.create_database("shop")
@@ -350,14 +354,14 @@ class TestFindings:
     def test_galera(
         self, mariadb_url: str, make_locks_on: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A node of a cluster says that `wsrep_on`; this server is none, and is made to say so."""
+        """A node of a Galera cluster has `wsrep_on`. This server has no cluster, and the test sets
+        the answer."""
         monkeypatch.setattr(health, "_IN_GALERA", "select 'wsrep_on', 'ON'")
         assert found_by(make_locks_on(mariadb_url)) == ["advisory_galera"]
 
 
 def test_done_before_its_body_has_ended(pg_url: str, make_locks_on: Any) -> None:
-    """A duplicate is not answered yet, though nobody can tell whose the key is: the result may
-    still come."""
+    """A duplicate is not answered before the body has ended, because its result may still come."""
     apps = [taskguard.connect(locks=make_locks_on(pg_url), ledger=pg_url) for _ in range(2)]
     apps[0].ledger.create_schema()
     duplicate = apps[1].guarded(key="order:<order>", work="ship")(lambda order: "twice")

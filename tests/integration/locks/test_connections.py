@@ -1,8 +1,8 @@
-"""Every way to a lock server: TLS, users, Unix sockets, a password of any characters.
+"""Every way to connect to a lock server: TLS, users, Unix sockets, a password of any characters.
 
-Each on a real server that lets nobody else in: a user's locks are taken, renewed, refused, waited
-for and freed; and whatever goes wrong, no text holds the password. Sentinel's and etcd's ways are
-in `test_sentinel.py` and `test_etcd_settings.py`.
+Each server is real and refuses other clients. A user takes, renews, waits for and releases locks,
+and no text shows the password. Sentinel and etcd are in `test_sentinel.py` and
+`test_etcd_settings.py`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ ServerT = TypeVar("ServerT", bound=Server)
 
 @dataclass(frozen=True)
 class Way:
-    """To a server, as its user `tasks`; `text` is a URL with the place of the password free."""
+    """A connection to a server as its user `tasks`; `text` is a URL without the password."""
 
     text: str
 
@@ -72,7 +72,7 @@ def locks_of(url: str) -> Iterator[LockProvider]:
 
 
 def cycle(locks: LockProvider) -> None:
-    """Taken, renewed, refused to another, waited for, freed."""
+    """Take a lock, renew it, have another owner refused and waiting, release it."""
     owner, waiter = new_owner("m"), new_owner("n")
     answer = locks.acquire(KEY, owner, ttl_s=30.0, with_fence=locks.traits.tokens, wait_s=0.0)
     assert isinstance(answer, Granted)
@@ -86,7 +86,7 @@ def cycle(locks: LockProvider) -> None:
 
 
 def shows(text: object) -> bool:
-    """Whether a text has one of the passwords, or a piece of it, in any way of writing."""
+    """Return whether a text contains one of the passwords or a part of it, in any spelling."""
     said = str(text)
     pieces = ["w#r?d", PASSWORD[-8:], WRONG]
     return any(
@@ -95,7 +95,7 @@ def shows(text: object) -> bool:
 
 
 def check_way(way: Way, caplog: pytest.LogCaptureFixture, *, refuses: bool = True) -> None:
-    """What has to hold of each."""
+    """Check what must hold for each connection."""
     caplog.set_level(logging.DEBUG)
     with locks_of(way.url()) as locks:
         cycle(locks)
@@ -118,14 +118,14 @@ def check_way(way: Way, caplog: pytest.LogCaptureFixture, *, refuses: bool = Tru
 
 
 def check_strangers(url: str, says: str) -> None:
-    """A server that the machine's own authorities do not vouch for is not spoken to."""
+    """A server with a certificate of an unknown authority is refused."""
     with locks_of(url) as locks, pytest.raises(LockServerUnavailableError, match=says) as caught:
         cycle(locks)
     assert not shows(caught.value)
 
 
 def let_in(server: RedisServer) -> None:
-    """The user `tasks`, with what the pages say and no more."""
+    """Create the user `tasks` with only the rights on the pages."""
     with redis.Redis(port=server.port) as client:
         client.execute_command("ACL", "SETUSER", "tasks", "reset", "on", f">{PASSWORD}", *RIGHTS)
 
@@ -145,7 +145,7 @@ def running(server: ServerT) -> Iterator[ServerT]:
 def redis_server(
     made_certificates: Certificates, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[DebianRedis]:
-    """By TCP, by TLS and by a socket in the file system."""
+    """Start a Redis with TCP, TLS and a Unix socket."""
     tls = made_certificates.of_server()
     socket = tmp_path_factory.mktemp("s") / "s"
     for server in running(
@@ -222,7 +222,7 @@ class TestSeveralRedis:
 
 @pytest.fixture(scope="module")
 def pg_server(made_certificates: Certificates) -> Iterator[DebianPostgres]:
-    """By TLS alone, and by a socket; the user `tasks` has a password."""
+    """Start a PostgreSQL with TLS only, and a socket. The user `tasks` has a password."""
     rules = made_certificates.folder / "pg_hba.conf"
     rules.write_text(
         "host all postgres 127.0.0.1/32 trust\n"
@@ -279,7 +279,7 @@ class TestPostgreSQL:
 def mysql_server(
     made_certificates: Certificates, request: pytest.FixtureRequest
 ) -> Iterator[MariaDB | MySQL]:
-    """By TLS and by a socket; the user `tasks` has a password."""
+    """Start a server with TLS and a socket. The user `tasks` has a password."""
     for server in running(
         request.param(
             innodb_flush_log_at_trx_commit=0,
@@ -333,7 +333,7 @@ def check_database(
     with closing(TableLocks(way.url())) as locks:
         locks.create_table()
     check_way(way, caplog)
-    # The effects are looked at by another: PyMySQL alone would spell this password differently.
+    # Another driver reads the effects, because PyMySQL would escape this password differently.
     with closing(GuardedShop(server.url_of("shop"), way.url(), locks=way.url())) as shop:
         shop.deliver(effect)
         assert shop.effects == ["x"]

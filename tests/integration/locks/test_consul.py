@@ -1,4 +1,4 @@
-"""What is Consul's own about its locks: requests, sessions, doubts, tokens, rights, findings."""
+"""Behaviour of locks on Consul: requests, sessions, lost replies, tokens, rights, findings."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def locks(consul: Consul) -> ConsulLocks:
 
 @contextmanager
 def requests(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The paths of what is asked meanwhile, retries included."""
+    """Record the paths of requests, retries included."""
     asked: list[str] = []
     urlopen = HTTPConnectionPool.urlopen
 
@@ -54,7 +54,7 @@ class TestRequests:
     """How many requests each step takes, once there is a session."""
 
     def test_free_keys(self, locks: ConsulLocks, monkeypatch: pytest.MonkeyPatch) -> None:
-        """One to take them, however many, with or without a token; one to free them."""
+        """One request takes any number of keys, with or without a token. One releases them."""
         for with_fence in (False, True):
             owner, keys = new_owner("m"), tuple(f"order:{number:03}" for number in range(31))
             with requests(monkeypatch) as asked:
@@ -63,12 +63,12 @@ class TestRequests:
             assert asked == ["txn", "txn"]
 
     def test_more_keys_than_it_takes(self, locks: ConsulLocks) -> None:
-        """Refused by name, before anything is asked."""
+        """Too many keys are refused by name, before any request."""
         with pytest.raises(ConfigurationError, match="31 keys"):
             take(locks, tuple(f"order:{number}" for number in range(32)))
 
     def test_taken_key(self, locks: ConsulLocks, monkeypatch: pytest.MonkeyPatch) -> None:
-        """One that finds out, and one that reads who has it."""
+        """One request is refused, and one reads the holder."""
         take(locks)
         with requests(monkeypatch) as asked:
             assert isinstance(take(locks), Held)
@@ -98,7 +98,8 @@ class TestSessions:
         assert isinstance(take(locks), Held)
 
     def test_a_grant_that_nobody_heard_of(self, consul: Consul) -> None:
-        """It is freed before its session is renewed, so that the session does not keep it."""
+        """A grant whose reply was lost is released before its session is renewed, so that the
+        session does not keep it."""
         consul_kind(consul)
         with Proxy(consul.port) as proxy:
             locks = ConsulLocks(f"consul://127.0.0.1:{proxy.port}", socket_timeout_s=3.0)
@@ -112,7 +113,7 @@ class TestSessions:
             proxy.mode = Mode.PASS
             assert locks.renew([Hold(("kept",), kept, 30.0)]) == [Renewal.RENEWED]
             assert standing(consul) == ["taskguard/epoch", "taskguard/lock/kept"]
-            # Nor is a release forgotten that did not arrive.
+            # A release that did not arrive is repeated as well.
             freed = new_owner("freed")
             take(locks, owner=freed)
             proxy.mode = Mode.CUT
@@ -146,7 +147,7 @@ class TestSessions:
         assert standing(consul) == ["taskguard/epoch"]
 
     def test_handed_over_to_another_process(self, locks: ConsulLocks, consul: Consul) -> None:
-        """The true owner's renewal brings its key under its own session."""
+        """The owner's renewal brings the key into its own session."""
         finder, true, other = new_owner("finder"), new_owner("true"), ConsulLocks(consul.url)
         take(locks, owner=finder)
         assert locks.hand_over(KEY, finder, to=true, ttl_s=30.0) is True
@@ -199,7 +200,7 @@ class TestRights:
 
     @pytest.mark.parametrize("secret", ["", "c0ffee00-0000-0000-0000-000000000000"])
     def test_who_may_not(self, guarded: tuple[Consul, str], secret: str) -> None:
-        """The error says what is wrong, and not the token; so does the finding."""
+        """The error and the finding say what is wrong, and do not show the token."""
         server, _ = guarded
         locks = ConsulLocks(f"consul://:{secret or 'anonymous'}@127.0.0.1:{server.port}")
         with pytest.raises(LockServerUnavailableError, match="forbids what locks need") as caught:
@@ -225,7 +226,7 @@ def allowed(server: Consul, rules: str) -> str:
 
 
 class Lonely(Consul):
-    """One that waits for others, and is not ready before."""
+    """A server that waits for others, and is not ready before."""
 
     def _answers(self) -> bool:
         return self._ask(b"GET /v1/status/leader HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.0 200")
@@ -233,11 +234,11 @@ class Lonely(Consul):
 
 class TestFindings:
     def test_nothing(self, locks: ConsulLocks) -> None:
-        """A Consul as it is started is as it should be."""
+        """A newly started Consul has no findings."""
         assert locks.check() == []
 
     def test_away(self, consul: Consul) -> None:
-        """Where nobody answers there is nothing to find; one of several is found."""
+        """If no server answers, check() raises. If one of several is down, it is a finding."""
         with Consul() as server:
             port = server.port
         with pytest.raises(LockServerUnavailableError):

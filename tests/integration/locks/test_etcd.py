@@ -1,4 +1,4 @@
-"""What is etcd's own about its locks: requests, whole seconds, tokens, what others do to keys."""
+"""Behaviour of locks on etcd: requests, whole seconds, tokens, changes by other programs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def renewed(locks: LockProvider, owner: Owner, keys: tuple[str, ...] = KEY) -> s
 
 @contextmanager
 def requests(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The paths of what is asked meanwhile, retries included."""
+    """Record the paths of requests, retries included."""
     asked: list[str] = []
     urlopen = HTTPConnectionPool.urlopen
 
@@ -56,7 +56,7 @@ class TestRequests:
     """How many requests each step takes."""
 
     def test_free_keys(self, locks: EtcdLocks, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Two to take them, however many, with or without a token; one to free them."""
+        """Two requests take any number of keys, with or without a token. One releases them."""
         for with_fence in (False, True):
             owner, keys = new_owner("m"), tuple(f"order:{number:03}" for number in range(100))
             with requests(monkeypatch) as asked:
@@ -68,7 +68,8 @@ class TestRequests:
             assert [key for key in standing(make_url(locks)) if "lock/" in key] == []
 
     def test_taken_key(self, locks: EtcdLocks, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Found out once, it is looked at first: one request, and one for how long it will be."""
+        """After one refusal the key is read first: one request, and one for the rest of its
+        lease."""
         holder = new_owner("m")
         take(locks, owner=holder)
         with requests(monkeypatch) as asked:
@@ -96,7 +97,7 @@ class TestRequests:
 
 class TestLeases:
     def test_nothing_is_left_of_a_refusal(self, locks: EtcdLocks, etcd: Etcd) -> None:
-        """The lease that was granted for nothing is ended."""
+        """The lease of a refused request is ended."""
         take(locks)
         before = ask(etcd.url, "/v3/lease/leases", {})["leases"]
         assert isinstance(take(locks), Held)
@@ -120,7 +121,7 @@ class TestLeases:
             assert locks.check() == []
 
     def test_a_longer_lease(self, locks: EtcdLocks) -> None:
-        """Asked for a longer one, the keys move under it, and are freed together all the same."""
+        """For a longer ttl, the keys move to a longer lease, and are still released together."""
         owner, keys = new_owner("m"), ("a", "b")
         first = take(locks, keys, owner, ttl_s=20.0, with_fence=True)
         second = take(locks, keys, owner, ttl_s=60.0, with_fence=True)
@@ -147,18 +148,19 @@ class TestLeases:
 
 
 class TestStrangers:
-    """What other programs do to the keys."""
+    """Changes that other programs make to the keys."""
 
     def test_deleted(self, locks: EtcdLocks, etcd: Etcd) -> None:
-        """A key that somebody deleted under a living lease is gone for the holder."""
+        """If another program deletes a key, it is gone for the holder, although its lease
+        is valid."""
         owner = new_owner("m")
         take(locks, owner=owner)
-        # Its lease lives on.
+        # Its lease remains valid.
         ask(etcd.url, "/v3/kv/deleterange", {"key": "AA==", "range_end": "AA=="})
         assert renewed(locks, owner) == Renewal.GONE
 
     def test_overwritten(self, locks: EtcdLocks, etcd: Etcd) -> None:
-        """A key that somebody wrote over is taken, for as long as it stands."""
+        """If another program overwrites a key, it is taken as long as that value exists."""
         owner = new_owner("m")
         take(locks, owner=owner)
         write(etcd.url, "taskguard/lock/order:42", "somebody")
@@ -196,8 +198,8 @@ class TestStrangers:
 
 class TestTokens:
     def test_asked_again_much_later(self, locks: EtcdLocks, etcd: Etcd) -> None:
-        """The same token, though the epoch was raised meanwhile; a higher one where etcd has
-        compacted what it was granted with."""
+        """A much later repeated request gets the same token, or a higher one if etcd has compacted
+        the first grant."""
         owner = new_owner("m")
         first = take(locks, owner=owner, with_fence=True)
         epoch = epoch_of(etcd)
@@ -297,8 +299,8 @@ class TestConnections:
             assert locks.release(KEY, owner) is False
 
     def test_an_end_of_a_lease_that_may_arrive_late(self, etcd: Etcd) -> None:
-        """An owner that was refused is not told to ask again if the end of its unused lease got no
-        reply: the lost request could end the lease of a later grant to the same owner."""
+        """If the end of an unused lease gets no reply, the owner is not told to ask again: the lost
+        request could end a later grant."""
         forget(etcd.url)
         with Proxy(etcd.port) as proxy:
             locks = EtcdLocks(f"etcd://127.0.0.1:{proxy.port}", socket_timeout_s=5.0)

@@ -1,4 +1,4 @@
-"""etcd as it may be set up: users, TLS, and what `check()` finds wrong with it."""
+"""etcd with users and TLS, and the findings of `check()`."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class TestUsers:
             assert PASSWORD not in text
 
     def test_an_etcd_that_knows_no_users(self, etcd: Etcd) -> None:
-        """It takes everybody, whoever they say they are."""
+        """An etcd without users accepts every user name."""
         forget(etcd.url)
         cycle(EtcdLocks(url_for(etcd, "locks")))
 
@@ -134,7 +134,8 @@ class TestTLS:
 
     @pytest.mark.parametrize("options", ["", "?ca={ca}"])
     def test_strangers(self, secure: Etcd, made_certificates: Certificates, options: str) -> None:
-        """Neither is a server trusted that nobody vouches for, nor a client that shows nothing."""
+        """A server with an unknown certificate is refused, and so is a client without a
+        certificate."""
         where = options.format(ca=made_certificates.authority)
         with pytest.raises(LockServerUnavailableError, match="gave no answer"):
             cycle(EtcdLocks(f"etcds://127.0.0.1:{secure.port}{where}"))
@@ -153,7 +154,7 @@ def found(locks: EtcdLocks) -> Finding:
 
 class TestFindings:
     def test_nothing(self, etcd: Etcd) -> None:
-        """An etcd as Debian starts it is as it should be."""
+        """etcd as Debian starts it has no findings."""
         assert EtcdLocks(etcd.url).check() == []
 
     def test_no_gateway(self) -> None:
@@ -165,7 +166,7 @@ class TestFindings:
                     call()
 
     def test_full(self) -> None:
-        """No lock is granted any more, which the alarm tells."""
+        """A full etcd grants no more locks, which the alarm reports."""
         with Etcd(quota_backend_bytes=1_000_000) as server:
             locks = EtcdLocks(server.url)
             cycle(locks)
@@ -180,7 +181,7 @@ class TestFindings:
             assert "NOSPACE" in finding.what
 
     def test_away(self, etcd: Etcd) -> None:
-        """Where nobody answers there is nothing to find."""
+        """If no server answers, check() raises. If one of several is down, it is a finding."""
         with Etcd() as server:
             url = server.url
         with pytest.raises(LockServerUnavailableError):

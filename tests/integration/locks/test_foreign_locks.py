@@ -1,4 +1,4 @@
-"""Values at the lock server that are no lease, or outlive every one: the ledger decides."""
+"""Values at the lock server that are no lease or outlive every lease: the ledger decides."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOCK = "taskguard:{order:1}"
 
 
 class LockRig:
-    """A guard on Redis and a ledger, and a client beside it."""
+    """A guard on Redis and a ledger, and a separate client."""
 
     def __init__(self, redis_url: str, ledger: str) -> None:
         self.client = redis.Redis.from_url(redis_url)
@@ -61,7 +61,7 @@ FOREIGN = [
 def test_the_ledger_decides_and_the_value_stays(
     rig: LockRig, value: str, expires_ms: int | None
 ) -> None:
-    """The ledger knows no holder: the work is done at once, and nobody's value is touched."""
+    """If the ledger knows no holder, the work is done at once, and the foreign value stays."""
     rig.client.set(LOCK, value, px=expires_ms)
 
     @rig.tg.guarded(key="order:<n>")
@@ -76,7 +76,8 @@ def test_the_ledger_decides_and_the_value_stays(
 
 
 def test_what_is_kept_for_a_waiter_by_a_clock_that_was_set_back(rig: LockRig) -> None:
-    """It never comes, and what is kept for it, and its place, outlive every lease."""
+    """If the clock was set back, a key may be kept for a waiter that never comes, longer than any
+    lease."""
     waiter = str(new_owner("m"))
     rig.client.set(LOCK, waiter, px=HOUR_MS)
     rig.client.zadd(f"{LOCK}:line", {waiter: 1})
@@ -91,7 +92,8 @@ def test_what_is_kept_for_a_waiter_by_a_clock_that_was_set_back(rig: LockRig) ->
 
 @pytest.mark.parametrize(("value", "expires_ms"), FOREIGN)
 def test_so_it_does_for_plain_locks(rig: LockRig, value: str, expires_ms: int | None) -> None:
-    """And who holds it by the ledger still keeps others out, for no longer than that lease."""
+    """A plain lock is granted, too. A holder in the ledger keeps others out until its lease
+    expires."""
     rig.client.set(LOCK, value, px=expires_ms)
     with rig.tg.lock("order:1") as lease:
         assert lease.fence
@@ -104,7 +106,7 @@ def test_so_it_does_for_plain_locks(rig: LockRig, value: str, expires_ms: int | 
 
 
 def test_a_live_lease_at_the_lock_server_is_believed(rig: LockRig) -> None:
-    """Of a holder that is about to ask the ledger, or whose body is about to end."""
+    """A valid lease at the lock server counts: its holder may be about to claim, or to end."""
     rig.client.set(LOCK, str(new_owner("m")), px=29_000)
     with pytest.raises(KeyBusyError):
         rig.tg.lock("order:1").__enter__()
@@ -112,14 +114,14 @@ def test_a_live_lease_at_the_lock_server_is_believed(rig: LockRig) -> None:
 
 
 def test_a_longer_lease_of_another_task_is_the_ledgers_to_tell(rig: LockRig) -> None:
-    """It stands in the ledger, too, so the key is busy."""
+    """A longer lease of another task is also in the ledger, so the key is busy."""
     with rig.tg.lock("order:1", ttl_s=600), pytest.raises(KeyBusyError):
         contextvars.Context().run(rig.other.lock("order:1", ttl_s=1).__enter__)
     assert "lock_overruled" not in rig.names()
 
 
 def test_without_a_ledger_nobody_can_tell(rig: LockRig, redis_url: str) -> None:
-    """Locks alone: the value keeps the key."""
+    """Without a ledger the value blocks the key."""
     alone: Any = taskguard.connect(locks=redis_url, ledger=None)
     rig.client.set(LOCK, "maintenance")
     with pytest.raises(KeyBusyError):

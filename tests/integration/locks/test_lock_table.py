@@ -1,6 +1,6 @@
-"""Locks in a table of the database: made, found to be wrong, reached by a pooler, kept small.
+"""Locks in a table of the database: creation, findings, poolers, growth.
 
-What every lock provider does is in `tests/contract/locks`.
+The behaviour of every lock provider is tested in `tests/contract/locks`.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ DATABASES = [
 
 @pytest.fixture
 def make_locks() -> Iterator[Callable[..., TableLocks]]:
-    """Makes the test's providers, of what `TableLocks` takes."""
+    """Return a function that makes the test's providers."""
     with ExitStack() as stack:
         yield lambda *args, **options: stack.enter_context(closing(TableLocks(*args, **options)))
 
 
 @pytest.fixture(params=DATABASES)
 def url(request: pytest.FixtureRequest) -> str:
-    """Of an empty database of each kind that has a table of locks."""
+    """Return the URL of an empty database of each kind that has a table of locks."""
     return str(request.getfixturevalue(request.param))
 
 
 def execute(url: str, *statements: str) -> list[Any]:
-    """The rows of the last one."""
+    """Execute the statements, and return the rows of the last one."""
     engine = sa.create_engine(url, poolclass=sa.NullPool)
     with engine.begin() as db:
         for statement in statements:
@@ -87,7 +87,7 @@ class TestMaking:
     def test_by_the_command(
         self, url: str, make_locks: Any, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """Asked again it changes nothing that is held."""
+        """Running the command again changes no held lock."""
         assert main(["locks", "create", "--url", url]) == 0
         locks, owner = make_locks(url), new_owner("m")
         granted = take(locks, owner=owner)
@@ -147,13 +147,13 @@ class TestMaking:
         ],
     )
     def test_what_cannot_be(self, locks: str, ledger: Any, says: str) -> None:
-        """Said when it is configured, with what to write instead."""
+        """An unsupported option raises at configuration, with a replacement."""
         with pytest.raises(ConfigurationError, match=says):
             taskguard.connect(locks=locks, ledger=ledger)
 
 
 class TestUnavailable:
-    """The table is not there, or the user may not: with a ledger the work goes on."""
+    """If the table is missing or the user lacks rights, work goes on with a ledger."""
 
     def test_missing(self, url: str, make_locks: Any) -> None:
         """The error and the finding tell the command."""
@@ -165,7 +165,7 @@ class TestUnavailable:
         assert "taskguard locks create" in finding.fix
 
     def test_functions_missing(self, pg_url: str, make_locks: Any) -> None:
-        """A table of which the functions are gone, as after a restore of tables alone."""
+        """As after a restore of tables alone, the table exists but its functions do not."""
         locks = make_locks(pg_url)
         locks.create_table()
         execute(pg_url, "drop function taskguard_locks_take_1")
@@ -174,7 +174,7 @@ class TestUnavailable:
         assert names(locks) == ["locks_table_missing"]
 
     def test_the_work_goes_on(self, pg_url: str, caplog: pytest.LogCaptureFixture) -> None:
-        """The ledger decides, and the log says why it had to."""
+        """The ledger decides, and the log says why."""
         with closing(GuardedShop(pg_url, locks="ledger://")) as shop:
 
             def ship(guard: Guard) -> None:
@@ -265,7 +265,7 @@ class TestPooled:
             yield pooler.url_of(str(sa.make_url(pg_url).database))
 
     def test_locks_are_as_ever(self, pooled: str, make_locks: Any) -> None:
-        """Taken, refused, renewed and freed, whichever sessions the statements get."""
+        """Locks are taken, refused, renewed and released, whichever sessions the statements get."""
         first, second, owner = make_locks(pooled), make_locks(pooled), new_owner("m")
         for _ in range(20):
             assert isinstance(take(first, owner=owner), Granted)
@@ -274,7 +274,7 @@ class TestPooled:
             assert second.release(KEY, owner)
 
     def test_waiters_look_for_themselves(self, pooled: str, make_locks: Any) -> None:
-        """They come long before their second is over."""
+        """Waiters poll, and are granted the key long before their wait is over."""
         locks, holder = make_locks(pooled), new_owner("m")
         waited_s: list[float] = []
 
@@ -296,7 +296,8 @@ class TestWaiting:
     """LISTEN, where it works."""
 
     def test_a_release_tells_nobody_where_nobody_waits(self, pg_url: str, make_locks: Any) -> None:
-        """A notification in each commit would let them pass one after the other."""
+        """A release notifies only if a process waits, because notifying commits pass one after the
+        other."""
         locks, other = make_locks(pg_url), make_locks(pg_url)
         locks.create_table()
         engine = sa.create_engine(pg_url, poolclass=sa.NullPool, isolation_level="AUTOCOMMIT")
@@ -312,7 +313,7 @@ class TestWaiting:
         assert [note.payload for note in told] == [KEY[0]]
 
     def test_the_connection_that_listens_is_killed(self, pg_url: str, make_locks: Any) -> None:
-        """Waiters look for themselves, and hear again by the next one."""
+        """If the listening connection is killed, waiters poll until the next one listens."""
         locks = make_locks(pg_url)
         locks.create_table()
         take(locks)
@@ -355,7 +356,7 @@ class TestWaiting:
         locks.wait(KEY[0], new_owner(), timeout_s=0.3)
 
     def test_greenlets(self, url: str, make_locks: Any) -> None:
-        """Under gevent those who wait let the others run, and all get the key in the end."""
+        """Under gevent, waiting greenlets let others run, and all get the key in the end."""
         make_locks(url).create_table()
         command = [sys.executable, "-m", "support.waiting_greenlets", url]
         environment = {**os.environ, "PYTHONPATH": str(TESTS)}
@@ -374,7 +375,7 @@ class TestWaiting:
             assert found["got"] == 10
             return float(found["stood_still_s"])
 
-        # A wait is as long; a machine that is busy may stand still by itself at times.
+        # A wait lasts this long; a busy machine may pause for a while.
         assert any(stood_still_s() < 1.0 for _ in range(5))
 
 
@@ -391,7 +392,7 @@ class TestRenewals:
         assert 1 <= len(trips) <= 10
 
     def test_a_row_that_somebody_has_locked(self, url: str, make_locks: Any) -> None:
-        """It is skipped, and the others are renewed meanwhile."""
+        """A locked row is skipped, and the others are renewed."""
         locks = make_locks(url)
         locks.create_table()
         holds = [Hold((f"k{n}",), new_owner("m"), 600.0) for n in range(3)]

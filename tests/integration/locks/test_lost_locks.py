@@ -1,4 +1,5 @@
-"""Leaving `with tg.lock()` after its lease was lost: an error, unless another one is on its way."""
+"""Leaving `with tg.lock()` after its lease was lost raises an error, unless another error is raised
+already."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ LOCK = "taskguard:{a}"
 
 
 class LockRig:
-    """Locks, with or without a ledger, and what can be done to them."""
+    """Locks with or without a ledger, and faults for them."""
 
     def __init__(self, redis_url: str, ledger: str | None) -> None:
         self.client = redis.Redis.from_url(redis_url)
@@ -36,7 +37,7 @@ class LockRig:
             made.create_schema()
 
     def take_away(self) -> None:
-        """Somebody else has it now."""
+        """Give the lock to another owner."""
         self.client.set(LOCK, "another/m")
         if self.url is not None:
             engine = sa.create_engine(self.url)
@@ -60,7 +61,8 @@ def rig(request: pytest.FixtureRequest, redis_url: str, sqlite_url: str) -> Iter
 
 
 def test_a_lock_that_was_taken_over_is_an_error_at_its_end(rig: LockRig) -> None:
-    """As redis-py's LockNotOwnedError; and an event. The other's is left alone."""
+    """A lock that was taken over raises at the end of its block, and causes an event. The other
+    owner's lock stays."""
     with pytest.raises(LeaseLostError, match=r"lease\.check") as caught, rig.tg.lock("a"):
         rig.take_away()
     assert caught.value.key == "a"
@@ -70,7 +72,7 @@ def test_a_lock_that_was_taken_over_is_an_error_at_its_end(rig: LockRig) -> None
 
 
 def test_the_blocks_own_error_is_told_instead(rig: LockRig) -> None:
-    """The event tells of the lost lease all the same."""
+    """If the block raises its own error, the lost lease is reported by an event."""
     with pytest.raises(ZeroDivisionError), rig.tg.lock("a"):
         rig.take_away()
         raise ZeroDivisionError
@@ -78,7 +80,8 @@ def test_the_blocks_own_error_is_told_instead(rig: LockRig) -> None:
 
 
 def test_a_lock_that_stood_is_none(rig: LockRig) -> None:
-    """Nor is one that a server's loss of memory left to the ledger."""
+    """A lock that was valid to its end raises nothing, even if the server lost its memory and the
+    ledger has the lease."""
     with rig.tg.lock("a"):
         if rig.url is not None:
             rig.client.flushdb()
@@ -86,7 +89,8 @@ def test_a_lock_that_stood_is_none(rig: LockRig) -> None:
 
 
 def test_a_lease_that_ran_out_unseen_is_an_error(rig: LockRig) -> None:
-    """The process was paused: its watchdog had no time to see it."""
+    """If the process was paused beyond its lease, the end of the block raises, although the
+    watchdog did not notice."""
     clock = FakeClock()
     tg = taskguard.connect(
         locks=MemoryLocks(clock), ledger=None, clock=clock, listeners=(rig.events.append,)
@@ -99,7 +103,7 @@ def test_a_lease_that_ran_out_unseen_is_an_error(rig: LockRig) -> None:
 
 
 def test_a_lost_lease_is_told_once(rig: LockRig) -> None:
-    """By the watchdog, long before the end."""
+    """The watchdog reports a lost lease once, long before the end."""
     with suppress(LeaseLostError), rig.tg.lock("a", ttl_s=0.3) as lease:
         rig.take_away()
         assert lease.lost.wait(patience_s())

@@ -1,6 +1,6 @@
-"""The way to a Redis Cluster: addresses, slots that move, nodes that are silent, round trips.
+"""Connecting to a Redis Cluster: addresses, moved slots, silent nodes, round trips.
 
-What locks do there is in the contract suite; what becomes of work, in `faults/test_cluster.py`.
+The contract suite checks the locks there, and `faults/test_cluster.py` the work.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def taken(locks: RedisLocks, keys: tuple[str, ...]) -> list[Hold]:
 
 
 def asked(cluster: Cluster, command: str = "cluster|slots") -> int:
-    """How often all nodes were asked this command so far."""
+    """Return how often all nodes got this command so far."""
     calls = 0
     for node in cluster.nodes:
         if node.running:
@@ -114,7 +114,7 @@ class TestAddresses:
         ],
     )
     def test_unreadable(self, url: str) -> None:
-        """What is no URL is refused at once, with how one reads, and none of its password."""
+        """An invalid URL is refused at once, with an example and without its password."""
         with pytest.raises(ConfigurationError, match=r"\[user:password@\]host:port,host:port") as e:
             make_locks(url)
         assert not any(word in str(e.value) for word in ("sec", "ret"))
@@ -136,7 +136,7 @@ class TestAddresses:
             RedisClusterLocks(redis.Redis())
 
     def test_any_node_will_do(self, cluster: Cluster) -> None:
-        """One address is enough, a replica's too; those at which nobody is are passed over."""
+        """One address is enough, even of a replica. Addresses without a server are skipped."""
         nobody = f"127.0.0.1:{free_port()}"
         for node in cluster.nodes:
             locks = make_locks(f"redis+cluster://{nobody},127.0.0.1:{node.port}")
@@ -146,7 +146,7 @@ class TestAddresses:
             locks.close()
 
     def test_nobody(self) -> None:
-        """Where nobody is, it says at which address, and that it is the lock server."""
+        """If no address has a server, the error names the address and the lock server."""
         url = f"redis+cluster://127.0.0.1:{free_port()},127.0.0.1:{free_port()}"
         for _ in range(2):
             with pytest.raises(
@@ -331,7 +331,7 @@ class TestSilentNode:
             assert time.monotonic() - began_s < 3.5  # two timeouts of 2 s take 4 s
 
     def test_nobody_answers(self, cluster: Cluster) -> None:
-        """Where all are silent nothing is said of single leases: the renewal raises."""
+        """If all nodes are silent, the renewal raises instead of answering for single leases."""
         with behind_proxies(cluster) as proxies:
             locks = connect(cluster.url)
             holds = taken(locks, MANY[:20])
@@ -341,7 +341,7 @@ class TestSilentNode:
                 locks.renew(holds)
 
     def test_what_was_taken_is_given_back(self, cluster: Cluster) -> None:
-        """Of several keys, those that were taken before a node was silent are free again."""
+        """If a node is silent, keys of the same request that were already taken are released."""
         ports = {key: cluster.master_of(f"taskguard:{{{key}}}").port for key in MANY[:20]}
         first = MANY[0]
         last = next(key for key in MANY[:20] if ports[key] != ports[first])
@@ -368,8 +368,8 @@ class TestSilentNode:
             proxies[port].deliver()
 
     def test_a_lost_reply_to_one_of_several(self, cluster: Cluster) -> None:
-        """Whichever step got no reply is asked again: one grant, one token, and nothing is left of
-        it where a later key is another's."""
+        """If a step gets no reply, it is repeated: one grant, one token. If a later key is
+        another's, nothing is left."""
         keys = apart(cluster)
         ports = {key: cluster.master_of(f"taskguard:{{{key}}}").port for key in keys}
         with behind_proxies(cluster) as proxies:
@@ -401,7 +401,8 @@ class TestSilentNode:
         wait_until(lambda: is_answered(locks))
 
     def test_no_herd(self, cluster: Cluster) -> None:
-        """Many threads that run into one silent node do not all ask the others who is where."""
+        """If many threads meet one silent node, they do not all request the slots from the other
+        nodes."""
         port = cluster.master_of("taskguard:{order:42}").port
         with behind_proxies(cluster) as proxies:
             locks = connect(cluster.url, socket_timeout_s=0.3)
@@ -421,12 +422,12 @@ class TestSilentNode:
             for thread in threads:
                 thread.join(patience_s())
             assert len(failed) == 200
-            # What was said a tenth of a second ago is said again: the longer they take to come.
+            # Requests may repeat after a tenth of a second: the longer they take, the more of them.
             took_s = time.monotonic() - began_s
             assert asked(cluster) - before <= min(40 + 20 * took_s, 150)
 
     def test_it_says_which(self, cluster: Cluster) -> None:
-        """An announced address that cannot be reached stands in the error, and in a finding."""
+        """The error and a finding name an announced address that cannot be reached."""
         node, nobody = cluster.master_of("taskguard:{order:42}"), free_port()
         with cluster.announcing({node: nobody}):
             locks = connect(cluster.url)
@@ -437,7 +438,7 @@ class TestSilentNode:
 
 
 class TestMoved:
-    """All that a provider knows of the slots is wrong."""
+    """All slots that a provider knows are wrong."""
 
     @staticmethod
     def mislead(locks: RedisClusterLocks) -> None:
@@ -473,7 +474,8 @@ class TestMoved:
     def test_to_another_side_of_the_network(
         self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A node that is with the few says that the cluster is down: the others are asked."""
+        """A node on the minority's side says that the cluster is down. The provider uses the
+        others."""
         locks = connect(cluster.url)
         take(locks)
         self.mislead(locks)
@@ -486,7 +488,7 @@ class TestMoved:
         assert isinstance(take(locks), Held)
 
     def test_while_waiting(self, cluster: Cluster) -> None:
-        """Who waits at the wrong node waits at the right one."""
+        """A waiter at the wrong node goes on waiting at the right one."""
         locks = connect(cluster.url)
         owner = new_owner("m")
         take(locks, owner=owner)
@@ -501,7 +503,7 @@ class TestMoved:
 
 @pytest.fixture(scope="module")
 def small() -> Iterator[Cluster]:
-    """One master and its replica, to be set up wrongly."""
+    """A cluster of one master and its replica, for wrong settings."""
     need(Valkey)
     with Cluster(masters=1, replicas=1) as cluster:
         yield cluster
@@ -524,11 +526,11 @@ class TestFindings:
             cluster.ask(node, "CONFIG", "SET", *chain.from_iterable(values.items()))
 
     def test_nothing(self, small: Cluster) -> None:
-        """Nothing is wrong, also right after its start, when nobody has written yet."""
+        """A cluster has no findings, even right after its start, before the first write."""
         assert self.names(small) == []
 
     def test_state_and_slots(self, small: Cluster) -> None:
-        """A slot that nobody has: it is told, and the state that comes of it."""
+        """A slot without a node is found, and so is the state of the cluster."""
         for node in small.nodes:
             small.ask(node, "CLUSTER", "DELSLOTS", 7, 8)
         try:
@@ -557,7 +559,7 @@ class TestFindings:
         assert "about 5 s" in finding.what
 
     def test_nobody(self) -> None:
-        """Where no node answers there is nothing to say."""
+        """If no node answers, check() raises."""
         with pytest.raises(LockServerUnavailableError):
             connect(f"redis+cluster://127.0.0.1:{free_port()}").check()
 
@@ -587,7 +589,7 @@ class TestFork:
         """A child has connections of its own, and does not wait for a thread of its parent."""
         locks = connect(cluster.url)
         take(locks)
-        locks._link._turn.acquire()  # as by a thread of the parent's, at the fork
+        locks._link._turn.acquire()  # as a thread of the parent would at the fork
         pid = os.fork()
         if pid == 0:
             status = 1

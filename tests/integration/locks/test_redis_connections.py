@@ -1,4 +1,4 @@
-"""How locks reach a Redis server: URLs, clients of the user's own, Sentinel, greenlets."""
+"""How locks connect to a Redis server: URLs, clients of the user's, Sentinel, greenlets."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class TestClients:
         pool.disconnect()
 
     def test_wrong_kinds(self) -> None:
-        """What is no synchronous client of one server is refused by its name."""
+        """An object that is no synchronous client of one server is refused by its type."""
         for wrong, name in [
             (redis.asyncio.Redis(), "redis.asyncio.client.Redis"),
             (object(), "builtins.object"),
@@ -218,7 +218,7 @@ print("ok")
 
 @pytest.fixture(params=["redis_url", pytest.param("sentinel_group", marks=pytest.mark.debian)])
 def any_url(request: pytest.FixtureRequest) -> str:
-    """Of one server, and of a group of Sentinels."""
+    """Return the URL of one server, and that of a group of Sentinels."""
     found = request.getfixturevalue(request.param)
     return found if isinstance(found, str) else str(found.url)
 

@@ -1,4 +1,4 @@
-"""Locks while the way to the server, or the server, fails: lost replies, silence, restarts."""
+"""Locks while the server or its connection fails: lost replies, silence, restarts."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from taskguard_sandbox.servers import Valkey
 KEY = ("order:42",)
 LOCK = "taskguard:{order:42}"
 SOCKET_TIMEOUT_S = 1.0
-# Two attempts of a connection, a handshake, a reply each, and what a loaded machine adds. Without
-# limits nothing that is tried here would ever end.
+# Two attempts of a connection, a handshake, a reply each, and time for a busy machine. Without
+# timeouts no attempt here would ever end.
 BOUND_S = 2 * 3 * SOCKET_TIMEOUT_S + 20.0
 BOTH_WAYS = pytest.mark.parametrize("then", [Mode.SWALLOW, Mode.CUT])
 
@@ -66,7 +66,7 @@ def take(locks: RedisLocks, *, ttl_s: float = 30.0) -> Any:
 
 @contextmanager
 def unavailable(match: str = ".") -> Iterator[pytest.ExceptionInfo[LockServerUnavailableError]]:
-    """An error of the right kind, chained, within the bound."""
+    """Check that the right error is raised, with its cause, within the timeout."""
     started = time.monotonic()
     with pytest.raises(LockServerUnavailableError, match=match) as info:
         yield info
@@ -104,7 +104,8 @@ class TestLostReply:
 
     @BOTH_WAYS
     def test_of_acquire_and_of_its_retry(self, client: Any, proxy: Proxy, then: Mode) -> None:
-        """When both replies are lost the caller hears of it, and asking later gets the grant."""
+        """If both replies are lost, the caller gets an error, and a later request gets the
+        grant."""
         locks = connect(proxy.port, retries=0)
         locks.release(KEY, take(locks))
         owner = new_owner("m")
@@ -127,19 +128,20 @@ class TestLostReply:
 
     @BOTH_WAYS
     def test_of_release(self, client: Any, proxy: Proxy, then: Mode) -> None:
-        """A release whose reply is lost has freed the key, and does not free the next holder's."""
+        """A release whose reply is lost has released the key, and does not release the next
+        holder's."""
         locks = connect(proxy.port)
         locks.release(KEY, take(locks))
         owner = take(locks)
         proxy.lose_reply_to(b"EVALSHA", then=then)
-        assert locks.release(KEY, owner) is True  # nobody can tell that it was not
+        assert locks.release(KEY, owner) is True  # the caller cannot know that it did not
         assert proxy.lost > 0
         assert client.exists(LOCK) == 0
         assert locks.release(KEY, owner) is False
 
     @BOTH_WAYS
     def test_of_hand_over(self, client: Any, proxy: Proxy, then: Mode) -> None:
-        """A hand-over whose reply is lost is told as done when asked again."""
+        """A repeated hand-over, whose reply was lost, is reported as done."""
         locks, true = connect(proxy.port), new_owner("true")
         owner = take(locks)
         proxy.lose_reply_to(b"EVALSHA", then=then)
@@ -198,8 +200,8 @@ class TestSilence:
             locks.acquire(("other",), new_owner(), ttl_s=5.0, with_fence=True, wait_s=0.0)
 
     def test_done_later(self, server: Valkey) -> None:
-        """What a frozen server had in its ears it does when it goes on: the lease of a nonce that
-        is granted it when it asks again, and of nobody else."""
+        """A frozen server processes its pending requests when it goes on. A lease of a nonce is
+        granted to its owner only, when it asks again."""
         locks, owner = connect(server.port), new_owner("m")
         locks.release(KEY, take(locks))  # the server knows the script
         server.pause()

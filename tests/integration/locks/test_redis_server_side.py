@@ -1,4 +1,4 @@
-"""What locks do inside a Redis server: keys, expiries, round trips, scripts, a full server."""
+"""Locks inside a Redis server: keys, expiries, round trips, scripts, a full server."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def beside(what: str, owner: Owner) -> str:
 
 
 def calls(client: Any, *commands: str) -> int:
-    """How often the server was asked; commands inside of scripts count too."""
+    """Return how often the server was called; commands inside scripts count too."""
     stats = client.info("commandstats")
     return sum(stats.get(f"cmdstat_{command}", {}).get("calls", 0) for command in commands)
 
@@ -105,17 +105,17 @@ class TestKeys:
         assert client.keys() == []
 
     def test_wake_up_calls_do_not_pile_up(self, client: Any, locks: RedisLocks) -> None:
-        """However often it is a waiter's turn who does not come, one wake-up call stands."""
+        """If the first waiter never comes, one wake-up at most is stored for it."""
         owner, waiter = take(locks), new_owner("n")
         for _ in range(5):
             assert isinstance(take(locks, waiter, wait_s=30.0), Held)
             locks.release(KEY, owner)
-            assert client.llen(beside("wake", waiter)) == 1  # it goes by itself in a second
+            assert client.llen(beside("wake", waiter)) == 1  # it expires within a second
             owner = wait_until(lambda: taken(locks))
         wait_until(lambda: client.exists(beside("wake", waiter)) == 0)
 
     def test_who_waits_no_longer_is_forgotten(self, client: Any, locks: RedisLocks) -> None:
-        """Nothing stays of a waiter that was never heard of again."""
+        """A waiter that is gone leaves nothing."""
         owner = take(locks, with_fence=False)
         take(locks, wait_s=30.0)
         wait_until(lambda: client.keys() == [LOCK])
@@ -132,9 +132,9 @@ class TestKeys:
         lookers: int,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        """A release wakes the first waiter; of a few others one looks whether that came, and the
-        rest sleep on instead of all running for the key."""
-        # Nobody's wait is over by itself before all wait, nor before those who are woken have come.
+        """A release wakes the first waiter. One other waiter checks that it came, and the rest
+        sleep on."""
+        # No wait ends by itself before all wait, nor before the woken ones have come.
         monkeypatch.setattr("taskguard.locks.redis.provider.WAIT_SLICE_S", 30.0)
         owner, waiters = take(locks), [new_owner("w") for _ in range(count)]
         for waiter in waiters:
@@ -163,7 +163,7 @@ class TestKeys:
         assert len(woken) == 1 + lookers
 
     def test_namespaces(self, client: Any, server: RedisServer, locks: RedisLocks) -> None:
-        """Two namespaces are two worlds."""
+        """Two namespaces have no keys in common."""
         take(locks)
         other = RedisLocks(server.url, namespace="shop:prod")
         assert isinstance(
@@ -225,7 +225,7 @@ class TestRoundTrips:
         assert calls(client, "ping", "hello", "client|setinfo", "client") == 0
 
     def test_contended_cycle(self, client: Any, server: RedisServer, locks: RedisLocks) -> None:
-        """Who has to wait for its turn asks, waits, asks and releases: four commands in all."""
+        """A waiter needs four commands: acquire, wait, acquire, release."""
         for warm in (True, False):
             owner, waiter = take(locks), new_owner("n")
             client.config_resetstat()
@@ -332,7 +332,8 @@ class TestFullServer:
     def test_what_stands(
         self, client: Any, server: RedisServer, fill: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """On a full server a held lock is still told, granted again, renewed, freed, woken for."""
+        """A full server still reports, grants again, renews and releases a held lock, and wakes its
+        waiter."""
         monkeypatch.setattr("taskguard.locks.redis.provider.WAIT_SLICE_S", 30.0)
         locks, owner, waiter = RedisLocks(server.url), new_owner("m"), new_owner("n")
         first = locks.acquire(KEY, owner, ttl_s=30.0, with_fence=True, wait_s=0.0)
@@ -348,11 +349,11 @@ class TestFullServer:
         assert client.get(LOCK) in (str(waiter), None)
         started = time.monotonic()
         locks.wait(KEY[0], waiter, timeout_s=30.0)
-        assert time.monotonic() - started < 15.0  # a wait that nobody ends is over after 22 s
+        assert time.monotonic() - started < 15.0  # a wait without a wake-up ends after 22 s
 
 
 class TestRights:
-    """The least user of the module's docstring."""
+    """The user with the least rights, from the module's docstring."""
 
     RIGHTS = re.findall(r"(?<!\w)\+\w+", taskguard.locks.redis.__doc__.partition("ACL SETUSER")[2])
 

@@ -1,4 +1,5 @@
-"""Redlock: who has a vote, what is given back, and that a minority in trouble is not felt."""
+"""Redlock: which servers have a vote, what is released, and a minority in trouble is not
+noticed."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ from taskguard.locks.redlock.election import Election
 from taskguard.model.lease import Owner, new_owner
 from taskguard_sandbox.servers import DebianRedis, Valkey, free_port
 
-# Each has an order of the servers of its own.
+# Each provider has its own order of the servers.
 KEYS = [f"order:{number}" for number in range(8)]
 SECRET = "geheim"
 
@@ -92,8 +93,8 @@ def take_everywhere(
 
 
 def wait_until_freed(servers: Independent, key: str) -> None:
-    """It was released, or given back, also by who answers late, as on a machine that is busy: that
-    one is told, and not waited for. A lease lasts longer than this waits."""
+    """Wait until the key is released or given back, also at servers that answer late. A lease lasts
+    longer than this wait."""
     wait_until(lambda: servers.owners(key) == [None] * len(servers.servers))
 
 
@@ -106,7 +107,7 @@ def _is_granted(locks: RedlockLocks, key: str, *, ttl_s: float) -> bool:
 
 class TestQuorum:
     def test_of_those_that_are_configured(self, own: Independent) -> None:
-        """Two of five that are left grant nothing, however much they agree."""
+        """Two of five configured servers grant nothing, even if they agree."""
         for server in own.servers[:3]:
             server.kill()
         locks = own.connect()
@@ -130,7 +131,7 @@ class TestQuorum:
             cycle(other, key)
 
     def test_of_a_holder_on_a_minority_nobody_is_afraid(self, five: Independent) -> None:
-        """What somebody who is gone left on two servers keeps nobody out."""
+        """A vanished holder's lease on two servers of five blocks no other owner."""
         locks = five.connect()
         for number, key in enumerate(KEYS):
             five.give(key, "gone/m", number % 5, (number + 1) % 5)
@@ -149,7 +150,7 @@ class TestQuorum:
 
 class TestGiveBack:
     def test_after_a_refusal(self, five: Independent) -> None:
-        """Refused by a majority, what the others granted is free again, and the holder is named."""
+        """If a majority refuses, the other grants are released, and the holder is named."""
         self.is_refused(five)
 
     def is_refused(self, five: Independent) -> None:
@@ -175,7 +176,7 @@ class TestGiveBack:
         wait_until(lambda: own.owners("k")[:2] == [None, None])  # while the others are frozen
         for server in own.servers[2:]:
             server.resume()
-        # The frozen ones take it when they thaw, and hear that it is over.
+        # The frozen servers take it when they continue, and learn that it is over.
         wait_until_freed(own, "k")
 
     def test_of_votes_that_came_too_late(
@@ -213,10 +214,11 @@ class TestGiveBack:
 
 
 class TestRestarted:
-    """No vote from a server that may have forgotten a lease that still stands."""
+    """A server that may have forgotten a valid lease has no vote."""
 
     def test_has_no_vote(self, clock: ServerClock) -> None:
-        """Two of three are killed and come back empty: nobody else gets the key meanwhile."""
+        """Two of three servers are killed and come back empty: no other owner gets the key
+        meanwhile."""
         with independent(3, clock=clock) as three:
             holder = new_owner("m")
             assert isinstance(take(three.connect(), "k", holder, ttl_s=600.0), Granted)
@@ -244,7 +246,7 @@ class TestRestarted:
                 assert locks.release((key,), owner) is True
 
     def test_a_longer_lease_of_others_is_configured(self, clock: ServerClock) -> None:
-        """Who asks for short leases only may say that others ask for longer ones."""
+        """A provider with short leases may be told that others use longer ones."""
         with independent(3, clock=clock) as three:
             for server in three.servers[:2]:
                 server.kill()
@@ -275,7 +277,7 @@ class TestRestarted:
             assert isinstance(take(three.connect(), "k", ttl_s=600.0), Granted)
 
     def test_that_forgets_nothing_votes_at_once(self, own: Independent) -> None:
-        """With appendfsync always it has written down whatever it granted."""
+        """A server with appendfsync always has stored all its grants, and votes at once."""
         holder = new_owner("m")
         locks = own.connect()
         take_everywhere(own, locks, "k", holder, ttl_s=600.0)
@@ -318,7 +320,8 @@ class TestMinorityInTrouble:
         assert time.monotonic() - began < 50.0
 
     def test_what_is_away_is_not_asked_all_the_time(self, own: Independent) -> None:
-        """Some attempts to connect, not one a call; it comes back by itself."""
+        """A server that is down is tried sometimes, not at every call. It is used again when it is
+        up."""
         with Proxy(own.servers[0].port) as proxy:
             ports = [proxy.port] + [server.port for server in own.servers[1:]]
             locks = RedlockLocks(redlock_url(*ports), socket_timeout_s=1.0)
@@ -439,7 +442,8 @@ class TestEverywhere:
             assert locks.renew([Hold((key,), owner, 30.0)]) == [Renewal.RENEWED]
 
     def test_one_of_its_majority_says_nothing(self, own: Independent) -> None:
-        """A lease that may stand on a majority, and does, is not said to be gone, nor given up."""
+        """If one server of its majority is silent, a lease is neither reported as gone nor given
+        up."""
         locks, owner = own.connect(), new_owner("m")
         cycle(locks, "warm")
         own.give("k", str(owner), 0, 1, 2)
@@ -450,7 +454,7 @@ class TestEverywhere:
         wait_until(lambda: locks.renew(holds) == [Renewal.RENEWED])
 
     def test_a_lease_that_most_forgot_is_given_up(self, five: Independent) -> None:
-        """What is left on a minority is freed when its renewal finds the rest gone."""
+        """If most servers have forgotten a lease, its renewal releases the rest."""
         locks, owner = five.connect(), new_owner("m")
         take_everywhere(five, locks, "k", owner)
         five.empty(0, 2, 4)
@@ -480,7 +484,7 @@ class TestEverywhere:
             wait_until_freed(five, key)
 
     def test_asked_again_without_a_majority(self, own: Independent) -> None:
-        """What an owner was granted before stays its own if it asks again without success."""
+        """A repeated acquire without a majority does not end the owner's earlier grant."""
         locks, owner = own.connect(), new_owner("m")
         take_everywhere(own, locks, "k", owner)
         for server in own.servers[:3]:
@@ -606,7 +610,7 @@ class TestConnections:
 
     @pytest.mark.debian
     def test_encrypted(self, made_certificates: Certificates) -> None:
-        """By TLS, with certificates that are checked; replies that come late, too."""
+        """TLS with verified certificates works, even if replies come late."""
         need(DebianRedis)
         options: dict[str, Any] = {
             **made_certificates.of_server(),
@@ -684,17 +688,17 @@ class TestFindings:
         return [finding.name for finding in found]
 
     def test_none(self, five: Independent) -> None:
-        """Five servers that are one another's equals and forget nothing."""
+        """Five equal servers that forget nothing have no findings."""
         assert self.names(five.connect()) == []
 
     def test_the_same_server_twice(self, five: Independent) -> None:
-        """By whatever name."""
+        """One server under two names is found."""
         ports = [server.port for server in five.servers[:2]]
         url = f"redlock://127.0.0.1:{ports[0]},127.0.0.1:{ports[1]},localhost:{ports[0]}"
         assert self.names(RedlockLocks(url)) == ["redlock_same_server"]
 
     def test_a_replica(self, five: Independent) -> None:
-        """Of one of the others, for example: it has no vote of its own."""
+        """A replica of one of the others is found: it has no vote of its own."""
         need(Valkey)
         master = five.servers[0].port
         with independent(1, replicaof=f"127.0.0.1 {master}") as replica:
@@ -702,7 +706,7 @@ class TestFindings:
             assert self.names(RedlockLocks(redlock_url(*ports))) == ["redlock_replica"]
 
     def test_one_that_is_away(self, five: Independent) -> None:
-        """It is named; where all of them are, that is an error as everywhere."""
+        """A server that is down is named. If all are down, check() raises."""
         nobody = free_port()
         ports = [nobody, *(server.port for server in five.servers[:2])]
         (found,) = RedlockLocks(redlock_url(*ports)).check()

@@ -1,6 +1,6 @@
 """Locks behind Sentinel: which Sentinels are queried, what it costs, users, TLS, findings.
 
-What a failover does is in `tests/faults/test_sentinel_failover.py`.
+Failovers are tested in `tests/faults/test_sentinel_failover.py`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.debian
 
 KEY = ("order:42",)
 LOCK = "taskguard:{order:42}"
-# What the package's docstring says of one server's user.
+# The rights that the package's docstring lists for a user of one server.
 RIGHTS = re.findall(r"(?<!\w)\+\w+", str(taskguard.locks.redis.__doc__))
 
 
@@ -157,7 +157,7 @@ class TestUrls:
 
 class TestDiscovery:
     def test_names_its_place(self, group: Group, made: Any) -> None:
-        """What is said of it names the master as Sentinel does, and the Sentinels."""
+        """The provider's name shows the master as Sentinel names it, and the Sentinels."""
         locks = made(group.url)
         cycle(locks)
         port = group.sentinels[0].port
@@ -194,8 +194,8 @@ class TestDiscovery:
             assert (proxy.connections, proxy.requests) == (1, 1)
 
     def test_without_sentinels_the_known_master_stands(self, group: Group, made: Any) -> None:
-        """All of them are silent: who knows the master goes on, also by new connections; who does
-        not is told in time which of them gave no answer."""
+        """If all Sentinels are silent, a provider that knows the master goes on. Another one gets
+        an error that names them."""
         known = made(group.url)
         cycle(known)
         with paused(*group.sentinels):
@@ -208,7 +208,7 @@ class TestDiscovery:
             for _ in range(2):
                 with pytest.raises(LockServerUnavailableError, match=rf"127.*:{port} gave no"):
                     cycle(fresh)
-            # The second time they are not waited for again.
+            # The second time it does not wait for them.
             assert any(took_s(lambda: fails(fresh)) < 0.1 for _ in range(20))
         wait_until(lambda: not fails(fresh), message="they are asked again")
 
@@ -218,7 +218,7 @@ class TestDiscovery:
         cycle(made(f"sentinel://{hosts}/shop/0"))
 
     def test_a_name_that_nobody_knows(self, group: Group, made: Any) -> None:
-        """The error says so, and where the name stands."""
+        """The error names the unknown master, and the part of the URL."""
         url = group.url.replace("/shop/", "/shop2/")
         with pytest.raises(LockServerUnavailableError, match=r"no master by the name 'shop2'"):
             cycle(made(url))
@@ -243,7 +243,7 @@ class TestDiscovery:
         assert asked() - before <= 2 + (time.monotonic() - started)
 
     def test_a_replica_is_not_taken_for_a_master(self, group: Group, made: Any) -> None:
-        """A Sentinel whose news are wrong leads to an error, and not to a lock on a replica."""
+        """If a Sentinel's data are wrong, the result is an error, and not a lock on a replica."""
         with SentinelOf(group.replica.port, name="wrong", down_after_ms=60_000) as sentinel:
             with pytest.raises(LockServerUnavailableError, match="is a slave"):
                 cycle(made(f"sentinel://127.0.0.1:{sentinel.port}/wrong"))
@@ -255,7 +255,7 @@ class TestUsers:
 
     @pytest.fixture
     def users(self, group: Group) -> Iterator[Group]:
-        """A user each at servers and Sentinels, with no more rights than the pages say."""
+        """Create a user for servers and Sentinels each, with only the rights on the pages."""
         of_servers = ["~taskguard:*", *RIGHTS, "+role"]
         of_sentinels = ["+sentinel|master"]
         everybody = [(group.master, of_servers)]
@@ -308,7 +308,7 @@ class TestTls:
             url = f"sentinels://127.0.0.1:{port[1]}/shop/0"
             cycle(made(f"{url}?{made_certificates.of_client()}"))
             for wrong in (
-                f"{url}?ssl_ca_certs={made_certificates.authority}",  # nobody has asked who we are
+                f"{url}?ssl_ca_certs={made_certificates.authority}",  # none is required
                 url,
                 f"{url.replace('sentinels', 'sentinel')}",
             ):
@@ -338,7 +338,7 @@ class TestMinReplicas:
 class TestFindings:
     @pytest.fixture
     def sound(self, group: Group) -> Iterator[Group]:
-        """A group in which nothing is wrong."""
+        """Return a group without findings."""
         with ExitStack() as stack:
             for server in group.servers:
                 stack.enter_context(settings(server, appendonly="yes", min_replicas_to_write=1))
@@ -349,7 +349,7 @@ class TestFindings:
             yield group
 
     def test_of_the_master(self, sound: Group) -> None:
-        """As of any single server."""
+        """Findings of the master are those of a single server."""
         with settings(sound.master, maxmemory="1gb", maxmemory_policy="allkeys-lru"):
             assert names(patient(sound)) == ["eviction"]
         with settings(sound.master, min_replicas_to_write=0):
@@ -360,7 +360,7 @@ class TestFindings:
         tell(sound, "down-after-milliseconds", 9_999)
         try:
             with closing(RedisLocks(patient(sound))) as locks:
-                assert locks.traits.failover_s == 0.0  # nobody has asked
+                assert locks.traits.failover_s == 0.0  # before the first request
                 tasks = [GuardedTask("ship", Policy(ttl_s=15.0)), GuardedTask("bill", Policy())]
                 (finding,), _ = check_locks(locks, tasks, has_ledger=False)
         finally:
@@ -376,7 +376,7 @@ class TestFindings:
         assert f"127.0.0.1:{sound.sentinels[1].port}" in finding.what
 
     def test_nobody_answers(self, group: Group) -> None:
-        """That is an error, and no finding."""
+        """If no server answers, check() raises."""
         with paused(*group.sentinels), pytest.raises(LockServerUnavailableError):
             RedisLocks(group.url).check()
 
@@ -387,11 +387,11 @@ def patient(group: Group, *sentinels: SentinelOf) -> str:
 
 
 def names(url: str) -> list[str]:
-    """Of what is found."""
+    """Return the names of the findings."""
     return [finding.name for finding in RedisLocks(url).check()]
 
 
 def tell(group: Group, option: str, value: object) -> None:
-    """SENTINEL SET at each of them."""
+    """Run SENTINEL SET at each of them."""
     for sentinel in group.sentinels:
         group.ask(sentinel, "SET", "shop", option, value)

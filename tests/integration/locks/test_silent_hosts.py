@@ -1,4 +1,4 @@
-"""The first host of a URL accepts connections and says nothing; the next one grants leases."""
+"""The first host of a URL accepts connections and never answers; the next one grants leases."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from taskguard.events import Acquired, Claimed, Event, Lost, Renewed
 from taskguard.ledger.sql import SqlLedger
 from taskguard.lock_table import TableLocks
 
-# What psycopg waits for each host at least.
+# Psycopg's least timeout for each host.
 CONNECT_S = 2.0
 
 
@@ -69,7 +69,8 @@ def test_a_lease_that_ran_out_on_its_way_is_asked_for_again(tg: taskguard.TaskGu
 
 
 def test_the_urls_own_time_out_is_heeded(urls: str) -> None:
-    """A longer one makes each connection slower; the grant is asked for again all the same."""
+    """A longer timeout in the URL makes connections slower, and the grant is still
+    requested again."""
     tg = taskguard.connect(locks=None, ledger=f"{urls}&connect_timeout=3")
     with tg.lock("a", ttl_s=2.5) as lease:
         lease.check()

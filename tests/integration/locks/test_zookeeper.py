@@ -1,4 +1,4 @@
-"""What is ZooKeeper's own about its locks: requests, sessions, doubts, tokens, rights, findings."""
+"""Behaviour of locks on ZooKeeper: requests, sessions, lost replies, tokens, rights, findings."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def locks_on(url: str, **options: float) -> Iterator[ZooKeeperLocks]:
 
 @contextmanager
 def requests(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The kinds of what is sent meanwhile, apart from pings."""
+    """Record the kinds of requests, apart from pings."""
     sent: list[str] = []
     submit = ConnectionHandler._submit
 
@@ -85,7 +85,7 @@ class TestRequests:
         assert sent == ["Transaction"] * 4
 
     def test_taken_key(self, locks: ZooKeeperLocks, monkeypatch: pytest.MonkeyPatch) -> None:
-        """One that fails, and one that asks who has it."""
+        """One request is refused, and one reads the holder."""
         take(locks)
         with requests(monkeypatch) as sent:
             take(locks)
@@ -104,7 +104,7 @@ class TestRequests:
     def test_waiters_of_a_process(
         self, locks: ZooKeeperLocks, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Those who wait for one key again and again are told by one watch."""
+        """Repeated waits of one process for one key share a watch."""
         take(locks)
         with requests(monkeypatch) as sent:
             for _ in range(5):
@@ -128,7 +128,8 @@ class TestSession:
         assert isinstance(take(locks), Held)
 
     def test_a_connection_that_breaks(self, zookeeper: ZooKeeper, client: KazooClient) -> None:
-        """Without an answer nothing is said of a lease; connected again, the session has it."""
+        """While the connection is broken, a renewal has no answer. After it the session has its
+        leases."""
         with Proxy(zookeeper.port) as proxy:
             url = f"zookeeper://127.0.0.1:{proxy.port}"
             with locks_on(url, connect_timeout_s=0.3) as locks:
@@ -153,8 +154,8 @@ class TestSession:
         assert isinstance(take(locks), Granted)
 
     def test_a_grant_that_nobody_heard_of(self, zookeeper: ZooKeeper, client: KazooClient) -> None:
-        """It is undone, though nobody asks for anything more; and a release that did not arrive is
-        made up for once there is a connection."""
+        """A grant whose reply was lost is undone without a further request. A lost release is
+        repeated."""
         with Proxy(zookeeper.port) as proxy:
             url = f"zookeeper://127.0.0.1:{proxy.port}"
             with locks_on(url, socket_timeout_s=1.0) as locks:
@@ -166,7 +167,7 @@ class TestSession:
                 lost = new_owner("lost")
                 with pytest.raises(LockServerUnavailableError):
                     take(locks, owner=lost)
-                wait_until(lambda: KEY[0] not in standing(client))  # what is sent still arrives
+                wait_until(lambda: KEY[0] not in standing(client))  # sent requests still arrive
                 proxy.mode = Mode.CUT
                 with pytest.raises(LockServerUnavailableError):
                     locks.release(("freed",), freed)
@@ -174,8 +175,8 @@ class TestSession:
                 wait_until(lambda: standing(client) == stays)
 
     def test_asked_again(self, zookeeper: ZooKeeper, client: KazooClient) -> None:
-        """Who asks again after a reply was lost is granted, and what undoes the first does not undo
-        the second."""
+        """A request that is repeated after a lost reply is granted. Undoing the first one does not
+        undo the second."""
         with Proxy(zookeeper.port) as proxy:
             url = f"zookeeper://127.0.0.1:{proxy.port}"
             with locks_on(url, socket_timeout_s=1.0) as locks:
@@ -218,9 +219,11 @@ class TestSession:
     def test_a_connection_that_is_never_answered(
         self, zookeeper: ZooKeeper, client: KazooClient, asked_s: int
     ) -> None:
-        """Accepted, and then silent, as by a server that just starts: another is made while there
-        is time, so that a session lasts, and with it what it holds; also where the server keeps it
-        for shorter than was asked."""
+        """If a server accepts a connection and never answers, another connection is made in time
+        for the session.
+
+        That holds even if the server grants a shorter session than requested.
+        """
         with Proxy(zookeeper.port) as proxy:
             url = f"zookeeper://127.0.0.1:{proxy.port}?session_s={asked_s}"
             with locks_on(url, connect_timeout_s=0.3) as locks:
@@ -237,8 +240,8 @@ class TestSession:
     def test_servers_that_are_cut_off(
         self, zookeeper: ZooKeeper, client: KazooClient, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Of three servers the two that are asked first take no connection, and refuse none: the
-        third is asked while there is time, so that a session lasts, and with it its locks."""
+        """Two of three servers neither accept nor refuse connections. The third is tried in time
+        for the session and its locks."""
         monkeypatch.setattr("random.shuffle", lambda _: None)
         with cut_off() as one, cut_off() as two, Proxy(zookeeper.port) as proxy:
             url = f"zookeeper://127.0.0.1:{one},127.0.0.1:{two},127.0.0.1:{proxy.port}"
@@ -284,7 +287,7 @@ def renewed(locks: LockProvider, owner: Owner, keys: tuple[str, ...] = KEY) -> s
 
 
 def heard(locks: LockProvider, owner: Owner, keys: tuple[str, ...]) -> str:
-    """What a renewal says, once it says something."""
+    """Return the next renewal's answer, as soon as there is one."""
     said: list[str] = []
 
     def is_heard() -> bool:
@@ -309,7 +312,7 @@ def granted(locks: LockProvider, keys: tuple[str, ...], owner: Owner) -> bool:
 
 @contextmanager
 def cut_off() -> Iterator[int]:
-    """A port whose listener has no room for who connects, so that the system answers nobody."""
+    """A port whose listener's backlog is full, so that the system answers no connection."""
     with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
         port: int = listener.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)):
@@ -317,7 +320,7 @@ def cut_off() -> Iterator[int]:
 
 
 class Waiting(ZooKeeper):
-    """One of several, which waits for the others and is not ready before."""
+    """A member of an ensemble, which is not ready before it has found the others."""
 
     def _answers(self) -> bool:
         return bool(self.say("srvr"))
@@ -326,14 +329,14 @@ class Waiting(ZooKeeper):
 def members() -> dict[str, str | int]:
     """Options of three servers that make an ensemble."""
     places = {f"server__{n}": f"127.0.0.1:{free_port()}:{free_port()}" for n in (1, 2, 3)}
-    # Patient with each other, and with sessions, as an election on a busy machine wants it.
+    # Long timeouts, because an election on a busy machine takes time.
     return {"initLimit": 120, "syncLimit": 60, "maxSessionTimeout": 60_000, **places}
 
 
 class TestEnsemble:
     def test_a_leader_that_is_killed(self) -> None:
-        """What was granted stands, in the same session; the next token is higher, and one server
-        that is missing is found."""
+        """Leases remain valid in the same session, the next token is higher, and the missing server
+        is a finding."""
         need(ZooKeeper)
         options = members()
         with (
@@ -354,7 +357,7 @@ class TestEnsemble:
                     lambda: [each for each in servers if "Mode: leader" in each.say("srvr")],
                 )
                 leader.kill()
-                # An election takes seconds, on a machine that is busy a quarter of a minute.
+                # An election takes seconds, on a busy machine a quarter of a minute.
                 wait_until(lambda: renewed(locks, held, ("held",)) == Renewal.RENEWED)
                 assert locks._session() is session
                 assert wait_until(lambda: answered(locks)) > before
@@ -365,13 +368,13 @@ class TestEnsemble:
 
 class TestTokens:
     def test_of_two_processes(self, locks: ZooKeeperLocks, zookeeper: ZooKeeper) -> None:
-        """Who began earlier goes by the epoch of who began later."""
+        """A process that began earlier uses the epoch of one that began later."""
         with locks_on(zookeeper.url) as other:
             tokens = [token(each) for each in (locks, other) * 5]
         assert tokens == sorted(set(tokens))
 
     def test_without_and_with(self, locks: ZooKeeperLocks) -> None:
-        """An owner that did not ask for one gets one when it does, and then always the same."""
+        """An owner without a token gets one on request, and then always the same."""
         owner = new_owner("m")
         before = token(locks)
         take(locks, owner=owner)
@@ -381,8 +384,8 @@ class TestTokens:
         assert tokens[0].fence > before
 
     def test_over_elections(self) -> None:
-        """An election moves the count of transactions by 2^32: tokens grow, and stay near the
-        clock; a lock stands, and has the token that it had."""
+        """An election raises the transaction number by 2^32. Tokens grow and stay near the clock,
+        and a lock keeps its token."""
         need(ZooKeeper)
         one = f"127.0.0.1:{free_port()}:{free_port()}"
         with (
@@ -393,7 +396,7 @@ class TestTokens:
                 maxSessionTimeout=60_000,
                 server__1=one,
             ) as server,
-            # Longer than a start takes on a slow machine.
+            # Longer than a start on a slow machine.
             locks_on(f"{server.url}?session_s=60") as locks,
         ):
             owner = new_owner("held")
@@ -413,8 +416,8 @@ class TestTokens:
             assert tokens[-1] - tokens[0] < 1_000 * 1_000_000  # 2^32 are 4295 s
 
     def test_emptied(self) -> None:
-        """A server that begins anew, with its count of transactions, has higher tokens than
-        before, and takes back who has seen more than it knows."""
+        """An emptied server has higher tokens than before, and accepts a client that has seen later
+        transactions."""
         need(ZooKeeper)
         with ZooKeeper() as server, locks_on(f"{server.url}?session_s=1") as locks:
             before = [wait_until(lambda: answered(locks)) for _ in range(3)][-1]
@@ -454,7 +457,7 @@ class TestUrls:
         ],
     )
     def test_unreadable(self, url: str) -> None:
-        """Says so, and shows nothing of it."""
+        """A wrong URL raises an error that does not show it."""
         with pytest.raises(ConfigurationError) as caught:
             make_locks(url)
         assert "s3cret" not in str(caught.value)
@@ -508,8 +511,8 @@ class TestTls:
 
     @pytest.mark.parametrize("known", ["server", "client"])
     def test_strangers(self, secure: str, certificates: Certificates, known: str) -> None:
-        """Neither a server that nobody vouches for is spoken to, nor a client without a
-        certificate heard."""
+        """A server with an unknown certificate is refused, and so is a client without a
+        certificate."""
         options = f"ca={certificates.authority}"
         if known == "client":
             folder = certificates.folder
@@ -530,8 +533,8 @@ class TestRights:
     def test_a_user(
         self, zookeeper: ZooKeeper, client: KazooClient, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """What a user creates is that user's: it passes every step, and nobody else takes a lock.
-        The error and the finding say so, and not the password; nor does the log of kazoo's."""
+        """A user's nodes belong to that user, and other users are refused. The error, the finding
+        and kazoo's log show no password."""
         caplog.set_level(0)
         where = f"127.0.0.1:{zookeeper.port}"
         with client_of(zookeeper, auth_data=[("digest", "shop:pa:s/s")]) as his:
@@ -555,8 +558,8 @@ class TestRights:
 
 class TestFindings:
     def test_nothing(self, zookeeper: ZooKeeper, client: KazooClient) -> None:
-        """A ZooKeeper as it is started is as it should be, and nothing of the check stays: not in
-        it, and no thread of whoever asked and may fork next."""
+        """A newly started ZooKeeper has no findings. The check leaves no node, and no thread in a
+        process that may fork."""
         before = set(threading.enumerate())
         with locks_on(zookeeper.url) as locks:
             assert locks.check() == []
@@ -564,7 +567,7 @@ class TestFindings:
         assert standing(client) == []
 
     def test_away(self, zookeeper: ZooKeeper) -> None:
-        """Where nobody answers there is nothing to find; one of several is found."""
+        """If no server answers, check() raises. If one of several is down, it is a finding."""
         port = free_port()
         with locks_on(f"zookeeper://127.0.0.1:{port}") as locks:
             with pytest.raises(LockServerUnavailableError):
@@ -590,7 +593,7 @@ class TestFindings:
         assert f"{limit}SessionTimeout={asked_s * 1000:.0f}" in finding.fix
 
     def test_no_quorum(self) -> None:
-        """One that waits for others that never come."""
+        """A server that waits for others that never come has no quorum."""
         need(ZooKeeper)
         with Waiting(**members()) as server:
             with locks_on(server.url, connect_timeout_s=0.5) as locks:
@@ -608,7 +611,7 @@ class TestFindings:
         ],
     )
     def test_what_it_says_of_itself(self, said: str, name: str) -> None:
-        """One that is too old to say what a session holds, and one that nobody can write to."""
+        """A server that is too old to list a session's nodes, or that is read-only, is found."""
         with socket.create_server(("127.0.0.1", 0)) as listener:
 
             def answer() -> None:
@@ -639,8 +642,8 @@ def test_a_worker_that_is_frozen_or_killed(zookeeper: ZooKeeper, client: KazooCl
                         owner = new_owner("frozen")
                         take(mine, owner=owner)
                         os.write(write, b"taken")
-                        # Renewed until it is gone: no answer may say that it is held once it is
-                        # another's.
+                        # It is renewed until it is gone: no answer may say that it is held after
+                        # another owner has it.
                         while (said := renewed(mine, owner)) in (Renewal.RENEWED, "no answer"):
                             pass
                         code = 0 if said == Renewal.TAKEN else 2

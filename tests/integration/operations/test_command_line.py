@@ -1,4 +1,4 @@
-"""What all commands of `taskguard` have in common: pipes, sources of URLs, names for people."""
+"""Behaviour of all `taskguard` commands: pipes, sources of URLs, readable names."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def url(tmp_path: Path) -> str:
 
 
 def test_a_reader_that_goes_away_is_no_error(url: str, tmp_path: Path) -> None:
-    """Every command in a pipe whose reader has read nothing: no traceback, no message."""
+    """If the reader of a command's pipe has gone, there is no traceback and no message."""
     shop = GuardedShop(url)
     work = "ship order:0"
     for number in range(600):  # their list takes two buffers of 8 KiB
@@ -104,7 +104,7 @@ def test_it_says_its_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_error_names_the_option(
     command: str, named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """That is missing, or whose value is wrong."""
+    """An error names the option that is missing or wrong."""
     assert main(command.split()) == 1
     assert named in capsys.readouterr().err
 
@@ -125,7 +125,7 @@ def test_an_error_names_the_variable(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Of the environment, whose value is wrong."""
+    """An error names the environment variable that is wrong."""
     monkeypatch.setenv(variable, "nothing")
     assert main(command.split()) == 1
     assert capsys.readouterr().err.startswith(f"taskguard: {variable}: ")
@@ -167,7 +167,7 @@ def test_a_database_is_named_as_in_its_url(
 
 
 def test_lists_of_work_show_no_leaders(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """The record of a leader's memory is no work of anybody's."""
+    """A leader's record is not listed as work."""
     shop = GuardedShop(url)
     seen: list[int] = []
 
@@ -198,7 +198,7 @@ def test_dead_work_says_which_holder_vanished(url: str, capsys: pytest.CaptureFi
 
 
 def test_work_in_progress_names_its_process(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Beside the owner as it is stored."""
+    """The process is shown after the stored owner."""
     shop = GuardedShop(url)
     claimed = shop.ledger.claim(claims.request())
     assert isinstance(claimed, Claimed)

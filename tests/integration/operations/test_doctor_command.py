@@ -70,7 +70,8 @@ def test_nothing_found(doctor: Doctor, ledger_url: str) -> None:
 
 
 def test_an_error(doctor: Doctor, sqlite_url: str) -> None:
-    """What, why, the fix and a link, in 80 columns of plain text; the status is 1."""
+    """An error shows what, why, the fix and a link, in 80 columns of plain text. The exit status is
+    1."""
     status, said = doctor("--ledger", sqlite_url)
     assert status == 1
     assert "  error: tables_missing\n    The ledger's tables do not exist in sqlite" in said
@@ -82,7 +83,8 @@ def test_an_error(doctor: Doctor, sqlite_url: str) -> None:
 
 
 def test_what_is_away_is_a_finding(doctor: Doctor) -> None:
-    """Both servers, without a traceback, a password, or the clocks of what gave no answer."""
+    """Both servers are down: there is no traceback or password, and no finding about their
+    clocks."""
     locks = f"redis://:{SECRET}@127.0.0.1:{free_port()}/0"
     ledger = f"postgresql+psycopg://u:{SECRET}@127.0.0.1:{free_port()}/shop"
     status, said = doctor("--locks", locks, "--ledger", ledger)
@@ -247,7 +249,8 @@ def test_what_many_tasks_have_is_said_once(
 def test_lines_without_a_relay(
     standing: tuple[str, str], relay: str, name: str | None, text: str
 ) -> None:
-    """Of this application's namespaces, with the command; of another one, with the setting."""
+    """The finding names the command for this application's namespaces, and the setting for
+    others."""
     ledger = SimpleNamespace(
         standing=lambda: {standing: 1234},
         holders=lambda key: [1] if relay and key.endswith(f"-relay:{relay}") else [],
@@ -260,7 +263,7 @@ def test_lines_without_a_relay(
 
 class TestClocks:
     def test_servers_whose_clocks_are_wrong(self, doctor: Doctor) -> None:
-        """The distance is told of the two that are farthest apart."""
+        """The finding shows the largest distance between two clocks."""
         missing(unavailable())
         need(Valkey)
         need(Postgres)
@@ -291,6 +294,6 @@ class TestClocks:
     def test_what_a_slow_answer_can_explain_is_no_finding(
         self, readings: list[Any], told: str | None
     ) -> None:
-        """Of any two of them, this machine's among them."""
+        """A distance that a slow answer can explain is no finding, for any pair of clocks."""
         found = judge_clocks([Reading("this machine", 0.0), *readings])
         assert [each.where for each in found] == ([] if told is None else [told])

@@ -1,4 +1,4 @@
-"""What a ledger's database is found to be like: real ones, set up that way."""
+"""Findings about a ledger's database, on real servers that are set up that way."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def durable() -> Iterator[Postgres]:
 
 @pytest.fixture
 def url(durable: Postgres) -> Iterator[str]:
-    """Of an empty database there."""
+    """Return the URL of an empty database there."""
     name = f"doctor_{time.time_ns()}"
     yield durable.create_database(name)
     durable.drop_database(name)
@@ -59,7 +59,7 @@ def found(ledger: SqlLedger, *args: Any, **options: Any) -> dict[str, Finding]:
 
 
 def say(url: str, *statements: str) -> None:
-    """As the superuser."""
+    """Run a statement as the superuser."""
     engine = sa.create_engine(url, poolclass=sa.NullPool)
     with engine.begin() as db:
         for statement in statements:
@@ -68,7 +68,7 @@ def say(url: str, *statements: str) -> None:
 
 @contextmanager
 def set_for(durable: Postgres, url: str, name: str, value: str) -> Iterator[None]:
-    """A default of the database's, for new connections."""
+    """Set a default of the database for new connections."""
     database = sa.make_url(url).database
     durable.execute(f"alter database {database} set {name} = {value}")
     yield
@@ -86,7 +86,8 @@ def test_nothing_is_found(url: str, make: Make) -> None:
 def test_each_kind_of_database_is_asked(
     database: str, request: pytest.FixtureRequest, make: Make
 ) -> None:
-    """Those of tests do not flush; nothing else is wrong with them, and their clock is ours."""
+    """The tests' servers do not flush, which is found. Nothing else is, and their clock is
+    correct."""
     ledger = make(request.getfixturevalue(database))
     unflushed = set() if "sqlite" in database else {"commits_unflushed"}
     assert set(found(ledger)) == unflushed
@@ -133,7 +134,7 @@ class TestTables:
 
     @pytest.mark.parametrize("database", DATABASES)
     def test_nobody_purges(self, database: str, request: pytest.FixtureRequest, make: Make) -> None:
-        """Work that ended twice as long ago as any task needs it."""
+        """Work that ended twice as long ago as any task needs it means that no purge runs."""
         url = request.getfixturevalue(database)
         ledger = make(url)
         claimed = ledger.claim(claims.request())
@@ -149,7 +150,7 @@ class TestTables:
 
     @pytest.mark.parametrize("database", DATABASES)
     def test_nobody_sweeps(self, database: str, request: pytest.FixtureRequest, make: Make) -> None:
-        """Work that has been overdue for long."""
+        """Work that has been overdue for long means that no sweep runs."""
         url = request.getfixturevalue(database)
         ledger = make(url)
         ledger.enqueue(None, claims.request(call="{}"))
@@ -163,7 +164,7 @@ class TestTables:
 class TestPrivileges:
     @pytest.fixture
     def clerk(self, durable: Postgres, url: str, make: Make) -> Iterator[str]:
-        """The URL of a user who may do what workers do."""
+        """Return the URL of a user with the rights of workers."""
         make(url)
         say(
             url,
@@ -174,7 +175,7 @@ class TestPrivileges:
         say(url, "drop owned by clerk", "drop role clerk")
 
     def test_enough(self, clerk: str, make: Make) -> None:
-        """What workers need is enough to be asked."""
+        """The rights of workers are enough for the check."""
         assert found(make(clerk, tables=False)) == {}
 
     @pytest.mark.parametrize(
@@ -187,7 +188,7 @@ class TestPrivileges:
         ],
     )
     def test_missing(self, clerk: str, url: str, make: Make, missing: str) -> None:
-        """By their names."""
+        """Missing rights are named."""
         say(url, f"revoke {missing} from clerk")
         findings = found(make(clerk, tables=False))
         assert set(findings) == {"privileges"}
@@ -224,7 +225,7 @@ class TestPrivileges:
 
 class TestSettings:
     def test_a_commit_that_is_not_flushed(self, durable: Postgres, url: str, make: Make) -> None:
-        """For this database, as somebody may have set it to be faster."""
+        """`synchronous_commit = off` of this database is found."""
         ledger = make(url)
         ledger.close()
         with set_for(durable, url, "synchronous_commit", "off"):
@@ -235,7 +236,7 @@ class TestSettings:
         assert found(ledger) == {}
 
     def test_read_only(self, durable: Postgres, url: str, make: Make) -> None:
-        """By a setting; privileges are not blamed for it."""
+        """A read-only setting is found, and not reported as missing rights."""
         make(url).close()
         with set_for(durable, url, "default_transaction_read_only", "on"):
             ledger = make(url, tables=False)
@@ -266,7 +267,7 @@ class TestSettings:
                 ledger.close()
 
     def test_what_a_transaction_may_idle(self, url: str, make: Make) -> None:
-        """Of the ledger's own making, against the longest body."""
+        """The idle timeout of the ledger's own transactions is compared with the longest body."""
         task = GuardedTask("ship", Policy(), limit_s=600.0)
         runtime = lambda: connect(locks=None, ledger=make(url))  # noqa: E731
         reports = examine(Configuration(runtime, tasks=[task]))
@@ -290,7 +291,7 @@ class TestSettings:
 
 
 class _Standby(Postgres):
-    """A PostgreSQL that can become one; it is ready for those who read."""
+    """A PostgreSQL that can become a standby. It is ready when it can be read."""
 
     def stand_by(self) -> None:
         (self._data / "standby.signal").touch()

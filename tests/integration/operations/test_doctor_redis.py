@@ -1,4 +1,4 @@
-"""What a Redis with locks, or with queues, is found to be like: real servers set up that way."""
+"""Findings about a Redis with locks or queues, on real servers that are set up that way."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def client(server: RedisServer) -> Iterator[Any]:
 
 
 def found(url: str) -> dict[str, Finding]:
-    """By name; connections are closed."""
+    """Return the findings by name, and close the connections."""
     locks = RedisLocks(url)
     try:
         return {finding.name: finding for finding in locks.check()}
@@ -144,7 +144,7 @@ def test_cluster_mode() -> None:
 
 
 def test_a_lock_server_that_is_away_is_a_finding() -> None:
-    """The provider raises; who examines has a finding, and asks the rest all the same."""
+    """The provider raises. An examination has a finding instead, and checks the rest."""
     url = f"redis://:{SECRET}@127.0.0.1:{free_port()}/0"
     with pytest.raises(LockServerUnavailableError):
         RedisLocks(url).check()

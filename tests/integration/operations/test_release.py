@@ -1,4 +1,5 @@
-"""A key whose holder is gone is released by hand: by locks alone, with a ledger, from a shell."""
+"""A key whose holder is gone is released by an operator: locks alone, with a ledger, from a
+shell."""
 
 from __future__ import annotations
 
@@ -57,12 +58,12 @@ def tg(connect: Connect) -> taskguard.TaskGuard:
 
 
 def elsewhere(call: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Call as from outside of the lock or body around this call."""
+    """Call it as if from outside of the current lock or body."""
     return contextvars.Context().run(call, *args, **options)
 
 
 def dead(locks: Any, key: str = KEY, *, limit: int = 1, message: str = "m") -> Owner:
-    """The holder of a key that is not heard of again."""
+    """Return the holder of a key that has vanished."""
     owner = new_owner(message)
     asked = {} if limit == 1 else {"limit": limit}
     locks.acquire((key,), owner, ttl_s=600.0, with_fence=True, wait_s=0.0, **asked)
@@ -73,7 +74,8 @@ class TestLocksOnly:
     def test_a_holder_that_is_gone_loses_the_key(
         self, tg: taskguard.TaskGuard, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """Neither fence nor owner has to be known. The log says from which process, and why."""
+        """The caller need not know fence or owner. The log names the former process, and the
+        reason."""
         holder = dead(tg.runner.locks)
         assert tg.release(KEY, reason="host web-3 is gone") is True
         with tg.lock(KEY):
@@ -82,12 +84,12 @@ class TestLocksOnly:
         assert tg.release(KEY) is False
 
     def test_a_holder_that_lives_hears_of_it(self, tg: taskguard.TaskGuard) -> None:
-        """It cannot leave its block as if nothing had happened."""
+        """A holder that is alive gets an error at the end of its block."""
         with pytest.raises(LeaseLostError), tg.lock(KEY, ttl_s=600.0):
             assert elsewhere(tg.release, KEY)
 
     def test_only_the_named_holder_loses_the_key(self, tg: taskguard.TaskGuard) -> None:
-        """By owner, by its nonce, by fence; all that is given has to fit."""
+        """The holder is named by owner, nonce or fence. All given values have to match."""
         owner = dead(tg.runner.locks)
         [holder] = tg.runner.locks.holders(KEY)  # type: ignore[union-attr]
         fence = holder.fence
@@ -141,7 +143,7 @@ class TestLocksOnly:
             tg.release("")
 
     def test_a_silent_lock_server_is_an_error(self, connect: Connect) -> None:
-        """Nobody is told that the key is free."""
+        """A silent lock server is an error, and the key is not reported as free."""
         tg = connect("redis://127.0.0.1:1")
         with pytest.raises(LockServerUnavailableError):
             tg.release(KEY)
@@ -172,7 +174,8 @@ class TestWithLedger:
         assert "takeover" in shop.happened
 
     def test_a_lock_that_only_the_lock_server_knows(self, shop: GuardedShop) -> None:
-        """A reader's, and one whose holder died before it had claimed."""
+        """The lock of a reader, and of a holder that died before its claim, exist only at the lock
+        server."""
         locks = shop.tg.runner.locks
         dead(locks)
         assert shop.tg.release(KEY)
@@ -199,8 +202,8 @@ class TestWithLedger:
 def test_a_killed_holder_is_released_from_a_shell(
     redis_url: str, connect: Connect, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A lock of ten minutes, on Redis alone: the busy error names the process, the command frees
-    the key, and a second one finds nobody."""
+    """With a lock of ten minutes on Redis alone, the busy error names the process, the command
+    releases the key, and a second release finds no holder."""
     holder = subprocess.Popen([sys.executable, "-c", HOLDS, redis_url], stdout=subprocess.PIPE)
     assert holder.stdout is not None
     holder.stdout.readline()

@@ -1,4 +1,4 @@
-"""`taskguard work`: DEAD work is found, looked at, and given another try."""
+"""`taskguard work`: find DEAD work, show it, and requeue it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def request(*, deferrals: int = 0) -> ClaimRequest:
 
 
 def die(shop: GuardedShop) -> Claimed:
-    """A holder vanishes, and the work is DEAD with it; its late claim."""
+    """Let a holder vanish, so that the work is DEAD. Return its late claim."""
     claimed = shop.ledger.claim(request())
     assert isinstance(claimed, Claimed)
     shop.ledger.defer(request(), lambda _: None)
@@ -45,7 +45,8 @@ def ship(guard: Guard) -> str:
 def test_a_dead_work_is_run_again_once_somebody_says_so(
     shop: GuardedShop, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also by the very message that had been put off before; its late holder stays refused."""
+    """After a requeue, even a message that had been deferred before runs. The late holder is
+    refused."""
     late = die(shop)
     with pytest.raises(WorkDeadError):
         shop.deliver(ship)
@@ -74,7 +75,7 @@ HOSTILE = "\r\x1b[2J\x9b31m\u202e\u2066\u2028\u200b"
 def test_what_a_work_is_called_moves_nothing_on_a_terminal(
     shop: GuardedShop, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Neither its id nor its error: no escape is obeyed, and no line is forged."""
+    """Escapes in a work's id or error have no effect on a terminal, and forge no line."""
     forged = "2026-01-01 00:00:00+00:00  attempts 1  ship order:2"
     names = {
         "work": f"ship{HOSTILE}\n{forged} order:1",
@@ -107,7 +108,8 @@ def test_what_a_work_is_called_moves_nothing_on_a_terminal(
 def test_who_waits_is_listed(
     shop: GuardedShop, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In order, with its place, and who was called; what a name may hold moves nothing."""
+    """The line is listed in order with positions and promoted messages. Escapes in names have no
+    effect."""
     assert main(["waiting", "--url", url]) == 0
     assert capsys.readouterr().out == "nobody waits\n"
     key = f"account:1{HOSTILE}"
@@ -128,7 +130,7 @@ def test_who_waits_is_listed(
 def test_what_is_done_or_in_progress_stays_so(
     shop: GuardedShop, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nobody's claim is taken away, and no effect happens again."""
+    """A requeue takes no claim away, and repeats no effect."""
     claimed = shop.ledger.claim(request())
     assert isinstance(claimed, Claimed)
     assert main(["work", "requeue", WORK, "--reason", "?", "--url", url]) == 1

@@ -1,4 +1,4 @@
-"""Sweeps, and enqueueing as part of the user's transaction, with a queue that only notes."""
+"""Sweeps, and enqueueing in the user's transaction, with a queue that only notes."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def rig(request: pytest.FixtureRequest) -> Iterator[SweepRig]:
 
 
 def put_orders(rig: SweepRig, *orders: str) -> None:
-    """Committed, and their process died before it could send them."""
+    """Commit orders whose process died before it could send them."""
     with rig.engine.begin() as db:
         for order in orders:
             rig.enqueue(db, order)
@@ -102,7 +102,7 @@ def test_what_is_overdue_is_sent_once_and_again_after_a_while(rig: SweepRig) -> 
 
 
 def test_a_queue_that_is_behind_is_not_filled_by_sweeps(rig: SweepRig) -> None:
-    """Twice as long after each sending that nobody claimed, up to a day; a claim begins anew."""
+    """The delay doubles after each sending without a claim, up to a day. A claim resets it."""
     put_orders(rig, "1")
 
     def pause_s() -> float:
@@ -158,7 +158,8 @@ def elsewhere(
 def test_a_transaction_on_another_database_is_refused(
     rig: SweepRig, elsewhere: Callable[[], str], tables: bool
 ) -> None:
-    """Also where taskguard's tables are there: no sweep would ever look for the work in them."""
+    """A transaction on another database is refused, even if it has taskguard's tables: no sweep
+    would find the work."""
     url = elsewhere()
     if tables:
         ledger = SqlLedger(url)
@@ -252,7 +253,7 @@ def test_one_call_that_cannot_be_sent_holds_up_no_other(
 
 
 def test_a_broker_that_is_away_is_not_asked_for_every_work(rig: SweepRig) -> None:
-    """After ten refusals in a row the rest waits for another sweep, and none is lost."""
+    """After ten refusals in a row the rest waits for another sweep, and no message is lost."""
     orders = [str(order) for order in range(100, 130)]
     put_orders(rig, *orders)
     rig.refused = set(orders[2:])
@@ -280,7 +281,8 @@ def test_calls_that_cannot_be_sent_hold_up_no_other(rig: SweepRig) -> None:
 
 
 def test_a_call_that_nobody_can_read_is_failed_with_its_reason(rig: SweepRig) -> None:
-    """Ten of them would else stand before all others in each sweep; requeued, it is tried again."""
+    """An unreadable message is FAILED with the reason: ten of them would block each sweep. After a
+    requeue it is tried again."""
     put_orders(rig, "1", "2")
     send = rig.send
 
@@ -303,7 +305,8 @@ def test_a_call_that_nobody_can_read_is_failed_with_its_reason(rig: SweepRig) ->
 
 
 def test_a_call_that_is_sent_in_vain_is_failed_in_the_end(rig: SweepRig) -> None:
-    """Its task is gone, or refuses its arguments; a claim or an operator begins the count anew."""
+    """If the task is gone or refuses its arguments, the message fails in the end. A claim or an
+    operator resets the count."""
     put_orders(rig, "1", "2")
     for _ in range(2):
         assert rig.sweep(max_sends=3) == Swept(sent=2)
@@ -402,7 +405,8 @@ def test_what_a_batch_carried_is_noted_when_it_was_taken(rig: SweepRig) -> None:
 def test_a_batch_that_is_not_taken_is_sent_one_by_one(
     rig: SweepRig, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody knows what of it arrived; what cannot be sent by itself holds up no other."""
+    """If a batch is refused, its messages are sent one by one, because the sweep cannot know which
+    arrived."""
     put_orders(rig, "1", "2", "3")
     rig.refused = {"2"}
     swept = Sweeper(rig.runtime, {"test": Batches(rig, refused=False)}).sweep()
@@ -440,14 +444,14 @@ def test_a_broker_that_takes_no_batch_is_not_asked_for_every_work(rig: SweepRig)
 
 
 def test_calls_of_another_queue_are_left_for_its_own_sweep(rig: SweepRig) -> None:
-    """They are counted, so that somebody notices."""
+    """Messages of another queue are counted as strange, so that an operator notices."""
     put_orders(rig, "1")
     assert Sweeper(rig.runtime, {"other": rig.send}).sweep() == Swept(strange=1)
     assert rig.sweep() == Swept(sent=1)
 
 
 def test_one_sweeps_at_a_time(rig: SweepRig) -> None:
-    """By the guard's own lease, in the ledger."""
+    """One sweep runs at a time, by a lease in the ledger."""
     put_orders(rig, "1")
     holds, release_lock = threading.Event(), threading.Event()
 
@@ -491,7 +495,7 @@ def test_a_session_that_commits_sends(rig: SweepRig) -> None:
 
 @pytest.mark.parametrize("how", ["rollback", "close", "error"])
 def test_a_session_that_does_not_commit_sends_nothing(rig: SweepRig, how: str) -> None:
-    """Nor later, when it commits something else."""
+    """A session that did not commit sends nothing, even when it commits something else later."""
     with orm.Session(rig.engine) as session:
         if how == "error":
             with pytest.raises(ZeroDivisionError), session.begin():
@@ -520,7 +524,8 @@ def test_what_a_savepoint_took_back_is_not_sent(rig: SweepRig) -> None:
 
 
 def test_on_a_connection_it_is_sent_by_hand_or_by_a_sweep(rig: SweepRig) -> None:
-    """Nobody hears of a connection's COMMIT; by hand after a rollback it does nothing."""
+    """Taskguard does not learn of a connection's COMMIT: the caller or a sweep sends. After a
+    rollback nothing is sent."""
     with rig.engine.connect() as db:
         first = rig.enqueue(db, "1")
         rig.enqueue(db, "2")
@@ -645,7 +650,7 @@ def test_calls_that_can_never_be_sent_hold_up_no_other(rig: SweepRig) -> None:
 
 
 def test_a_sweep_ends(rig: SweepRig) -> None:
-    """What it has sent is not overdue for it again, however soon that is."""
+    """A sweep does not send a message twice, however soon it is overdue again."""
     put_orders(rig, "1", "2", "3")
     with pytest.raises(ConfigurationError, match="again_after_s"):
         rig.sweep(again_after_s=0)

@@ -1,4 +1,5 @@
-"""`duplicate=` of an enqueue in whatever transaction: what is sent, and who is told of what."""
+"""`duplicate=` of an enqueue in each kind of transaction: what is sent, and what the caller is
+told."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from taskguard.outbox.enqueue import Placed
 
 
 class Rig(SweepRig):
-    """Its messages say which arguments they carry, and so does what was sent."""
+    """Enqueues messages that carry their arguments, and notes what was sent."""
 
     def delivery(self, order: str = "1", message: str | None = None) -> Delivery:
         made = super().delivery(order)
@@ -34,7 +35,7 @@ class Rig(SweepRig):
         return enqueue_in(session, self.runtime, delivery, self.send, duplicate=duplicate)
 
     def run(self, message: str) -> Any:
-        """What becomes of a delivery of it; its body gives back which one it is."""
+        """Deliver its message. The body returns its name."""
         return self.runtime.runner.deliver(self.delivery(message=message), lambda _: message)
 
     @property
@@ -51,7 +52,8 @@ def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
 
 @pytest.mark.parametrize("duplicate", ["attach", "skip"])
 def test_in_a_session_nothing_is_sent_for_the_second(rig: Rig, duplicate: str) -> None:
-    """In one transaction or two, also by hand; the first one's message is told."""
+    """The second enqueue sends nothing, in one transaction or two. It returns the first one's
+    message."""
     with orm.Session(rig.engine) as session:
         rig.put(session, "a", duplicate)
         second = rig.put(session, "b", duplicate)
@@ -89,7 +91,7 @@ def test_on_a_connection_of_its_own_it_is_stored_until_it_is_sent(rig: Rig) -> N
 
 
 def test_refused_it_writes_nothing_and_the_session_goes_on(rig: Rig) -> None:
-    """What else was written is committed."""
+    """A refused enqueue writes nothing. The session's other writes are committed."""
     with orm.Session(rig.engine) as session:
         rig.put(session, "a", "raise")
         session.commit()
@@ -113,7 +115,8 @@ def test_a_savepoint_takes_a_replacement_back(rig: Rig) -> None:
 
 
 def test_on_a_connection_a_replacement_is_sent_by_hand_or_by_a_sweep(rig: Rig) -> None:
-    """By hand after a rollback it does nothing that counts."""
+    """On a connection, the caller or a sweep sends a replacement. Sending after a rollback has no
+    effect."""
     with rig.engine.connect() as db:
         first = rig.put(db, "a", "replace")
         db.commit()

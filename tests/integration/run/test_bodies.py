@@ -1,4 +1,4 @@
-"""Bodies of every kind, and what befalls them between the lease and its end."""
+"""Bodies of every kind, and faults between the lease and its end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HALF = "caf\udce9"  # what os.fsdecode makes of b"caf\xe9"
 
 
 def test_a_generator_is_refused_at_once(pg: GuardedShop) -> None:
-    """Nobody would iterate over it: it would be DONE without having run."""
+    """A generator is refused at decoration: it would be DONE without having run."""
 
     def ship(n: int, guard: Guard) -> Iterator[int]:
         with guard.transaction() as db:
@@ -37,7 +37,7 @@ def test_a_generator_is_refused_at_once(pg: GuardedShop) -> None:
 
 
 def test_a_coroutine_that_a_decorator_hid_is_not_done(pg: GuardedShop) -> None:
-    """Nobody awaits it: the call says so, and the work is FAILED."""
+    """A coroutine that is never awaited raises, and the work is FAILED."""
 
     def traced(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
@@ -57,7 +57,7 @@ def test_a_coroutine_that_a_decorator_hid_is_not_done(pg: GuardedShop) -> None:
 
 
 def test_a_coroutine_that_a_decorator_runs_is_a_plain_function(pg: GuardedShop) -> None:
-    """What such decorators are for."""
+    """A decorator that runs a coroutine makes it a plain function."""
 
     def run(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
@@ -80,7 +80,8 @@ def test_a_coroutine_that_a_decorator_runs_is_a_plain_function(pg: GuardedShop) 
 def test_an_interrupt_as_the_lease_is_kept_leaves_none(
     pg: GuardedShop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a signal handler raises there: nothing is renewed for ever."""
+    """If a signal handler raises while the lease is stored, the watchdog does not renew it for
+    ever."""
     dog = pg.tg.runner.watchdog
     keep = dog.track
 
@@ -108,7 +109,7 @@ def test_an_interrupt_as_the_lease_is_kept_leaves_none(
 
 
 def test_renewals_do_not_wait_for_the_bodies_connections(pg_url: str) -> None:
-    """The only connection of the pool is the body's: its lease is renewed all the same."""
+    """A lease is renewed even if the body has the pool's only connection."""
     engine = sa.create_engine(pg_url, pool_size=1, max_overflow=0)
     one, two = GuardedShop(pg_url, engine), GuardedShop(pg_url)
     told: list[Any] = []
@@ -156,7 +157,8 @@ def test_half_a_surrogate_in_an_error_is_no_other_error(shop: GuardedShop) -> No
 
 
 def test_a_read_only_database_puts_deliveries_off(pg: GuardedShop, pg_url: str) -> None:
-    """As after a failover to a standby: nothing runs, nothing is lost."""
+    """If the database is read-only, as after a failover to a standby, deliveries are deferred, and
+    none is lost."""
     name = sa.make_url(pg_url).database
     with pg.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as db:
         db.exec_driver_sql(f"alter database {name} set default_transaction_read_only = on")

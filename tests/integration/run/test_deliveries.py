@@ -1,6 +1,7 @@
-"""The way of one delivery, outcome by outcome: what the queue is told, and what stands then.
+"""One delivery, outcome by outcome: what the queue is told, and what the ledger contains
+afterwards.
 
-With a real ledger on SQLite and locks in memory; the queue is one that only notes what it is asked.
+With a real ledger on SQLite and locks in memory. The queue only notes its calls.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from taskguard.run.runner import Runner
 
 
 class NotingQueue:
-    """Takes messages that are put off, or refuses them."""
+    """Takes deferred messages, or refuses them."""
 
     max_delay_s = 15.0
     new_message_per_deferral = True
@@ -73,7 +74,7 @@ class RunnerRig:
         )
 
     def delivery(self, message: str = "m", **values: Any) -> Delivery:
-        """A delivery of work on order:1; options of its task are given by name."""
+        """Return a delivery of work on order:1. Options of its task are given by name."""
         numbers = {name: values.pop(name, 0) for name in ("retries", "deferrals")}
         fixed: dict[str, Any] = {
             name: values.pop(name)
@@ -101,7 +102,7 @@ class RunnerRig:
         return view.state
 
     def change(self, statement: str) -> None:
-        """Behind the ledger's back."""
+        """Change the database past the ledger."""
         engine = sa.create_engine(self._url)
         with engine.begin() as db:
             db.execute(sa.text(statement))
@@ -119,7 +120,8 @@ def rig(sqlite_url: str) -> Iterator[RunnerRig]:
 
 
 def test_done_is_answered_with_the_stored_result(rig: RunnerRig) -> None:
-    """Also to another message, and also where the lock server forgot everything."""
+    """DONE is answered with the stored result, also to another message, and if the lock server
+    forgot everything."""
     assert rig.deliver(lambda guard: {"n": 1}) == Completed({"n": 1})
     rig.locks.flush()
     assert rig.deliver(message="other") == Answered({"n": 1})
@@ -130,11 +132,11 @@ OTHER = {"message": "other", "work": "bill order:1"}
 
 
 def inside(rig: RunnerRig, **second: Any) -> Any:
-    """What a second delivery is told that comes while the body of a first one runs."""
+    """Return the outcome of a second delivery during the first one's body."""
     told: list[Any] = []
 
     def body(guard: Guard) -> None:
-        # A context of its own: else it would be the first body that asks for its own key.
+        # A context of its own: otherwise it would be the first body that requests its own key.
         told.append(contextvars.Context().run(rig.deliver, **second))
 
     rig.deliver(body)
@@ -143,7 +145,7 @@ def inside(rig: RunnerRig, **second: Any) -> Any:
 
 @pytest.mark.parametrize("options", [{}, {"busy": "wait", "wait_s": 0.05}], ids=["retry", "wait"])
 def test_a_taken_key_puts_the_delivery_off(rig: RunnerRig, options: dict[str, Any]) -> None:
-    """It is published again, no later than a quarter of the visibility timeout."""
+    """A delivery of a taken key is deferred, by at most a quarter of the visibility timeout."""
     assert isinstance(inside(rig, **OTHER, **options), Deferred)
     assert [deferrals for deferrals, _ in rig.queue.deferrals] == [1]
     assert all(0 < delay_s <= 15 for _, delay_s in rig.queue.deferrals)
@@ -178,14 +180,14 @@ def test_a_taken_key_raises_where_the_user_chose_so(rig: RunnerRig) -> None:
 
 @pytest.mark.parametrize("busy", ["skip", "raise"])
 def test_what_has_started_is_never_dropped(rig: RunnerRig, busy: str) -> None:
-    """Other work that was begun before: put off, for dropping it could lose it."""
+    """Work that has begun is deferred: dropping it could lose it."""
     with pytest.raises(ZeroDivisionError):
         rig.deliver(lambda guard: 1 / 0, **OTHER)
     assert isinstance(inside(rig, **OTHER, retries=1, busy=busy), Deferred)
 
 
 def test_the_same_work_in_progress_is_put_off_whatever_the_user_chose(rig: RunnerRig) -> None:
-    """A duplicate of what runs: it may be the only copy left once its holder is killed."""
+    """A duplicate of running work is deferred: it may be the only copy if its holder is killed."""
     assert isinstance(inside(rig, message="m", busy="skip"), Deferred)
 
 
@@ -265,7 +267,8 @@ def test_a_deadlock_runs_the_body_again_under_the_same_lease(rig: RunnerRig) -> 
 
 
 def test_without_the_ledger_nothing_runs(rig: RunnerRig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put off with a growing delay, and no lease is left at the lock server."""
+    """Without the ledger, deliveries are deferred with a growing delay, and no lease is left at the
+    lock server."""
 
     def away(*_: Any, **__: Any) -> Any:
         raise LedgerUnavailableError("away")
@@ -323,7 +326,8 @@ def test_a_shutdown_gives_the_work_back(rig: RunnerRig, leaves: type[BaseExcepti
 
 
 def test_a_body_that_exits_is_a_crash_each_time(rig: RunnerRig) -> None:
-    """`sys.exit()` ends every process that runs it: no lease is waited for, and it is DEAD."""
+    """`sys.exit()` ends every process that runs the body: no lease is waited for, and the work is
+    DEAD in the end."""
 
     def body(guard: Guard) -> None:
         attempts.append(guard.attempt)
@@ -420,7 +424,8 @@ def test_a_dead_work_is_raised_so_that_a_person_sees_it(rig: RunnerRig) -> None:
 def test_the_end_of_a_lease_that_others_handed_over_wakes_them(
     rig: RunnerRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its holder was not let in by the lock server, which was away: it ends there all the same."""
+    """After the lock server was down, a holder's lease that others restored there is released at
+    its end, and wakes them."""
     locks = rig.locks
     told: list[Any] = []
 
@@ -451,13 +456,14 @@ def test_the_end_of_a_lease_that_others_handed_over_wakes_them(
 
 @pytest.fixture
 def alone(rig: RunnerRig) -> RunnerRig:
-    """The ledger alone, as by `locks=None`."""
+    """Return a rig with the ledger alone, as with `locks=None`."""
     rig.runner = Runner(locks=None, ledger=rig.ledger, events=Events(rig.events.append))
     return rig
 
 
 def test_a_duplicate_waits_for_the_end_of_a_body_that_is_done(alone: RunnerRig) -> None:
-    """Its return value may still come: a chord would get None in its place."""
+    """A duplicate waits for the end of a body whose work is DONE, because its return value may
+    still come."""
     told: list[Any] = []
 
     def body(guard: Guard) -> int:
@@ -530,7 +536,8 @@ def test_a_holder_that_died_after_done_is_not_waited_for(
 def test_a_process_that_the_body_forked_ends_where_it_leaves_the_body(
     rig: RunnerRig, leaves: str, atomic: bool
 ) -> None:
-    """It marks nothing DONE or FAILED, and no worker goes on twice; its parent does the work."""
+    """A process that the body forked ends when it leaves the body: it marks no work, and its parent
+    goes on."""
     me = os.getpid()
     seen: list[Any] = []
 
@@ -589,7 +596,7 @@ def test_a_plain_call_in_a_forked_process_is_nobodys_work(rig: RunnerRig) -> Non
 
 
 def test_an_error_without_words_is_failed_as_any_other(rig: RunnerRig) -> None:
-    """`str()` of it raises: its claim ends all the same, and the record names its class."""
+    """If `str()` of a body's error raises, its claim still ends, and the record names the class."""
 
     class WordlessError(Exception):
         def __str__(self) -> str:

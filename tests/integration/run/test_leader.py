@@ -1,4 +1,4 @@
-"""`tg.leader()`: one of several works, and another goes on where it dies or is frozen."""
+"""`tg.leader()`: one process of several leads, and another one follows if it dies or is frozen."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MODES = ("both", "ledger alone", "locks only")
 
 
 class Candidate:
-    """`support.candidate` in a process of its own."""
+    """Runs `support.candidate` in a process of its own."""
 
     def __init__(self, folder: Path, number: int, locks: str, ledger: str, how: str) -> None:
         self.log = folder / f"work-{number}.log"
@@ -50,33 +50,33 @@ class Candidate:
         os.kill(self.family.process.pid, number)
 
     def lines(self) -> list[tuple[int, float]]:
-        """Fence and time of each piece of its work."""
+        """Return fence and time of each piece of its work."""
         whole = self.log.read_text().rpartition("\n")[0].splitlines()
         return [(int(fence), float(at)) for fence, at in map(str.split, whole)]
 
     def leads(self) -> bool:
-        """Whether it has worked within the last moments."""
+        """Return whether it has worked within the last moments."""
         lines = self.lines()
         return bool(lines) and time.monotonic() - lines[-1][1] < 0.3
 
 
 class DisturbedError(Exception):
-    """A candidate lost its place by itself: the machine stood still for longer than a lease."""
+    """A candidate lost its lease by itself: the machine paused for longer than a lease."""
 
 
 class Race:
-    """Two candidates for one place."""
+    """Two candidates for one lease."""
 
     def __init__(self, candidates: list[Candidate]) -> None:
         self.candidates = candidates
 
     def expect_undisturbed(self, candidate: Candidate) -> None:
-        """It has not said that it leads no more, which nobody has made it."""
+        """Check that it has not lost its leadership without a fault."""
         if "leads no more" in candidate.said.read_text():
             raise DisturbedError
 
     def leader(self) -> tuple[Candidate, Candidate]:
-        """Who leads, and the other one."""
+        """Return the leader and the other candidate."""
         leading = wait_until(
             lambda: [each for each in self.candidates if each.leads()],
             message=lambda: "".join(each.said.read_text() for each in self.candidates),
@@ -85,19 +85,19 @@ class Race:
         return leading[0], other
 
     def wait_for_end_of(self, leader: Candidate) -> None:
-        """Until it says that it leads no more."""
+        """Wait until it reports the end of its leadership."""
         wait_until(
             lambda: "leads no more" in leader.said.read_text(),
             message=lambda: "\n".join(each.said.read_text() for each in self.candidates),
         )
 
     def goes_on(self, candidate: Candidate) -> bool:
-        """Whether it leads, as it has from its first piece of work on."""
+        """Return whether it leads without interruption since its first piece of work."""
         self.expect_undisturbed(candidate)
         return candidate.leads()
 
     def gap_s(self, before: Candidate, after: Candidate, since_s: float) -> float:
-        """After what time the other one worked, once this has happened to the leader."""
+        """Return how long after the fault the other candidate worked."""
         known = len(after.lines())
         wait_until(lambda: len(after.lines()) > known, message="another leads")
         first = after.lines()[known]
@@ -132,13 +132,14 @@ def racing(folder: Path, servers: tuple[str, str], how: str = "check") -> Iterat
 def test_a_killed_leader_is_followed_within_its_lease_and_a_second(
     tmp_path: Path, servers: tuple[str, str]
 ) -> None:
-    """And nobody else worked while it did."""
+    """After a leader was killed, the other one leads within its lease and a second. Before that it
+    does not work."""
 
     def gap_s(race: Race) -> float:
         first, other = race.leader()
         race.expect_undisturbed(first)
         if other.lines():
-            race.wait_for_end_of(first)  # else both have worked
+            race.wait_for_end_of(first)  # otherwise both have worked
             raise DisturbedError
         first.signal(signal.SIGKILL)
         return race.gap_s(first, other, time.monotonic())
@@ -150,7 +151,8 @@ def test_a_killed_leader_is_followed_within_its_lease_and_a_second(
 def test_a_frozen_leader_does_nothing_more_once_it_wakes(
     tmp_path: Path, servers: tuple[str, str]
 ) -> None:
-    """At most the piece that it was in; then it is a candidate again, and leads when it can."""
+    """A frozen leader that wakes finishes at most its current piece. Then it is a candidate
+    again."""
 
     def gap_s(race: Race) -> float:
         first, other = race.leader()
@@ -173,7 +175,8 @@ def test_a_frozen_leader_does_nothing_more_once_it_wakes(
 
 
 def test_work_that_never_looks_is_interrupted(tmp_path: Path, servers: tuple[str, str]) -> None:
-    """A frozen leader's, soon after it wakes; and at once where it steps down."""
+    """Work that never checks its lease is interrupted soon after its leader wakes, and at once if
+    it steps down."""
     with racing(tmp_path, servers, "interrupt") as race:
         first, other = race.leader()
         first.signal(signal.SIGSTOP)
@@ -186,7 +189,7 @@ def test_work_that_never_looks_is_interrupted(tmp_path: Path, servers: tuple[str
 
 
 def soonest(gap_s: Callable[[Race], float], folder: Path, servers: tuple[str, str]) -> None:
-    """The bound is kept in one of five tries: a busy machine may be late, or disturb a try."""
+    """Check that one of five tries is in time: a busy machine may be late, or disturb a try."""
     gaps_s: list[float] = []
     while not gaps_s or gaps_s[-1] >= TTL_S + 1.0:
         assert len(gaps_s) < 5, gaps_s
@@ -213,7 +216,7 @@ def tg(redis_url: str, pg_url: str) -> Iterator[TaskGuard]:
 
 @contextmanager
 def in_thread(function: Callable[[], Any]) -> Iterator[list[Any]]:
-    """Runs it beside the test; its value or its error is in the list once it has ended."""
+    """Run it in a thread. Its value or its error is in the list after it has ended."""
     ended: list[Any] = []
 
     def run() -> None:
@@ -230,7 +233,7 @@ def in_thread(function: Callable[[], Any]) -> Iterator[list[Any]]:
 
 
 def test_the_works_value_is_returned_and_the_place_is_free(tg: TaskGuard) -> None:
-    """So it is after an error of the work, which is not kept leading: `run()` raises it."""
+    """The work's value is returned, or its error raised. In either case the lease is free."""
     fences = []
 
     def work(leadership: Leadership) -> str:
@@ -322,7 +325,8 @@ def test_a_candidate_that_steps_down_ends_without_having_led(tg: TaskGuard) -> N
 def test_a_record_that_is_done_is_not_asked_for_without_a_pause(
     redis_url: str, pg_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing of taskguard's sets a leader's to DONE; who does it by hand gets no storm."""
+    """Taskguard never sets a leader's record to DONE. If an operator does, candidates do not query
+    it without a pause."""
     ledger = SqlLedger(pg_url)
     ledger.create_schema()
     asked: list[float] = []
@@ -346,7 +350,7 @@ def test_a_record_that_is_done_is_not_asked_for_without_a_pause(
 
 
 def test_a_leader_finds_what_the_last_one_remembered(tg: TaskGuard) -> None:
-    """Only who leads can store it; with locks alone there is no memory."""
+    """Only the leader can store its memory. With locks alone there is none."""
     kept: list[Leadership] = []
 
     def first(leadership: Leadership) -> None:
@@ -380,7 +384,8 @@ def test_leaders_of_other_names_and_namespaces_are_others(tg: TaskGuard, redis_u
 
 @pytest.mark.once
 def test_servers_that_are_away_end_no_candidate(caplog: pytest.LogCaptureFixture) -> None:
-    """The lock server is emptied, then away: who leads goes on. The database: nobody leads."""
+    """If the lock server is emptied or down, the leader goes on. If the database is down, no
+    candidate leads or ends."""
     with ExitStack() as stack:
         valkey, postgres = (stack.enter_context(each) for each in (Valkey(), Postgres(fsync="off")))
         ledger = SqlLedger(postgres.create_database("leader"))

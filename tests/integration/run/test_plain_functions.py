@@ -36,7 +36,7 @@ from taskguard_sandbox.servers import Postgres
 
 
 class Application:
-    """A TaskGuard with its database, effects table and events in reach."""
+    """A TaskGuard with its database, effects table and events."""
 
     def __init__(self, locks: str, ledger_url: str) -> None:
         self.locks_url = locks
@@ -48,7 +48,7 @@ class Application:
         )
         self.engine = sa.create_engine(ledger_url)
         with self.engine.begin() as db:
-            # No unique index: a double effect has to be seen.
+            # No unique index: the test has to see a double effect.
             db.execute(sa.text("create table effects (item text, fence bigint)"))
 
     def effects(self) -> Counter[str]:
@@ -78,7 +78,8 @@ def app(request: pytest.FixtureRequest, redis_url: str) -> Iterator[Application]
 
 
 def test_many_callers_one_effect_and_one_answer(app: Application) -> None:
-    """Eight threads call each of ten work items: one effect each, and everybody gets its result."""
+    """Eight threads call each of ten work items: each has one effect, and every caller gets its
+    result."""
 
     @app.tg.guarded(key="order:<order>", busy="wait", wait_s=30)
     def ship(order: int, guard: Guard) -> dict[str, int]:
@@ -97,7 +98,7 @@ def test_many_callers_one_effect_and_one_answer(app: Application) -> None:
 
 
 def test_several_keys_name_the_work_in_the_order_of_their_templates(app: Application) -> None:
-    """Back is not forth, though both lock the same two accounts."""
+    """The same two keys in another order are other work, although both lock the same accounts."""
 
     @app.tg.guarded(key=["account:<src>", "account:<dst>"])
     def transfer(src: int, dst: int, guard: Guard) -> str:
@@ -132,7 +133,7 @@ def test_a_body_that_raises_writes_nothing_and_may_run_again(app: Application) -
 
 
 def test_a_function_that_exits_is_dead_after_max_crashes(app: Application) -> None:
-    """As argparse does it: nothing of it is written, and nobody waits for its lease."""
+    """A body that exits, as argparse does, writes nothing, and its lease ends at once."""
 
     @app.tg.guarded(key="order:<order>", max_crashes=2)
     def ship(order: int, guard: Guard) -> None:
@@ -171,8 +172,8 @@ def test_a_stale_holder_is_refused_and_gets_the_winners_result(app: Application)
 
 
 def _freeze(app: Application) -> None:
-    """As if this process had been paused for longer than its leases: the watchdog forgets them, and
-    so do the lock server and the ledger."""
+    """Expire all leases at the watchdog, the lock server and the ledger, as if this process had
+    been paused."""
     watchdog = app.tg.runner.watchdog
     with watchdog._mutex:
         watchdog._tracked.clear()

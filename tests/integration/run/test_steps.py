@@ -1,4 +1,4 @@
-"""`guard.step()`: what happens elsewhere is called once per work, as far as that can be known."""
+"""`guard.step()` calls an external service once per work, as far as possible."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from taskguard.model.delivery import Answered, Completed
 
 
 class Provider:
-    """Somebody elsewhere, who counts how often it is called and knows what it was asked before."""
+    """An external service that counts its calls, and knows earlier idempotency keys."""
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
@@ -115,7 +115,7 @@ def test_a_holder_that_was_overtaken_stores_nothing(shop: GuardedShop, provider:
 
 
 def test_a_holder_without_a_lease_calls_nobody(shop: GuardedShop, provider: Provider) -> None:
-    """What it cannot store any more it had better not do."""
+    """A holder without a lease does not call the service, because it could not store the result."""
 
     def body(guard: Guard) -> None:
         guard._attempt.lease.mark_lost("for the test")
@@ -174,7 +174,8 @@ def test_what_a_body_does_to_its_progress_is_not_committed(shop: GuardedShop) ->
 def test_a_result_whose_commit_failed_is_stored_by_the_next_run(
     shop: GuardedShop, provider: Provider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The body runs again under the same guard, which still knows it: nobody is called again."""
+    """If a step's COMMIT failed, the next run of the body stores the known result without another
+    call."""
     commit, failed = OwnConnection.commit, []
 
     def fail_once(self: OwnConnection) -> None:
@@ -217,7 +218,8 @@ def test_a_result_that_is_not_json_fails_the_body(shop: GuardedShop) -> None:
 def test_in_a_transaction_or_after_it_a_step_is_refused(
     shop: GuardedShop, provider: Provider
 ) -> None:
-    """Before anybody is called: its result could not be committed by itself."""
+    """A step in or after a transaction is refused before the call, because its result could not be
+    committed by itself."""
 
     def body(guard: Guard) -> None:
         with guard.transaction() as db:
@@ -233,7 +235,7 @@ def test_in_a_transaction_or_after_it_a_step_is_refused(
 
 
 def test_with_locks_only_a_step_is_refused(provider: Provider) -> None:
-    """There is nobody who could store it."""
+    """With locks only a step is refused, because there is no ledger to store it."""
     tg = taskguard.connect(locks="memory://", ledger=None)
 
     @tg.guarded(key="order:<n>")
@@ -283,7 +285,8 @@ def test_a_duplicate_calls_nobody(shop: GuardedShop, provider: Provider) -> None
 def test_killed_anywhere_a_provider_that_knows_the_key_charges_once(
     taskguard_memory: Any, explore_crashes: Any, provider: Provider
 ) -> None:
-    """It is called again if its caller dies before the answer is stored; never after that."""
+    """If its caller dies before the answer is stored, the provider is called again. After that it
+    never is."""
     tg = taskguard.connect(locks="memory://", ledger="sqlite://")
 
     @tg.guarded(key="invoice:<n>")

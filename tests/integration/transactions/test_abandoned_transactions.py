@@ -1,4 +1,4 @@
-"""Bodies that leave their transaction by an exception, catch it, and end as if all was well."""
+"""Bodies that catch the exception that ended their transaction, and return as if all was well."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_body_that_catches_what_ended_its_transaction_is_not_done(shop: Guarde
 
 
 def test_a_transaction_that_is_begun_again_makes_up_for_it(pg: GuardedShop) -> None:
-    """A body may try in another way; what counts is the last one."""
+    """A body may begin another transaction. The last one counts."""
 
     def body(guard: Guard) -> str:
         try:
@@ -75,7 +75,8 @@ def test_parts_that_are_committed_later_make_up_for_it(pg: GuardedShop) -> None:
 
 @pytest.mark.parametrize("part", ["transaction", "checkpoint"])
 def test_a_step_does_not_make_up_for_it(pg: GuardedShop, part: str) -> None:
-    """What a clean-up tells somebody elsewhere is none of the writes that are gone."""
+    """A step does not replace the lost writes: a call to an external service in a clean-up is none
+    of them."""
 
     def body(guard: Guard) -> None:
         on = guard.transaction() if part == "transaction" else guard.checkpoint(1)

@@ -81,7 +81,7 @@ def build() -> Iterator[Callable[..., LentRig]]:
 
 @pytest.fixture(params=DATABASES)
 def rig(request: pytest.FixtureRequest, build: Callable[..., LentRig]) -> LentRig:
-    """The ledger by a URL, the user's Engine beside it."""
+    """Return a rig with the ledger by a URL, and the user's own Engine."""
     return build(request.getfixturevalue(request.param))
 
 
@@ -111,7 +111,7 @@ LENDERS: dict[str, Callable[[LentRig], Any]] = {
 
 @pytest.fixture(params=LENDERS)
 def on(request: pytest.FixtureRequest, rig: LentRig) -> Iterator[Any]:
-    """What the user hands in."""
+    """Return the session or connection that the user hands in."""
     lent = LENDERS[request.param](rig)
     yield lent
     bind = lent.get_bind() if not isinstance(lent, sa.Connection) else None
@@ -412,7 +412,8 @@ def test_a_body_that_ends_it_is_told(rig: LentRig, on: Any, end: str) -> None:
 def test_nothing_is_left_open_in_a_pool_that_does_not_reset(
     pg_url: str, build: Callable[..., LentRig]
 ) -> None:
-    """Whoever gets the connection next would commit it."""
+    """After the block nothing is open in a pool without reset, because the connection's next user
+    would commit it."""
     rig = build(pg_url, engine=sa.create_engine(pg_url, pool_reset_on_return=None))
     with _session(rig) as session:
 
@@ -544,7 +545,7 @@ def test_one_that_commits_each_statement_is_refused(
 
 @pytest.mark.parametrize("on", ["engine", "url", "factory", "twophase"])
 def test_what_is_neither_session_nor_connection_is_refused(pg: LentRig, on: str) -> None:
-    """By name; and two phases are not one."""
+    """An object of another type is refused by name, and so is a two-phase session."""
     given: Any = {
         "engine": pg.engine,
         "url": str(pg.engine.url),
@@ -679,7 +680,8 @@ def test_a_database_that_is_away_puts_the_delivery_off(behind_proxy: tuple[LentR
 
 
 def test_a_constraint_that_fails_at_commit_is_the_bodys_error(pg: LentRig) -> None:
-    """Nothing is unknown about it; the Session can go on."""
+    """A constraint that fails at COMMIT is the body's error: the outcome is known, and the Session
+    can go on."""
     with pg.shop.engine.begin() as db:
         db.execute(sa.text("create table u (id int unique deferrable initially deferred)"))
     with _session(pg) as session:

@@ -1,4 +1,4 @@
-"""Connections that break in the block, and bodies that catch the first that they hear of it."""
+"""Connections that break in the block, and bodies that catch the first error of that."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def shop(request: pytest.FixtureRequest, kind: str, make_shop: Any) -> GuardedShop:
-    """In a database whose server can end a connection."""
+    """Return a shop in a database whose server can end a connection."""
     return make_shop(request.getfixturevalue(kind))
 
 
 def end_connection(shop: GuardedShop, kind: str, db: Any) -> None:
-    """As an administrator does, a failover, or a time-out."""
+    """End the connection as an administrator, a failover or a timeout does."""
     who, end = ENDERS[kind]
     number = db.execute(sa.text(who)).scalar_one()
     with shop.engine.connect() as other:
@@ -75,7 +75,7 @@ WAYS: dict[str, Callable[[Any], None]] = {
 def test_a_lost_connection_is_run_again_whatever_the_body_makes_of_it(
     shop: GuardedShop, kind: str, way: str
 ) -> None:
-    """What comes after is PendingRollbackError: no error of the body's."""
+    """The body runs again: a later PendingRollbackError is not its own error."""
     runs: list[int] = []
 
     def body(guard: Guard) -> None:
@@ -100,7 +100,7 @@ def group(error: Exception) -> None:
 
 
 def unrelated(_: Exception) -> None:
-    """Whose cause nobody names: it goes on without what it wanted to write."""
+    """Fail with another error, as if the block had not failed."""
     {}["what the block should have found"]
 
 
@@ -113,7 +113,7 @@ ENDS: dict[str, Callable[[Exception], None]] = {
 
 @contextlib.contextmanager
 def failing(end: str) -> Iterator[None]:
-    """The body fails of what ends the block within, once that is left."""
+    """Fail after the block with an error whose cause is the block's."""
     lost: Exception | None = None
     try:
         yield
@@ -127,7 +127,8 @@ def failing(end: str) -> Iterator[None]:
 def test_what_ended_the_block_speaks_however_the_body_ends(
     shop: GuardedShop, kind: str, end: str
 ) -> None:
-    """The block is left, and the body fails of it by an error of its own: it is run again."""
+    """If the database ended the block, the body runs again, even if it then fails by an error of
+    its own."""
     runs: list[int] = []
 
     def body(guard: Guard) -> None:
@@ -145,7 +146,7 @@ def test_what_ended_the_block_speaks_however_the_body_ends(
 def test_an_overtaken_body_is_answered_by_the_record_however_it_ends(
     pg: GuardedShop, end: str
 ) -> None:
-    """A newer holder is DONE: the delivery is answered, and no failure."""
+    """If a newer holder is DONE, the delivery is answered, and is no failure."""
 
     def overtakes(guard: Guard) -> str:
         with guard.transaction() as db:
@@ -165,7 +166,7 @@ def test_an_overtaken_body_is_answered_by_the_record_however_it_ends(
 
 
 def test_a_body_that_orders_its_queue_is_obeyed(pg: GuardedShop, pg_url: str) -> None:
-    """Celery's Retry has sent a message already: it is no failure that the database explains."""
+    """Celery's Retry has sent a message already, so it is not replaced by the database's error."""
 
     class OrderError(Exception):
         pass
@@ -270,7 +271,7 @@ def test_a_deadlock_in_a_savepoint_is_the_bodys_to_mend(pg: GuardedShop) -> None
 
 
 def test_a_swallowed_error_of_the_bodys_own_is_said(pg: GuardedShop) -> None:
-    """Nobody ended the transaction: a statement failed, and was caught without a savepoint."""
+    """If a body catches a failed statement without a savepoint, the error names that statement."""
 
     def body(guard: Guard) -> None:
         with guard.transaction() as db:

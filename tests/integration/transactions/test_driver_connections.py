@@ -30,7 +30,7 @@ def connect(url: str, **options: Any) -> Any:
 
 @pytest.fixture(params=["pg_url", "sqlite_url"])
 def url(request: pytest.FixtureRequest) -> str:
-    """Where a driver's own connection may be lent."""
+    """Return a URL of a kind whose driver connections may be lent."""
     return str(request.getfixturevalue(request.param))
 
 
@@ -69,7 +69,7 @@ def test_effects_and_done_commit_together(shop: GuardedShop, on: Any) -> None:
 
 
 def test_a_part_commits_with_its_progress(shop: GuardedShop, on: Any) -> None:
-    """By `checkpoint()`, and the rest with DONE."""
+    """`checkpoint()` commits a part with its progress, and the rest commits with DONE."""
 
     def body(guard: Guard) -> None:
         with guard.checkpoint(1, on):
@@ -121,7 +121,7 @@ ENDS: dict[str, Callable[[Any], Any]] = {
 def test_a_body_that_ends_it_is_told_so(
     shop: GuardedShop, on: Any, end: str, goes_on: bool
 ) -> None:
-    """What comes after is not written, and the work is not DONE."""
+    """After the body has ended the transaction, nothing is written, and the work is not DONE."""
 
     def body(guard: Guard) -> None:
         with guard.transaction(on):
@@ -135,7 +135,8 @@ def test_a_body_that_ends_it_is_told_so(
 
 
 def test_one_that_has_begun_is_refused(shop: GuardedShop, on: Any) -> None:
-    """What was written before would be committed with this DONE."""
+    """A connection with an open transaction is refused, because its earlier writes would commit
+    with this DONE."""
 
     def body(guard: Guard) -> None:
         on.execute(INSERT)
@@ -144,7 +145,7 @@ def test_one_that_has_begun_is_refused(shop: GuardedShop, on: Any) -> None:
 
     with pytest.raises(TransactionUsageError, match="has begun"):
         shop.deliver(body)
-    assert in_transaction(on)  # it is its owner's
+    assert in_transaction(on)  # the transaction belongs to its owner
 
 
 def test_one_of_another_database_is_refused(
@@ -188,11 +189,12 @@ def test_rows_of_the_users_own_kind_stay_theirs(shop: GuardedShop, on: Any) -> N
 
 
 class TookTooLongError(Exception):
-    """What a queue's time limit raises in the body."""
+    """The exception of a queue's time limit."""
 
 
 def test_a_time_limit_in_a_statement_comes_through(pg_url: str) -> None:
-    """Nothing is written, and the connection, which nobody could use any more, is closed."""
+    """A time limit in a statement reaches the body. Nothing is written, and the unusable connection
+    is closed."""
     shop = GuardedShop(pg_url)
     on = connect(pg_url)
 
@@ -217,7 +219,8 @@ def test_a_time_limit_in_a_statement_comes_through(pg_url: str) -> None:
 
 
 def test_a_commit_without_an_answer_is_resolved(postgres: Any, pg_url: str) -> None:
-    """By the ledger's own connection: it is DONE, and not run again."""
+    """If COMMIT gets no answer, the ledger's own connection finds that it is DONE, and the body
+    does not run again."""
     shop = GuardedShop(pg_url)
     with Proxy(postgres.port) as proxy:
         on = connect(pg_url.replace(f":{postgres.port}/", f":{proxy.port}/"))

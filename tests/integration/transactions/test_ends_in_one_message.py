@@ -1,4 +1,4 @@
-"""What may not change by it that a body's transaction ends in one message on PostgreSQL."""
+"""A body's transaction on PostgreSQL ends in one message, without a change of behaviour."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def translated(
 
 
 def test_a_stale_claim_is_refused_in_any_language(translated: GuardedShop) -> None:
-    """What the server says is told by what is ours in it, not by how it quotes that."""
+    """A stale claim is recognized by taskguard's part of the server's message, in any language."""
     held = claim(translated)
     with pytest.raises(StaleTokenError), translated.ledger.transaction(held) as tx:
         write(tx.db)

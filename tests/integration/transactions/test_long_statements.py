@@ -1,4 +1,4 @@
-"""Statements that the server takes from nobody: the body's own failure, and it says so."""
+"""A statement that is too long for the server is the body's failure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LIMIT = "select @@max_allowed_packet"
 
 @pytest.fixture(params=["mariadb_url", "mysql_url"])
 def shop(request: pytest.FixtureRequest, make_shop: Any) -> GuardedShop:
-    """On servers that take no more than so much at once."""
+    """Return a shop on servers that accept only short statements."""
     made: GuardedShop = make_shop(request.getfixturevalue(request.param))
     with made.engine.begin() as db:
         db.exec_driver_sql("create table papers (text longtext)")
@@ -27,7 +27,8 @@ def shop(request: pytest.FixtureRequest, make_shop: Any) -> GuardedShop:
 def test_a_statement_beyond_the_servers_packet_is_the_bodys_failure(
     shop: GuardedShop, swallowed: bool
 ) -> None:
-    """The server ends the connection, which looks like its own trouble: it was run for ever."""
+    """The server ends the connection, which looks like an outage. The work is FAILED, and does not
+    run for ever."""
     runs, queue = [], NotingQueue()
     with shop.engine.connect() as db:
         limit = int(db.exec_driver_sql(LIMIT).scalar_one())

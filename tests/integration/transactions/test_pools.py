@@ -1,4 +1,4 @@
-"""Bodies that want a second connection within their transaction, and as many as there can be."""
+"""Bodies that need a second connection within their transaction, as many at once as possible."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ MAKE_ENGINES: dict[str, Callable[[str], Any]] = {
 
 @pytest.fixture(params=SERVERS)
 def server_url(request: pytest.FixtureRequest) -> str:
-    """Of an empty database with more than one writer."""
+    """Return the URL of an empty database with more than one writer."""
     return str(request.getfixturevalue(request.param))
 
 
@@ -46,7 +46,7 @@ def in_threads(count: int, function: Callable[[int], Any]) -> list[Any]:
 
 
 class Crowd:
-    """Bodies that go on within their transactions once as many as there can be have one."""
+    """Bodies that go on within their transactions when as many as possible have one."""
 
     def __init__(self, expected: int) -> None:
         self.inside = 0
@@ -64,7 +64,7 @@ class Crowd:
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> int:
-    """How many bodies of a process have a transaction: fewer than there are threads."""
+    """Limit how many bodies of a process have a transaction to fewer than its threads."""
     monkeypatch.setattr(pools, "_MOST_OF_BODIES", 12)
     return 12
 
@@ -73,7 +73,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> int:
 def test_bodies_cannot_use_up_what_those_within_them_need(
     pg: GuardedShop, few: int, inner: str
 ) -> None:
-    """Whoever has a transaction gets another body done within it."""
+    """A body with a transaction can always run another guarded body within it."""
     crowd = Crowd(few)
 
     @pg.tg.guarded(key="inner:<n>")
@@ -96,7 +96,7 @@ def test_bodies_cannot_use_up_what_those_within_them_need(
 
 
 def test_eighty_threads_take_locks_within_their_transactions(pg: GuardedShop) -> None:
-    """50 of them have one at a time, and all 50 at once want a lock: none had its effect."""
+    """50 of eighty threads have a transaction at a time, and all of them get a lock within it."""
     crowd = Crowd(50)
 
     @pg.tg.guarded(key="outer:<n>")
@@ -176,7 +176,8 @@ def connections(shop: GuardedShop) -> int:
 
 
 def test_connections_are_bounded(pg: GuardedShop, few: int) -> None:
-    """So many for bodies, 10 for those within them, 20 for the ledger, and one that renews."""
+    """There are at most `few` connections for bodies, 10 for nested bodies, 20 for the ledger, and
+    one for renewals."""
     most = [0]
     crowd = Crowd(few)
 
@@ -192,7 +193,7 @@ def test_connections_are_bounded(pg: GuardedShop, few: int) -> None:
             within(n)
 
     in_threads(40, outer)
-    # Those that ask have some of their own: at most fifteen.
+    # Threads that ask have connections of their own: at most fifteen.
     assert few < most[0] <= few + 10 + 20 + 1 + 15
 
 
@@ -216,7 +217,8 @@ def test_one_body_after_the_other_needs_one_connection(pg_url: str, make_shop: A
 
 
 def test_a_small_engine_of_the_users_stays_small(pg_url: str, make_shop: Any) -> None:
-    """As many again for the ledger, and for bodies within others: one each."""
+    """A small Engine of the user's gets as many connections again for the ledger, and one for
+    nested bodies."""
     engine = sa.create_engine(pg_url, pool_size=1, max_overflow=0, pool_timeout=60)
     shop = make_shop(pg_url, engine)
     most: list[int] = []
@@ -240,7 +242,8 @@ def test_a_small_engine_of_the_users_stays_small(pg_url: str, make_shop: Any) ->
 def test_who_gets_no_connection_is_told_soon_and_once(
     pg: GuardedShop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A delivery is put off, however often: that others are at work is no failure of its own."""
+    """A delivery without a free connection is deferred, however often. It does not count as a
+    failure."""
     monkeypatch.setattr(pools, "_LONGEST_WAIT_S", 0.1)
     monkeypatch.setattr(pools, "_MOST_OF_BODIES", 1)
     asked: list[float | None] = []
@@ -272,7 +275,7 @@ def test_who_gets_no_connection_is_told_soon_and_once(
 
 
 def test_a_users_pool_that_is_used_up_is_asked_once(server_url: str, make_shop: Any) -> None:
-    """Its time-out was waited for twice."""
+    """A user's full pool is waited for once, not twice."""
     engine = sa.create_engine(server_url, pool_size=1, max_overflow=0, pool_timeout=0.1)
     shop = make_shop(server_url, engine)
     waited = []
@@ -349,7 +352,7 @@ GREENLETS = """
 
 
 def test_eighty_greenlets(pg: GuardedShop, pg_url: str) -> None:
-    """48 of 150 failed."""
+    """Eighty greenlets all have their effect."""
     pytest.importorskip("gevent")
     script = [sys.executable, "-c", textwrap.dedent(GREENLETS), pg_url]
     done = subprocess.run(script, capture_output=True, text=True, timeout=patience_s(), check=False)

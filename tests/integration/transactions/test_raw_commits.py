@@ -58,7 +58,8 @@ def shop(request: pytest.FixtureRequest, way: str, make_shop: Any) -> Iterator[G
 
 @pytest.mark.parametrize("keys", [1, 2])
 def test_a_raw_end_of_the_transaction_is_noticed(shop: GuardedShop, way: str, keys: int) -> None:
-    """What came before is committed without DONE, which nobody can take back; it is said."""
+    """A raw COMMIT leaves earlier writes without DONE, which cannot be undone. The error
+    says so."""
 
     @shop.tg.guarded(key=["order:<n>", "account:<n>"][:keys])
     def ship(n: int, guard: Guard) -> None:
@@ -74,7 +75,8 @@ def test_a_raw_end_of_the_transaction_is_noticed(shop: GuardedShop, way: str, ke
 
 
 def test_a_raw_end_before_a_checkpoint_is_noticed(shop: GuardedShop, way: str) -> None:
-    """Its progress would say that what came before is done."""
+    """A raw end before a checkpoint is noticed, because its progress would count the earlier writes
+    as done."""
 
     @shop.tg.guarded(key="order:<n>")
     def ship(n: int, guard: Guard) -> None:
@@ -115,7 +117,7 @@ def test_it_is_noticed_on_the_users_own(
 def test_an_sqlite_body_on_the_users_engine_is_still_one_transaction(
     sqlite_url: str, make_shop: Any
 ) -> None:
-    """What tells of a COMMIT is none itself: an error takes all of it back."""
+    """The savepoint that detects a COMMIT does not commit: an error rolls back the whole body."""
     shop = make_shop(sqlite_url, sa.create_engine(sqlite_url))
 
     @shop.tg.guarded(key="order:<n>")

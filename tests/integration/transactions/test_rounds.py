@@ -1,4 +1,4 @@
-"""Bodies whose transaction the database ends each time: put off a few times, then FAILED."""
+"""Bodies whose transaction the database ends each time: deferred a few times, then FAILED."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ASK_AGAIN = "do $$ begin raise exception sqlstate '40001'; end $$"
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody else writes here for whom a body would have to wait."""
+    """Shorten the pauses, because no other transaction writes here."""
     monkeypatch.setattr("taskguard.run.runner._LONGEST_PAUSE_S", 0.01)
 
 
@@ -43,7 +43,7 @@ def test_a_work_whose_transaction_never_commits_is_failed(pg: GuardedShop) -> No
 
 
 def test_the_count_begins_anew_with_the_queues_own_retry(pg: GuardedShop) -> None:
-    """And one that gets through is DONE, whatever was before."""
+    """A retry of the queue resets the count. If it commits, the work is DONE."""
     for deferrals in range(3):
         pg.deliver(never, deferrals=deferrals)
     with pytest.raises(TransactionFailedError):
@@ -62,7 +62,7 @@ def test_the_count_begins_anew_with_the_queues_own_retry(pg: GuardedShop) -> Non
 def test_a_body_that_idles_in_its_transaction_hears_of_the_limit(
     pg_url: str, make_shop: Any
 ) -> None:
-    """22 bodies in 75 s, and no word of it."""
+    """The error of a body that idles in its transaction names the timeout."""
     shop = make_shop(pg_url)
     ledger = SqlLedger(pg_url, idle_in_transaction_s=0.2)
     shop.tg.close()
@@ -84,7 +84,7 @@ def test_a_body_that_idles_in_its_transaction_hears_of_the_limit(
 
 
 def test_a_plain_call_is_told_each_time(pg: GuardedShop) -> None:
-    """There is nobody who would put it off."""
+    """A plain call gets the error each time, because no queue could defer it."""
 
     @pg.tg.guarded(key="order:<n>")
     def ship(n: int, guard: Guard) -> None:

@@ -1,4 +1,5 @@
-"""What a body leaves in its session: the next body on that connection does not meet it."""
+"""The next body on a connection does not meet the settings that the last one left in its
+session."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ BY: dict[str, Callable[..., Any]] = {
 
 
 def ship(shop: GuardedShop, order: int, leave: Callable[[Any], Any] = lambda db: None) -> None:
-    """One effect, and `leave` in the same transaction."""
+    """Write one effect, and run `leave` in the same transaction."""
 
     @shop.tg.guarded(key="order:<order>")
     def body(order: int, guard: Guard) -> None:
@@ -77,7 +78,7 @@ CASES = [
 def test_what_a_body_sets_is_gone(
     request: pytest.FixtureRequest, make_shop: Any, database: str, statement: str
 ) -> None:
-    """It refused, or sent elsewhere, what all later bodies on that connection wrote."""
+    """A body's settings do not affect later bodies on that connection."""
     shop = make_shop(request.getfixturevalue(database))
     if database == "pg_url":
         with shop.engine.begin() as db:
@@ -92,7 +93,7 @@ def test_what_a_body_sets_is_gone(
             db.exec_driver_sql("revoke insert on effects from nobody_else")
     order = 0
     for by in BY.values():
-        # What it set may refuse its own completion.
+        # The setting may refuse its own completion.
         with contextlib.suppress(TaskguardError, sa.exc.DBAPIError):
             ship(shop, order, functools.partial(by, statement=statement))
         for _ in range(3):
@@ -142,7 +143,7 @@ def test_a_connection_in_pipeline_mode_is_not_used_again(pg: GuardedShop) -> Non
 
 
 def test_advisory_locks_are_let_go_when_the_body_ends(pg: GuardedShop) -> None:
-    """A connection that waits in the pool kept them for as long."""
+    """A body's advisory locks end with it, and not with its pooled connection."""
 
     def held() -> int:
         with pg.engine.connect() as db:
@@ -165,7 +166,7 @@ def test_advisory_locks_are_let_go_when_the_body_ends(pg: GuardedShop) -> None:
 def test_named_locks_are_let_go_when_the_body_ends(
     request: pytest.FixtureRequest, make_shop: Any, database: str
 ) -> None:
-    """Of the session, as PostgreSQL's advisory ones."""
+    """Named locks of a session end with the body, as PostgreSQL's advisory locks do."""
     shop = make_shop(request.getfixturevalue(database))
     ship(shop, 1, lambda db: db.exec_driver_sql("select get_lock('mine', 1)"))
 
@@ -234,7 +235,7 @@ def test_what_was_set_when_it_was_opened_is_set_again(pg_url: str, make_shop: An
 def test_a_session_of_the_users_that_became_read_only_is_closed(
     pg_url: str, make_shop: Any
 ) -> None:
-    """Everything else in a session of an Engine of one's own stays as bodies leave it."""
+    """A session of the user's Engine that became read-only is closed. Its other settings stay."""
     engine = sa.create_engine(pg_url, pool_size=1, max_overflow=0)
     shop = make_shop(pg_url, engine)
     zones: list[str] = []

@@ -1,4 +1,4 @@
-"""What bodies do with their transaction, and what may become of it: all with DONE, or nothing."""
+"""What bodies do with their transaction: all writes commit with DONE, or none do."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ SNAPSHOTS = ["REPEATABLE READ", "SERIALIZABLE"]
 
 @pytest.fixture(params=[*DATABASES, "engine"])
 def shop(request: pytest.FixtureRequest, make_shop: Any) -> GuardedShop:
-    """On the ledger's own connections to each kind of database, and on the user's Engine."""
+    """Return a shop on the ledger's own connections to each kind of database, and on the user's
+    Engine."""
     own = request.param == "engine"
     url = request.getfixturevalue("pg_url" if own else request.param)
     return make_shop(url, sa.create_engine(url) if own else None)
@@ -34,17 +35,18 @@ def shop(request: pytest.FixtureRequest, make_shop: Any) -> GuardedShop:
 
 @pytest.fixture
 def behind_proxy(postgres: Any, pg_url: str, make_shop: Any) -> Iterator[tuple[GuardedShop, Proxy]]:
-    """A shop whose ledger reaches the database by way of the proxy."""
+    """Return a shop whose ledger connects through the proxy."""
     with Proxy(postgres.port) as proxy:
         yield make_shop(pg_url, pg_url.replace(f":{postgres.port}/", f":{proxy.port}/")), proxy
 
 
-# -- its bounds ---------------------------------------------------------------------------------
+# -- its timeouts -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("shop", ["pg_url", "engine"], indirect=True)
 def test_every_transaction_is_bounded(shop: GuardedShop) -> None:
-    """Also after one that was rolled back, and after a body that set its session's limits."""
+    """Every transaction has its timeouts, also after a rollback, and after a body that set those of
+    its session."""
     names = ("idle_in_transaction_session_timeout", "client_connection_check_interval")
     settings = sa.select(*(sa.func.current_setting(name) for name in names))
     found: list[Any] = []
@@ -68,7 +70,8 @@ def test_every_transaction_is_bounded(shop: GuardedShop) -> None:
 def test_what_stops_a_commit_leaves_nothing_to_whoever_is_next(
     request: pytest.FixtureRequest, url: str, make_shop: Any
 ) -> None:
-    """An interrupt before COMMIT is sent: the connection's next transaction commits its own."""
+    """After an interrupt before COMMIT, the connection's next transaction commits only its own
+    writes."""
     url = request.getfixturevalue(url)
     engine = sa.create_engine(url, poolclass=sa.pool.QueuePool, pool_size=1, max_overflow=0)
     shop = make_shop(url, engine)
@@ -93,7 +96,8 @@ def test_what_stops_a_commit_leaves_nothing_to_whoever_is_next(
 
 
 def test_a_users_kind_of_cursor_stays(pg_url: str, make_shop: Any) -> None:
-    """Who binds values by the client, because of a pooler, finds no statement prepared."""
+    """With a user's cursor class that binds values in the client, because of a pooler, nothing is
+    prepared."""
     engine = sa.create_engine(pg_url, connect_args={"cursor_factory": psycopg.ClientCursor})
     shop = make_shop(pg_url, engine)
 
@@ -350,7 +354,7 @@ def test_a_constraint_that_fails_at_commit_is_the_bodys_error(pg: GuardedShop) -
 def test_duplicates_are_put_off_at_once_on_a_snapshot(
     pg_url: str, make_shop: Any, level: str
 ) -> None:
-    """A serialization failure between them reaches nobody."""
+    """A serialization failure between duplicates is no error: they are deferred at once."""
     shop = make_shop(pg_url, sa.create_engine(pg_url, isolation_level=level))
     holder = request(work="h", message=MessageRef("h"))
     assert isinstance(shop.ledger.claim(holder), Claimed)
