@@ -11,6 +11,7 @@ html_js_files = ["site.js"]
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 3
 autodoc_typehints = "description"
+autodoc_preserve_defaults = True
 autodoc_member_order = "bysource"
 smartquotes = False  # they would be in code: busy=”retry” is no Python
 exclude_patterns = ["_build"]

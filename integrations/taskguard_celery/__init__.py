@@ -18,7 +18,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from taskguard_celery.decorator import guarded_task
-from taskguard_celery.outbox import enqueue, schedule_sweep, sweep
+from taskguard_celery.outbox import Enqueued, enqueue, schedule_sweep, sweep
 from taskguard_celery.recognition import guarded_function_of
 from taskguard_celery.runtime import configure, runtime_of
 from taskguard_celery.startup import check_worker, safe_defaults
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from taskguard_celery.beat import LeaderScheduler
 
 __all__ = [
+    "Enqueued",
     "LeaderScheduler",
     "check_worker",
     "configure",

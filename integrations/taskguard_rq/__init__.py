@@ -18,7 +18,7 @@ except ModuleNotFoundError as error:
     ) from error
 
 from taskguard_rq.decorator import guarded_job
-from taskguard_rq.outbox import enqueue, sweep
+from taskguard_rq.outbox import Enqueued, enqueue, sweep
 from taskguard_rq.recognition import guarded_function_of
 from taskguard_rq.runtime import configure, runtime
 from taskguard_rq.worker import (
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from taskguard_rq.cron import LeaderCronScheduler
 
 __all__ = [
+    "Enqueued",
     "GuardedSimpleWorker",
     "GuardedSpawnWorker",
     "GuardedWorker",

@@ -16,6 +16,9 @@ pytestmark = pytest.mark.once
 
 MODULES = ("taskguard", "taskguard.integration", "taskguard.locks")
 PUBLIC = {*MODULES, "taskguard.errors", "taskguard.events", "taskguard.fenced"}
+QUEUES = ("taskguard_celery", "taskguard_rq", "taskguard_django")
+SERVERS = ("taskguard_etcd", "taskguard_consul", "taskguard_zookeeper")
+INTEGRATIONS = (*QUEUES, *SERVERS, "pytest_taskguard")
 # Groups of entry points, and a check of Django's, whose names look like modules.
 NO_MODULES = {"taskguard.doctors", "taskguard.queues", "taskguard.eviction"}
 # These pages are for the developers of taskguard.
@@ -59,6 +62,14 @@ def test_each_public_name_is_documented_once() -> None:
     there = [found(name) for name in documented]
     missing = {name for name in public - set(documented) if found(name) not in there}
     assert missing == set()
+
+
+@pytest.mark.parametrize("package", INTEGRATIONS)
+def test_each_public_name_of_an_integration_is_documented(package: str) -> None:
+    """A directive for Sphinx names it, on the page of options or on that of the integrations."""
+    text = text_of("docs/reference/options.md") + text_of("docs/reference/queues.md")
+    documented = re.findall(rf"^\.\. auto\w+:: {package}\.(\w+)(?:\(\))?$", text, re.MULTILINE)
+    assert sorted(documented) == sorted(importlib.import_module(package).__all__)
 
 
 @pytest.mark.parametrize("page", [each for each in PAGES if not INSIDE.fullmatch(each)])
