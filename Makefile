@@ -89,9 +89,11 @@ check: setup
 check-tests: setup
 	@$(PYTEST) -q -n logical --dist worksteal $(CHECKED) $(PYTEST_ARGS)
 
+# The small run is first: it compiles every test module, and the processes of the large run share
+# the result. Otherwise each of them compiles all modules.
 test: setup debian-servers
-	@$(PYTEST) -n $(WORKERS) --dist worksteal -m 'not alone' $(PYTEST_ARGS) || failed=$$?; \
-	$(PYTEST) -m alone $(PYTEST_ARGS) || test $$? = 5 || failed=1; \
+	@$(PYTEST) -m alone $(PYTEST_ARGS) || test $$? = 5 || failed=1; \
+	$(PYTEST) -n $(WORKERS) --dist worksteal -m 'not alone' $(PYTEST_ARGS) || failed=$$?; \
 	exit $${failed:-0} # 5: none of those that were asked for
 
 # Every crash point on every database, long storms, other schedules and inputs.
