@@ -30,7 +30,7 @@ from taskguard.model.policy import Policy
 
 pytestmark = pytest.mark.once
 
-LANGUAGES = {"python", "sh", "text", "{warning}", "{toctree}", "{eval-rst}", "{grid}", "{include}"}
+LANGUAGES = {"python", "sh", "text"}
 LANGUAGES |= {"toml"}  # `tests/packaging` builds a package of it
 LANGUAGES |= {"yaml", "ini"}  # their commands are tried here
 COMMANDS = sorted({command for page in PAGES for _, command in commands_of(page)})
@@ -56,11 +56,11 @@ def of_program(*names: str) -> list[str]:
 
 
 def test_no_block_is_in_a_language_that_nobody_tries() -> None:
-    """Python, shell, pictures, project files, and what Sphinx reads."""
+    """Python, shell, pictures and project files. `make docs` fails for unknown directives."""
     from support.pages import blocks_of
 
     found = {block.language for page in PAGES for block in blocks_of(page)}
-    assert found <= LANGUAGES
+    assert {each for each in found if not each.startswith("{")} <= LANGUAGES
     for page in PAGES:
         left = re.findall(r"^(?:```|:::).*", without_blocks(page), re.MULTILINE)
         assert not left, f"{page}: a fence is not closed"

@@ -75,6 +75,9 @@ def test_every_line_of_installation_is_tried() -> None:
     assert found == tried
     assert set(lines_of(ROOT / "README.md")) == tried - {line_of("fenced_elsewhere/elsewhere.py")}
     assert line_of("tested_shop/shop.py") == TESTED
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (extras,) = re.findall(r"^pip install '\.(\[[\w,]+\])'$", readme, re.MULTILINE)
+    assert f"celery-taskguard{extras}" in WITH_CELERY
 
 
 @pytest.fixture
