@@ -2,15 +2,14 @@
 
 | fixture | what it gives |
 | --- | --- |
-| `taskguard_memory` | guards without servers: a Redis in memory, a ledger on SQLite; their events |
-| `taskguard_ledger` | the ledger's database; override it with your own; in Django it is Django's |
-| `deliver_twice` | one message of a task, delivered twice; both answers |
-| `lose_lease_at` | a holder that is paused at a boundary until another has done its work |
-| `explore_crashes` | a task killed at each of its boundaries in turn and delivered again |
+| `taskguard_memory` | guards without servers: Redis in memory, a ledger on SQLite, and events |
+| `taskguard_ledger` | the ledger's database: override it with yours; in Django it is Django's |
+| `deliver_twice` | delivers one message of a task twice and returns both results |
+| `lose_lease_at` | pauses a holder at a boundary until another holder has done the work |
+| `explore_crashes` | kills a task at each of its boundaries and delivers its message again |
 
-They take a Celery task, an RQ job or a function under `@tg.guarded`, as it stands in your program,
-and run it in the test's own process. The commands, messages and time-outs of a real broker are not
-part of it.
+They take a Celery task, an RQ job or a function under `@tg.guarded` from your program, and run it
+in the test's process. They do not test the commands, messages and timeouts of a real broker.
 
 `lock_contract` has the tests for a lock provider of your own.
 
@@ -38,7 +37,7 @@ __all__ = ["CrashReport", "Crashed", "EffectsError", "LostLease", "Memory"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load names on first use: pytest imports every plugin that is installed."""
+    """Load names on first use, because pytest imports every installed plugin."""
     if name not in _HOMES:
         raise AttributeError(f"module 'pytest_taskguard' has no attribute {name!r}")
     return getattr(importlib.import_module(f"pytest_taskguard.{_HOMES[name]}"), name)

@@ -2,15 +2,15 @@
 
     crashes = Crashes()
     runner = Runner(locks=crashes.locks(locks), ledger=crashes.ledger(ledger))
-    crashes.at = "ledger.claim done"         # the next time it is reached, `strike()` is called
+    crashes.at = "ledger.claim done"         # call `strike()` at the next such boundary
 
-Every call of the lock server, the ledger and the queue is two boundaries, asked and done; so is
-every statement inside `guard.transaction()`, and its COMMIT. The names come from the methods of
-the interfaces themselves: one that is added is a boundary, too.
+Each call of the lock server, the ledger and the queue has two boundaries: "asked" before it and
+"done" after it. So has each statement inside `guard.transaction()`, and its COMMIT. The names come
+from the methods of the interfaces, so a new method adds boundaries.
 
-Guarantees: `strike` is called before the call leaves the process, or after it came back, and at
-nothing else. Does not guarantee that it kills: that is `strike`'s business (`kill_process`, or
-`Killed` in a test that stands in for a process).
+Guarantees: `strike` is called only before a call leaves the process, or after its reply came back.
+`strike` decides whether the process dies: `kill_process` kills it, and `Killed` ends only the
+delivery, in a test that runs in one process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from taskguard.locks import HintingLocks, LockProvider
 
 __all__ = ["Crashes", "Killed", "boundaries", "kill_process"]
 
-# Methods that no delivery calls: of operators, of the outbox, of a relay.
+# Methods that no delivery calls: those for operators, the outbox and the relay.
 _BESIDE = frozenset(
     {"check", "close", "expire", "revoke", "view"}
     | {"abandon", "enqueue", "enqueue_external", "expired", "look", "overdue", "sent"}
@@ -40,11 +40,11 @@ _MOMENTS = ("asked", "done")
 
 
 class Killed(BaseException):
-    """Raised to stop a delivery whose process counts as dead from here on."""
+    """Stops a delivery whose process counts as dead from here on."""
 
 
 def kill_process() -> None:
-    """End this process at once, as `kill -9` does."""
+    """Kill this process at once, as `kill -9` does."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -63,7 +63,7 @@ _INTERFACES: dict[str, type[Any]] = {
 
 
 def boundaries() -> list[str]:
-    """The names of all boundaries, taken from the methods of the interfaces."""
+    """Return the names of all boundaries, from the methods of the interfaces."""
     calls = [
         f"{port}.{name}" for port, interface in _INTERFACES.items() for name in _calls(interface)
     ]
@@ -74,15 +74,15 @@ def boundaries() -> list[str]:
 
 
 class Crashes:
-    """Counts the boundaries that a delivery reaches, and strikes at one of them, once.
+    """Counts the boundaries that a delivery reaches, and calls `strike` once, at one of them.
 
     `strike` ends the process or raises Killed. If it returns, the delivery goes on, as after a
     pause.
 
     Attributes:
-        at: the boundary to strike at; `"ledger.renew asked#2"` is its second time. None: nowhere.
-        seen: the boundaries that were reached, in their order.
-        struck: whether `at` was reached.
+        at: the boundary to strike at. `"ledger.renew asked#2"` means the second time. None: none.
+        seen: the boundaries that were reached, in order.
+        struck: True if `at` was reached.
     """
 
     def __init__(self, strike: Callable[[], None] = kill_process) -> None:
@@ -94,7 +94,7 @@ class Crashes:
         self._dead = False
 
     def reset(self, at: str | None = None) -> None:
-        """Forget what was seen, for the next delivery."""
+        """Forget the boundaries that were reached, and strike at `at` in the next delivery."""
         self.at, self.seen, self.struck, self._dead = at, [], False, False
         self._times.clear()
 
@@ -116,7 +116,7 @@ class Crashes:
 
     @contextmanager
     def around(self, call: str) -> Iterator[None]:
-        """Make a call between its two boundaries, asked and done."""
+        """Run a call between its two boundaries, "asked" and "done"."""
         self.reach(f"{call} asked")
         yield
         self.reach(f"{call} done")
@@ -124,24 +124,24 @@ class Crashes:
     # -- ports --------------------------------------------------------------------------------
 
     def locks(self, locks: LockProvider) -> LockProvider:
-        """The lock provider, with boundaries around its calls."""
+        """Return the lock provider with boundaries around its calls."""
         return _Port(locks, "locks", _calls(HintingLocks), self)
 
     def ledger(self, ledger: DatabaseLedger) -> DatabaseLedger:
-        """The ledger, with boundaries around its calls."""
+        """Return the ledger with boundaries around its calls."""
         return _PortLedger(ledger, "ledger", _calls(LineLedger), self)
 
     def queue(self, queue: Queue) -> Queue:
-        """The queue, with boundaries around its calls."""
+        """Return the queue with boundaries around its calls."""
         return _Port(queue, "queue", _calls(Queue), self)
 
     def parking(self, parking: Parking) -> Parking:
-        """How a message is parked, with boundaries around its calls."""
+        """Return the object that parks a message with boundaries around its calls."""
         return _Port(parking, "parking", _calls(Parking), self)
 
 
 class _Port:
-    """Stands in for an object, with boundaries around some of its methods."""
+    """Replaces an object, with boundaries around some of its methods."""
 
     def __init__(self, target: Any, name: str, calls: list[str], crashes: Crashes) -> None:
         self._target = target
@@ -162,11 +162,11 @@ class _Port:
 
 
 class _PortLedger(_Port):
-    """Stands in for a ledger, with boundaries also within its transactions."""
+    """Replaces a ledger, with boundaries inside its transactions as well."""
 
     @contextmanager
     def transaction(self, *args: Any, **kwargs: Any) -> Iterator[_Port]:
-        """BEGIN, each statement, what the holder's side asks for, COMMIT."""
+        """Open a transaction with boundaries around BEGIN, statements, its methods and COMMIT."""
         crashes = self._crashes
         opened = self._target.transaction(*args, **kwargs)
         crashes.reach("transaction.begin asked")
@@ -191,7 +191,7 @@ class _PortLedger(_Port):
 
 
 def _listen(db: Any, on: Any, crashes: Crashes) -> Callable[[], None]:
-    """Boundaries around each statement of the body's own."""
+    """Add boundaries around each statement of the body. Return a function that removes them."""
     statement = "transaction.statement"
     if isinstance(on, ExternalConnection):
         return on.watch_statements(

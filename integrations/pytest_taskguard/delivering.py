@@ -1,11 +1,11 @@
-"""One message of a task, delivered as often as a test wants, in the process of the test.
+"""Deliver one message of a task as often as a test wants, in the test's process.
 
-A Celery task goes the way of `.apply()`: with its id, retries, `bind`, `autoretry_for`. An RQ job
-is a real `Job` in a Redis in memory, performed here. A function under `@tg.guarded` is called.
+A Celery task runs by `.apply()`, with its id, retries, `bind` and `autoretry_for`. An RQ job is a
+real `Job` in a Redis in memory, performed here. A function under `@tg.guarded` is called.
 
-Guarantees: all deliveries of a `Message` have one identity, as those of a queue do; but a plain
-function has none, and with `once_per="message"` each call of it is work of its own. Does not
-guarantee what brokers and workers do around a task: time limits, acknowledgements, delays.
+Guarantees: all deliveries of a `Message` have one identity, as in a queue. A plain function has no
+message, so with `once_per="message"` each call is work of its own. Time limits, acknowledgements
+and delays of brokers and workers do not apply.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _numbers = itertools.count(1)
 
 
 class Message:
-    """A message of `task` with its arguments; `deliver()` it as often as you like."""
+    """A message of `task` with its arguments. Call `deliver()` as often as you like."""
 
     def __init__(
         self, task: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
@@ -31,14 +31,14 @@ class Message:
         self._deliver = _way_of(task, self.id, tuple(args), dict(kwargs or {}))
 
     def deliver(self) -> Any:
-        """What the task's caller gets. Raises what the task raises."""
+        """Deliver the message. Return what its caller gets, or raise the task's error."""
         return self._deliver()
 
 
 def _way_of(
     task: Any, message: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Callable[[], Any]:
-    # A test that has a Celery task or an RQ job has that package loaded.
+    # A test with a Celery task or an RQ job has imported its package.
     if "taskguard_celery" in sys.modules:
         from celery import Task
 
@@ -59,7 +59,7 @@ def _celery_message(
 ) -> Callable[[], Any]:
     from celery.signals import task_prerun
 
-    # `.apply()` runs retries at once; a later delivery is then of the last retry's message.
+    # `.apply()` runs retries at once, so a later delivery is one of the last retry's message.
     begun = 0
 
     def note(task_id: str | None = None, task: Any = None, **_: Any) -> None:

@@ -1,6 +1,6 @@
-"""The fixtures' ledger in a Django project: Django's test database, which pytest-django makes.
+"""The fixtures' ledger in a Django project: the test database that pytest-django creates.
 
-Read by `plugin.py` where pytest-django is there and `taskguard_django` is among INSTALLED_APPS.
+`plugin.py` loads this if pytest-django is installed and `taskguard_django` is in INSTALLED_APPS.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["is_wanted", "taskguard_ledger"]
 
 
 def is_wanted(config: pytest.Config) -> bool:
-    """Whether the tests are those of a Django project with `taskguard_django`."""
+    """Return True if the tests belong to a Django project with `taskguard_django`."""
     if not config.pluginmanager.hasplugin("django"):
         return False
     django = sys.modules.get("django.apps")
@@ -23,9 +23,9 @@ def is_wanted(config: pytest.Config) -> bool:
 
 @pytest.fixture
 def taskguard_ledger(transactional_db: None) -> Any:
-    """The ledger's database: Django's test database, emptied, where `atomic()` writes.
+    """The ledger's database: Django's test database, emptied, in which `atomic()` writes.
 
-    It takes `transactional_db`, as guards commit; so the test needs no mark.
+    It uses `transactional_db`, because guards commit. So the test needs no `django_db` mark.
     """
     del transactional_db
     from django.db import connections

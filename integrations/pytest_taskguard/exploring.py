@@ -1,11 +1,11 @@
-"""A task killed, or overtaken, at each boundary of its delivery, and delivered again.
+"""Kill or overtake a task at each boundary of its delivery, and deliver its message again.
 
-Guarantees: every call of lock server and ledger, and every statement inside `guard.transaction()`,
-is tried, asked and done, in the order in which an undisturbed delivery reaches them. A delivery
-that was killed writes nothing more through its guard.
+Guarantees: it tries each call of lock server and ledger, and each statement inside
+`guard.transaction()`, before and after, in the order of an undisturbed delivery. A killed delivery
+writes nothing more through its guard.
 
-Does not guarantee what a real SIGKILL shows: the process lives on here, so that `finally:` blocks
-of the task run as it "dies". Effects that such a block has outside of `guard.transaction()` count.
+This differs from a real SIGKILL: the process lives on, so `finally:` blocks of the task run when it
+"dies". Effects that such a block has outside of `guard.transaction()` count.
 """
 
 from __future__ import annotations
@@ -32,7 +32,13 @@ _LONG_S = 1e9  # longer than any lease
 
 @dataclass(frozen=True, slots=True)
 class Crashed:
-    """The result for one message whose first delivery was killed at `point`."""
+    """The result for one message whose first delivery was killed.
+
+    Attributes:
+        point: the boundary at which it was killed.
+        deliveries: the number of deliveries until the message was answered.
+        effects: the number of effects of all its deliveries.
+    """
 
     point: str
     deliveries: int
@@ -41,7 +47,13 @@ class Crashed:
 
 @dataclass(frozen=True, slots=True)
 class CrashReport:
-    """One line for each boundary, the first for an undisturbed delivery."""
+    """The results for all boundaries.
+
+    Attributes:
+        task: the task's name.
+        expected: the number of effects that each line should have.
+        lines: one result for each boundary. The first is that of an undisturbed delivery.
+    """
 
     task: str
     expected: int
@@ -63,12 +75,12 @@ class CrashReport:
 
 @dataclass(frozen=True, slots=True)
 class LostLease:
-    """Two holders of one work.
+    """The results of two holders of one work.
 
     Attributes:
-        result: what the late holder's caller got.
-        overtaker: what the other holder's caller got.
-        refused: whether the late holder tried to commit and was refused.
+        result: the result that the late holder's caller got.
+        overtaker: the result that the other holder's caller got.
+        refused: True if the ledger refused the late holder's commit.
     """
 
     result: Any
@@ -77,7 +89,11 @@ class LostLease:
 
 
 class EffectsError(AssertionError):
-    """The effects of a task are lost or double. `report` has all lines."""
+    """The effects of a task are lost or doubled.
+
+    Attributes:
+        report: the results for all boundaries.
+    """
 
     def __init__(self, report: CrashReport) -> None:
         self.report = report
@@ -86,23 +102,23 @@ class EffectsError(AssertionError):
         advice = []
         if more:
             advice.append(
-                "Where there are more, an effect is outside `with guard.transaction()`: move it "
-                "in, or hand `guard.idempotency_key` to whoever has it done."
+                "Too many effects: an effect is outside `with guard.transaction()`. Move it "
+                "inside, or pass `guard.idempotency_key` to the service that has the effect."
             )
         if less:
             advice.append(
-                "Where there are fewer, DONE is committed before an effect is: no delivery makes "
-                "up for what comes after `guard.transaction()`. Or the task found its effect from "
-                "the line before: `before_each` puts it back."
+                "Too few effects: DONE is committed before an effect, and no later delivery "
+                "repeats what comes after `guard.transaction()`. Move the effect inside. Or the "
+                "task found its effect of the line before: undo that in `before_each=`."
             )
         super().__init__(
-            f"{report.task}: {len(report.wrong)} of {len(report.lines)} lines have not "
+            f"{report.task}: {len(report.wrong)} of {len(report.lines)} lines do not have "
             f"{report.expected} effect(s).\n\n{report}\n\n" + "\n".join(advice)
         )
 
 
 class _PausedClock(SystemClock):
-    """A paused process goes on: its lease ran out meanwhile, which it can tell by its clock."""
+    """The clock of a process that goes on after a pause, in which its lease ran out."""
 
     paused_s = 0.0
 
@@ -123,7 +139,13 @@ class Explorer:
     def deliver_twice(
         self, task: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> tuple[Any, Any]:
-        """Deliver one message twice, one after the other; returns both answers."""
+        """Deliver one message twice, one after the other. Return both results.
+
+        Args:
+            task: a Celery task, an RQ job or a guarded function.
+            args: its positional arguments.
+            kwargs: its keyword arguments.
+        """
         message = Message(task, args, kwargs)
         with self._memory.process():
             first = message.deliver()
@@ -138,14 +160,17 @@ class Explorer:
         *,
         at: str = "ledger.claim done",
     ) -> LostLease:
-        """Pause a holder at a boundary; its lease ends, another does the work; then it goes on.
+        """Pause a holder at a boundary until its lease has ended and another has done the work.
 
         Args:
             task: a Celery task, an RQ job or a guarded function.
             args: its positional arguments.
             kwargs: its keyword arguments.
-            at: the boundary; by default just before the body. `explore_crashes` lists them.
-                On SQLite not inside a transaction, for no other holder can write then.
+            at: the boundary, by default just before the body. `explore_crashes` lists them. On
+                SQLite, it must be outside of a transaction, because no other holder can write then.
+
+        Returns:
+            The results of both holders.
 
         Raises:
             ValueError: the delivery does not reach `at`.
@@ -160,8 +185,8 @@ class Explorer:
                 self._memory.expire_leases()
             except sa.exc.OperationalError as error:
                 raise ValueError(
-                    f"At {at!r} the holder's transaction keeps everybody else out, so it cannot "
-                    "be overtaken there. Choose a boundary outside of it, for example "
+                    f"lose_lease_at() cannot overtake the holder at {at!r}: its transaction locks "
+                    "out all other writers. Choose a boundary outside of it, for example "
                     '"transaction.begin asked".'
                 ) from error
             with self._memory.process():
@@ -173,7 +198,9 @@ class Explorer:
         with self._memory.process(crashes, clock):
             result = message.deliver()
         if not crashes.struck:
-            raise ValueError(f"No delivery came by {at!r}, but by {', '.join(crashes.seen)}.")
+            raise ValueError(
+                f"The delivery did not reach {at!r}. Choose one of {', '.join(crashes.seen)}."
+            )
         refused = any(event.name == "stale_refused" for event in self._memory.events[seen:])
         return LostLease(result, answers[0], refused)
 
@@ -187,22 +214,23 @@ class Explorer:
         expected: int = 1,
         before_each: Callable[[], object] = lambda: None,
     ) -> CrashReport:
-        """Run the task once for each boundary, killed there, and deliver the message again.
+        """Kill the task at each boundary in turn, deliver its message again, and count effects.
 
         Args:
             task: a Celery task, an RQ job or a guarded function.
             args: its positional arguments.
             kwargs: its keyword arguments.
-            effects: returns how many effects there are now (rows, mails, calls of a fake). What
-                counts is by how many they grow.
-            expected: how many effects one run of the task has.
-            before_each: called before each line, to put back what the task changes.
+            effects: returns the current number of effects (rows, mails, calls of a fake). The
+                increase counts.
+            expected: the number of effects of one run of the task. Default: 1.
+            before_each: called before each line, to undo the task's changes.
 
         Returns:
             The table of boundaries and effects.
 
         Raises:
-            EffectsError: a line has more or fewer effects than `expected`; it carries the table.
+            EffectsError: a line has more or fewer effects than `expected`. It has the table.
+            ValueError: a later run of the task does not reach a boundary of the first one.
         """
         undisturbed = Crashes(_die)
         lines = []
@@ -214,8 +242,8 @@ class Explorer:
             deliveries = self._deliver_until_answered(Message(task, args, kwargs), crashes)
             if crashes.at is not None and not crashes.struck:
                 raise ValueError(
-                    f"No delivery came by {point!r} again: the task goes another way once it has "
-                    "run. Put back what it finds changed: before_each=…"
+                    f"A later delivery did not reach {point!r}: the task behaves differently once "
+                    "it has run. Undo its changes in before_each=."
                 )
             lines.append(Crashed(point, deliveries, effects() - before))
 
@@ -236,7 +264,7 @@ class Explorer:
             return 1
         except Killed:
             pass
-        gc.collect()  # as a dead process leaves no half-read cursor behind, which locks SQLite
+        gc.collect()  # a dead process leaves no half-read cursor, which would lock SQLite
         self._memory.expire_leases()
         with self._memory.process():
             message.deliver()
@@ -244,7 +272,7 @@ class Explorer:
 
 
 def _in_a_thread(call: Callable[[], Any]) -> Any:
-    """The value of `call`, run by another thread: the one at hand is inside a guarded body."""
+    """Run `call` in another thread, because this one is inside a guarded body. Return its value."""
     answers: list[Any] = []
     errors: list[BaseException] = []
 

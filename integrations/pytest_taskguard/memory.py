@@ -1,9 +1,7 @@
-"""Guards without servers: a Redis in memory and a ledger on a test's database.
+"""Guards without servers: a Redis in memory, and a ledger on a test's database.
 
-Guarantees: every guard of the process uses them for the time of a test, whatever it was configured
-with, and nothing of taskguard's is left in them at the end.
-
-Does not guarantee what only several processes show: for that there are real servers.
+Guarantees: every guard of the process uses them during a test, despite its configuration. At the
+end, the ledger is empty. To test several processes, use real servers.
 """
 
 from __future__ import annotations
@@ -28,12 +26,12 @@ __all__ = ["Memory"]
 
 
 class Memory:
-    """What the guards of a test stand on.
+    """The lock server and the ledger of a test's guards.
 
     Attributes:
-        engine: the ledger's database; the tables of your effects belong there, too.
+        engine: the Engine of the ledger's database. Create the tables of your effects there, too.
         redis: the lock server, a fakeredis client.
-        events: what has happened, oldest first; see `taskguard.events`.
+        events: the events so far, oldest first. See `taskguard.events`.
     """
 
     engine: sa.Engine
@@ -53,7 +51,7 @@ class Memory:
             sa.event.listen(self.engine, "connect", _spare_time)
             self._ledger = SqlLedger(self.engine)
         else:
-            # A URL gets the ledger's own settings, an Engine keeps those that it has.
+            # With a URL, the ledger uses its own settings. An Engine keeps the settings it has.
             self.engine = sa.create_engine(database) if self._own else database
             self._ledger = SqlLedger(database)
         self.events = []
@@ -66,7 +64,12 @@ class Memory:
 
     @contextmanager
     def process(self, crashes: Crashes | None = None, clock: Clock | None = None) -> Iterator[None]:
-        """In the block guards use these, as in a new process; `crashes` gets each call."""
+        """Make guards in the block use these servers, as in a new process.
+
+        Args:
+            crashes: gets each call, if given.
+            clock: the process's clock, if given.
+        """
         locks, ledger = self._locks, self._ledger
         by = Overrides(
             locks if crashes is None else crashes.locks(locks),
@@ -79,17 +82,17 @@ class Memory:
             yield
 
     def expire_leases(self) -> None:
-        """Let all leases that are held now run out."""
+        """End all leases that are held now."""
         self.redis.flushall()
         with self.engine.begin() as db:
-            if db.dialect.name == "postgresql":  # a holder that is paused may have locked them
+            if db.dialect.name == "postgresql":  # a paused holder may have locked the rows
                 db.exec_driver_sql("set local lock_timeout = '1s'")
             for table in (KEYS, WORK):
                 held = sa.update(table).where(table.c.lease_until > 0)
                 db.execute(held.values(lease_until=1))
 
     def forget(self) -> None:
-        """Empty the ledger, as if no work was ever done and no key was ever held."""
+        """Empty the ledger and the lock server."""
         self.redis.flushall()
         with self.engine.begin() as db:
             for table in METADATA.sorted_tables:
@@ -98,14 +101,14 @@ class Memory:
         self.events.clear()
 
     def close(self) -> None:
-        """Forget everything, and close what was opened here."""
+        """Empty the ledger and the lock server, and close their connections."""
         self.forget()
         self._close()
 
     def _close(self) -> None:
         self._locks.close()
         self.redis.close()
-        self._ledger.close()  # beside an Engine that was given it has pools of its own
+        self._ledger.close()  # it has pools of its own, even with a given Engine
         if self._own:
             self.engine.dispose()
 
@@ -114,9 +117,10 @@ class Memory:
             found = db.execute(sa.select(WORK.c.id).limit(1)).scalar()
         if found is not None:
             raise ConfigurationError(
-                f"The ledger in {self.engine.url.database!r} knows of {found!r}. Tests empty it, "
-                "so it has to be theirs alone (one for each pytest-xdist worker). If it is, and a "
-                "run was killed, empty the table taskguard_work yourself."
+                f"The ledger in {self.engine.url.database!r} is in use: it has a record of "
+                f"{found!r}, and tests would empty it. Use a database that only the tests use, one "
+                "for each pytest-xdist worker. If a killed test run left the record, empty the "
+                "table taskguard_work."
             )
 
 
@@ -124,12 +128,12 @@ def _refuse_in_memory(database: Any) -> None:
     url = database.url if isinstance(database, sa.Engine) else sa.make_url(database)
     if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
         raise ConfigurationError(
-            "A SQLite database in memory is one connection's alone, and ends with it, as a killed "
-            "task's connection does. Use a file in tmp_path."
+            "The ledger cannot be a SQLite database in memory: it belongs to one connection, and "
+            "is lost with that, for example when a task is killed. Use a file in tmp_path."
         )
 
 
 def _spare_time(connection: Any, _record: Any) -> None:
-    """SQLite without flushing, which tests do not need, and without waiting for a paused writer."""
+    """Make SQLite neither flush to disk nor wait long for a paused writer."""
     connection.execute("PRAGMA synchronous=OFF")
     connection.execute("PRAGMA busy_timeout=1000")

@@ -1,25 +1,25 @@
 """Locks on Consul 1.8 or later, by its HTTP interface, with urllib3.
 
 Guarantees
-* A key has one owner at a time, also across restarts and fail-overs. Only the owner renews,
-  releases or hands over its key. Every call may be asked twice.
-* Tokens grow for each key, also after the server lost its memory, and after a change of the kind of
-  lock server if processes start anew, as long as clocks do not go back.
-* A waiter learns of the release itself.
+* A key has one owner at a time, even across restarts and failovers. Only the owner renews, releases
+  or hands over its key. Every call can be repeated safely.
+* A key's tokens grow, even after the server lost its data. They also grow after a change of the
+  kind of lock server, if processes are restarted. Clocks must not go back.
+* A waiter is notified of the release.
 
-Does not guarantee exclusion against a paused holder. The ledger does.
+Exclusion against a paused holder is not guaranteed here, but by the ledger.
 
-Locks belong to a session. A process has one session for each ttl, of ten seconds at least, which
-holds all its keys. `close()` ends the sessions. A session that nobody renews ends as well, up to
-twice its ttl later. If a grant or a release got no answer, its keys are released before the session
-is renewed.
+Locks belong to a session. A process has one session for each ttl (at least ten seconds), which
+holds all keys with that ttl. `close()` ends the sessions. A session that is not renewed ends within
+twice its ttl. If a grant or a release got no answer, its keys are released before the session is
+renewed.
 
 The server holds:
 
     taskguard/lock/order%3A42    the lock: epoch:ttl:nonce/message of its owner, under its session;
                                  =token instead of the epoch if it came from another session
-    taskguard/epoch              a token is this number plus Consul's index: the server's clock in
-                                 µs less its index, when the youngest session began
+    taskguard/epoch              the server's clock in µs minus Consul's index, when the youngest
+                                 session began; a token is this number plus an index
 
 The least rights of taskguard's token: `key_prefix "taskguard/" { policy = "write" }` and
 `session_prefix "" { policy = "write" }`.

@@ -1,4 +1,4 @@
-"""Findings about a Consul that has locks."""
+"""Findings about a Consul that is the lock server."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Calls of Consul's HTTP interface, by urllib3: keys, transactions, sessions, errors.
+"""Requests to Consul's HTTP interface with urllib3: keys, transactions, sessions, errors.
 
 Guarantees
-* A refusal by Consul is a RefusedError, whose message says what to do. Every other failure is a
+* A refusal by Consul raises RefusedError, whose message says what to do. Every other failure raises
   LockServerUnavailableError. No message shows the token.
-* Each try is bounded by the connect time-out and, for each read, by the socket time-out. An agent
-  that answers with a status of 500 or more has not answered, so the next one is asked.
-* Threads may call at once; a forked child opens connections of its own.
+* The connect timeout limits each attempt, and the socket timeout limits each read. If an agent
+  answers with a status of 500 or more, the request goes to the next agent.
+* Threads may call at the same time. A forked child opens connections of its own.
 
-Does not guarantee a bound on name resolution, because the system has no time-out for it.
+Name resolution has no timeout, because the system has none for it.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def index_of(reply: BaseHTTPResponse) -> int:
 
 
 def clock_s(reply: BaseHTTPResponse) -> float | None:
-    """Return the server's clock in whole seconds; None if the reply does not say it."""
+    """Return the server's clock in whole seconds, or None if the reply does not contain it."""
     with contextlib.suppress(ValueError):
         return parsedate_to_datetime(reply.headers.get("Date", "")).timestamp()
     return None
@@ -149,7 +149,7 @@ class ConsulLink:
         return {each["KV"]["Key"]: _entry(each["KV"]) for each in said["Results"] or []}
 
     def open_session(self, ttl_s: int) -> tuple[str, BaseHTTPResponse]:
-        """Return a new session; when it ends, Consul deletes its keys at once."""
+        """Open a session and return its id and the reply. At its end, Consul deletes its keys."""
         body = {"Name": "taskguard", "TTL": f"{ttl_s}s", "Behavior": "delete", "LockDelay": "0s"}
         reply = self._ask("PUT", "/v1/session/create", json.dumps(body).encode())
         return str(json.loads(reply.data)["ID"]), reply
@@ -175,7 +175,7 @@ class ConsulLink:
         self.change([{"Verb": "delete-cas", "Key": name, "Index": 1}])
 
     def leader_of(self, endpoint: Endpoint) -> str:
-        """Return the leader that one agent knows, which is asked once; "" for none."""
+        """Return the leader that one agent knows, or "". Sends one request."""
         reply = self._send(endpoint, "GET", "/v1/status/leader", b"", self._prompt)
         return (
             reply.data.decode("utf-8", "replace").strip().strip('"') if reply.status == 200 else ""
@@ -207,7 +207,7 @@ class ConsulLink:
     def _send(
         self, endpoint: Endpoint, method: str, path: str, body: bytes, timeout: Timeout
     ) -> BaseHTTPResponse:
-        # Replaced certificates make another context, and so another pool.
+        # After certificates were replaced, the context is new, and so is the pool.
         tls = {} if self._tls is None else {"ssl_context": self._tls.context()}
         pool = self._pools.get().connection_from_host(
             endpoint.host, endpoint.port, "https" if tls else "http", tls
@@ -215,7 +215,7 @@ class ConsulLink:
         try:
             return pool.urlopen(method, path, body, self._headers, retries=False, timeout=timeout)
         except HTTPError as error:
-            # The last argument is the reason, and the others are objects of urllib3.
+            # The last argument is the reason. The others are objects of urllib3.
             raise LockServerUnavailableError(
                 f"{endpoint}: {str(error.args[-1]).rstrip('.')}."
             ) from error
@@ -224,11 +224,11 @@ class ConsulLink:
         if reply.status in accepted:
             return reply
         said = reply.data[:200].decode("utf-8", "replace").strip().rstrip(".")
-        rest = f"refused: {said or reply.status}."
+        rest = f"refused the request: {said or reply.status}."
         if reply.status == 403:
             rest = (
                 f"forbids what locks need: {said}. This is a mistake in the settings: correct the "
-                "token; taskguard_consul tells what rights it needs."
+                "token, or give it the rights that docs/how-to/consul.md lists."
             )
         raise RefusedError(f"The lock server {self.address} {rest}")
 

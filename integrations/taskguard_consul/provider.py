@@ -1,4 +1,4 @@
-"""The steps of a lock on Consul: each change is one transaction, if nothing changed since the read.
+"""A lock provider on Consul: each change is one transaction that fails if a key has changed.
 
 The package's docstring has the guarantees and the data in the server.
 """
@@ -59,9 +59,9 @@ _MOST_DOUBTS = 10_000
 @dataclass(slots=True)
 class _Session:
     """Attributes:
-    id: Consul's name of it.
-    ttl_s: for how long what it holds is granted.
-    renewed_at_s: when it was last known to be renewed, from before it was asked.
+    id: Consul's id of the session.
+    ttl_s: how long its keys are granted, in seconds.
+    renewed_at_s: when the last successful renewal was requested, by `time.monotonic()`.
     """
 
     id: str
@@ -74,9 +74,12 @@ class ConsulLocks:
 
     Args:
         server: consul://[:token@]host[:port],…, or consuls:// for TLS.
-        namespace: what every key in the server begins with.
-        socket_timeout_s: how long one reply may take.
-        connect_timeout_s: how long one connection may take.
+        namespace: the prefix of every key in the server. Default: "taskguard".
+        socket_timeout_s: the timeout for one reply, in seconds. Default: 1.
+        connect_timeout_s: the timeout for one connection, in seconds. Default: 1.
+
+    Raises:
+        ConfigurationError: an argument is wrong.
     """
 
     def __init__(
@@ -88,7 +91,10 @@ class ConsulLocks:
         connect_timeout_s: float = 1.0,
     ) -> None:
         if not namespace or not namespace.isprintable():
-            raise ConfigurationError(f"The namespace {namespace!r} cannot begin a key.")
+            raise ConfigurationError(
+                f"The namespace {namespace!r} cannot begin a key: it is empty or has unprintable "
+                "characters. Choose another one."
+            )
         check_number("socket_timeout_s", socket_timeout_s, at_least=0.001)
         check_number("connect_timeout_s", connect_timeout_s, at_least=0.001)
         self._link = ConsulLink(
@@ -103,18 +109,19 @@ class ConsulLocks:
         self._reset()
 
     def _reset(self) -> None:
-        """A child after a fork has no sessions: its parent's are its parent's."""
+        """Begin without sessions, also in a forked child: the parent's belong to the parent."""
         self._pid = os.getpid()
         self._sessions: dict[int, _Session] = {}
-        # The index of each key as it was granted, by its owner's nonce: one request frees it.
+        # The index of each key after its grant, by the owner's nonce. With it, one request frees
+        # the key.
         self._indexes: dict[str, dict[str, int]] = {}
-        # What may be held though nobody knows of it: freed before a session is renewed.
+        # Keys that may be held after a lost reply. They are freed before a session is renewed.
         self._doubts: deque[tuple[tuple[str, ...], Owner]] = deque(maxlen=_MOST_DOUBTS)
         self._epoch: tuple[int, int] = (0, 0)  # its value, and its index
 
     @property
     def traits(self) -> Traits:
-        """A session's locks, with tokens, of whole seconds."""
+        """Locks of a session, with tokens. They last whole seconds."""
         return Traits(session=True, min_ttl_s=float(_MIN_TTL_S))
 
     def __repr__(self) -> str:
@@ -123,12 +130,12 @@ class ConsulLocks:
     def acquire(
         self, keys: tuple[str, ...], owner: Owner, *, ttl_s: float, with_fence: bool, wait_s: float
     ) -> Granted | Held:
-        """Take all keys or none: one request where they are free, two where one is taken."""
+        """Take all keys or none: one request if they are free, two if one is held."""
         del wait_s
         if len(keys) > _MOST_KEYS:
             raise ConfigurationError(
-                f"Consul takes {_MOST_KEYS} keys at once, and this work has {len(keys)}: split it, "
-                "or use another lock server."
+                f"Consul can lock {_MOST_KEYS} keys at once, and this work has {len(keys)}. Split "
+                "the work, or use another lock server."
             )
         found: list[Entry | None] = [None] * len(keys)
         for _ in range(_TRIES_TO_TAKE):
@@ -144,7 +151,7 @@ class ConsulLocks:
                     for name, each in zip(self._names(keys), entries, strict=True)
                 }
                 for doubt in [each for each in self._doubts if each[1] == owner]:
-                    with contextlib.suppress(ValueError):  # it is no doubt any more
+                    with contextlib.suppress(ValueError):  # another thread removed it
                         self._doubts.remove(doubt)
                 token = max(map(_token, entries))
                 return Granted(token if with_fence else 0, float(session.ttl_s))
@@ -156,15 +163,15 @@ class ConsulLocks:
         raise self._restless(keys)
 
     def release(self, keys: tuple[str, ...], owner: Owner) -> bool:
-        """Free the keys that are still the owner's: one request.
+        """Free the keys that the owner still has, by one request. Return False if it has none.
 
-        False if none was; True if a first attempt got no reply, for it may have freed them.
+        Return True if a first attempt got no reply, because it may have freed them.
         """
         self._after_fork()
         try:
             return self._free(keys, owner)
         except BaseException:
-            self._doubts.append((keys, owner))  # else its session would keep it
+            self._doubts.append((keys, owner))  # otherwise the session would keep them
             raise
 
     def _free(self, keys: tuple[str, ...], owner: Owner) -> bool:
@@ -186,10 +193,10 @@ class ConsulLocks:
         return freed_one or bool(retries)
 
     def hand_over(self, keys: tuple[str, ...], owner: Owner, *, to: Owner, ttl_s: float) -> bool:
-        """Hand the keys that are still `owner`'s over to their true owner.
+        """Hand the keys that `owner` still has over to the owner `to`.
 
-        They stay under the session that they are under until the true owner's next renewal, and
-        last as long as that.
+        They stay in their present session until the next renewal by `to`, and last as long as that
+        session.
         """
         del ttl_s
         self._after_fork()
@@ -204,7 +211,7 @@ class ConsulLocks:
         return handed
 
     def renew(self, holds: Sequence[Hold]) -> list[str]:
-        """Renew sessions, one for each ttl, and look at their keys, 64 in a request."""
+        """Renew the sessions, one for each ttl, and check their keys, 64 per request."""
         self._after_fork()
         for ttl_s in {_whole(hold.ttl_s) for hold in holds}:
             if (session := self._sessions.get(ttl_s)) is not None:
@@ -229,7 +236,7 @@ class ConsulLocks:
         ]
 
     def wait(self, key: str, owner: Owner, *, timeout_s: float) -> None:
-        """Block until the key is released, a second at most: then ask again."""
+        """Block until the key is released, for at most a second. Then the caller tries again."""
         del owner
         if timeout_s <= 0:
             return
@@ -255,12 +262,12 @@ class ConsulLocks:
         return health.check(self._link, self._epoch_name)
 
     def close(self) -> None:
-        """End the sessions, and with them what they hold."""
+        """End the sessions, which frees their keys."""
         self._after_fork()
         with self._mutex:
             sessions, self._sessions = self._sessions, {}
         for session in sessions.values():
-            with contextlib.suppress(LockServerUnavailableError):  # then it ends by itself
+            with contextlib.suppress(LockServerUnavailableError):  # it ends after its ttl
                 self._link.end_session(session.id)
         self._indexes.clear()
         self._doubts.clear()
@@ -269,7 +276,7 @@ class ConsulLocks:
     # -- sessions -----------------------------------------------------------------------------
 
     def _session(self, ttl_s: float) -> _Session:
-        """One whose keys last for this ttl from now."""
+        """Return a session whose keys last for this ttl from now."""
         self._after_fork()
         whole_s = _whole(ttl_s)
         with self._mutex:
@@ -286,7 +293,7 @@ class ConsulLocks:
             return session
 
     def _keep(self, session: _Session) -> bool:
-        """Renew a session, once nothing stands under it that nobody knows of."""
+        """Free the keys of lost replies, then renew a session. Return False if it has ended."""
         with contextlib.suppress(IndexError):
             while True:
                 doubt = self._doubts.popleft()
@@ -316,7 +323,7 @@ class ConsulLocks:
         owner: Owner,
         session: _Session,
     ) -> list[Entry] | None:
-        """The keys as they stand once they are the owner's; None if something was otherwise."""
+        """Take the keys and return their entries, or None if a key, session or epoch changed."""
         epoch, index = self._epoch
         operations: list[dict[str, Any]] = [
             {"Verb": "check-index", "Key": self._epoch_name, "Index": index}
@@ -336,13 +343,13 @@ class ConsulLocks:
         if isinstance(answer, Failed):
             self._heed(answer, session)
             return None
-        # What a transaction answers has no values.
+        # The reply to a transaction contains no values.
         return [
             replace(answer[name], value=base64.b64decode(value)) for name, value in values.items()
         ]
 
     def _heed(self, failed: Failed, session: _Session) -> None:
-        """A session that has ended, or another epoch: what was known of them is forgotten."""
+        """Forget a session that has ended, and read an epoch that has changed."""
         if any("session" in what for what in failed.errors.values()):
             self._sessions.pop(session.ttl_s, None)
         if 0 in failed.errors:
@@ -353,14 +360,14 @@ class ConsulLocks:
                 self._epoch = int(entry.value), entry.changed
 
     def _renew_one(self, hold: Hold) -> str:
-        """A hold of which not all is known to be as it was granted."""
+        """Renew a hold of which a key may have changed since its grant."""
         for _ in range(_TRIES):
             found = self._look(hold.keys)
             if any(each is not None and not _is_of(each, hold.owner) for each in found):
                 return Renewal.TAKEN
             if None in found:
                 return Renewal.GONE
-            # Somebody has handed them over, or they were taken for another ttl: they move.
+            # The keys were handed over, or taken for another ttl: move them to this session.
             session = self._session(hold.ttl_s)
             operations = []
             for name, entry in zip(self._names(hold.keys), found, strict=True):
@@ -385,18 +392,18 @@ class ConsulLocks:
     # -- tokens -------------------------------------------------------------------------------
 
     def _raise_epoch(self, reply: BaseHTTPResponse) -> None:
-        """Bring the epoch up to the server's clock; never down."""
+        """Raise the epoch to the server's clock. Never lower it."""
         wanted = 0
         for _ in range(_TRIES):
             entry, seen = self._link.look(self._epoch_name)
             if not wanted:
                 now_s, theirs_s = time.time(), clock_s(seen) or clock_s(reply)
                 if theirs_s is not None:
-                    # The server's clock is known to the second; within that, ours is believed.
+                    # The server's clock is known to the second. Within that, use our own clock.
                     now_s = min(max(now_s, theirs_s), theirs_s + 1.0)
                 wanted = int(now_s * 1_000_000) - index_of(seen)
             before, index = (0, 0) if entry is None else (int(entry.value), entry.changed)
-            if before >= wanted:  # of those who raise it at once, one does it for all
+            if before >= wanted:  # another process has raised it
                 self._epoch = before, index
                 return
             packed = base64.b64encode(b"%d" % wanted).decode()
@@ -409,7 +416,7 @@ class ConsulLocks:
     def _restless(self, keys: tuple[str, ...]) -> LockServerUnavailableError:
         return LockServerUnavailableError(
             f"The lock server {self._link.address} gave {_TRIES} answers about {', '.join(keys)} "
-            "that were outdated when they arrived. Nothing was taken.",
+            "that were outdated when they arrived, so nothing was taken. Try again.",
             key=", ".join(keys),
         )
 
@@ -424,7 +431,7 @@ def _value(token: str, ttl_s: int, owner: Owner) -> str:
 
 
 def _parts(entry: Entry) -> tuple[str, float, Owner]:
-    """The epoch, or the token after '='; the ttl and the owner. What is no lock has no end."""
+    """Return the epoch (or "=" and the token), the ttl and the owner. A foreign key has no end."""
     text = entry.value.decode("utf-8", "replace")
     token, _, rest = text.partition(":")
     ttl_s, _, owner = rest.partition(":")
@@ -434,7 +441,7 @@ def _parts(entry: Entry) -> tuple[str, float, Owner]:
 
 
 def _token(entry: Entry) -> int:
-    """By the epoch and the index of the grant; a key that has moved keeps its token."""
+    """Return the token: epoch plus index of the grant, or the stored token of a moved key."""
     token = _parts(entry)[0]
     return int(token[1:]) if token.startswith("=") else int(token) + entry.created
 
@@ -453,7 +460,7 @@ def _cas(name: str, value: str, index: int) -> dict[str, Any]:
 
 
 def _moved(name: str, entry: Entry, value: str, session: str) -> list[dict[str, Any]]:
-    """A key that is the owner's comes under this session, if it is under another."""
+    """Return the operations that move the owner's key to this session."""
     if entry.session == session:
         return [_cas(name, value, entry.changed)]
     return [_delete(name, entry.changed), _lock(name, value, session)]

@@ -1,9 +1,9 @@
-"""taskguard for Django: a guarded body's effects in Django's own transaction, with DONE.
+"""taskguard for Django: commit a guarded body's effects and DONE in Django's own transaction.
 
     INSTALLED_APPS += ["taskguard_django"]
     TASKGUARD = {"LOCKS": "redis://localhost/1", "DATABASE": "default"}
 
-Read next: `transactions.py` (`atomic`), `conf.py` (the settings, and what uses them).
+Read next: `transactions.py` (`atomic`), `conf.py` (the settings, and the ledger).
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Keys and work in Django's admin: to look at, to requeue, to release.
+"""Django's admin pages for keys and work: view, requeue, release.
 
-Guarantees: nothing is added, edited or deleted by hand. The two actions are the ledger's own
-conditional statements, for staff with the permission to change the model; each is noted in the
-admin's log. An action on all rows of a list, however many, sends no field for each row, and leaves
-alone what has changed since the list was confirmed.
+Guarantees: nobody can add, edit or delete rows. The two actions, requeue and release, use the
+ledger's own conditional statements. They need the permission to change the model, and the admin's
+log records each of them. An action on a whole list skips rows that have changed since the list was
+confirmed. Its form does not grow with the list.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LIST = "admin/taskguard/confirm.html"
 _SHOWN = 100
 _NAMED = 10
 _NOTED = 50
-# An action ends before a web server gives up on its request. What is left is done by asking again.
+# An action ends before a web server's timeout. The user repeats it for the rows that are left.
 _LONGEST_S = 20.0
 
 
@@ -41,7 +41,7 @@ def _runtime() -> TaskGuard:
 
 
 def _time(field: str, title: str) -> Any:
-    """A field of µs as a time, to the second, in the current time zone."""
+    """Return a column that shows a field of µs as a time in the current time zone."""
 
     @admin.display(description=title, ordering=field)
     def shown(_admin: Any, row: Any) -> str:
@@ -52,27 +52,27 @@ def _time(field: str, title: str) -> Any:
 
 
 class _ToLookAt(admin.ModelAdmin):
-    """No adding, no editing, no deleting; actions ask first."""
+    """Admin pages without adding, editing and deleting. Actions ask for confirmation."""
 
     actions_on_bottom = True
 
     def has_add_permission(self, request: HttpRequest, *_: Any) -> bool:
-        """Nobody may add a row."""
+        """Return False: nobody may add a row."""
         del request
         return False
 
     def has_delete_permission(self, request: HttpRequest, *_: Any) -> bool:
-        """Nobody may delete a row: `taskguard purge` forgets what ended long ago."""
+        """Return False: nobody may delete a row. `taskguard purge` deletes old records."""
         del request
         return False
 
     def get_readonly_fields(self, request: HttpRequest, obj: Any = None) -> Any:
-        """All fields are read-only."""
+        """Return all fields: they are read-only."""
         del request, obj
         return [name for _, options in self.fieldsets for name in options["fields"]]
 
     def change_view(self, request: HttpRequest, object_id: str, *args: Any, **kwargs: Any) -> Any:
-        """The form without its buttons, and without saving."""
+        """Show the form without buttons. Refuse to save it."""
         if request.method == "POST":
             raise PermissionDenied
         extra = {"show_save": False, "show_save_and_continue": False, "show_close": True}
@@ -82,7 +82,7 @@ class _ToLookAt(admin.ModelAdmin):
     def _confirm(
         self, request: HttpRequest, rows: QuerySet, *, latest_by: str, **context: Any
     ) -> Any:
-        """Show the rows and ask; of a whole list the first ones, and up to when it was read."""
+        """Show the rows and ask for confirmation. For a whole list, show only the first rows."""
         across = _is_across(request)
         shown = list(rows[:_SHOWN] if across else rows)
         context = {
@@ -104,7 +104,7 @@ class _ToLookAt(admin.ModelAdmin):
         *,
         what: str,
     ) -> None:
-        """Act on each row while there is time; `act` returns what it did, or None for nothing."""
+        """Call `act` for each row while there is time. It returns what it did, or None."""
         done: list[str] = []
         left: list[str] = []
         waiting = list(rows)  # read before anything is written
@@ -112,7 +112,9 @@ class _ToLookAt(admin.ModelAdmin):
         for batch in (waiting[at : at + _NOTED] for at in range(0, len(waiting), _NOTED)):
             if time.monotonic() > until_s:
                 rest = len(waiting) - len(done) - len(left)
-                messages.warning(request, f"{rest:,} are left for lack of time: do it once more.")
+                messages.warning(
+                    request, f"The time limit was reached with {rest:,} rows left. Run it again."
+                )
                 break
             notes: list[Any] = []
             try:
@@ -126,10 +128,10 @@ class _ToLookAt(admin.ModelAdmin):
         if done:
             messages.success(request, f"{what}: {_listed(done)}")
         if left:
-            messages.warning(request, f"Changed meanwhile, and left as it is: {_listed(left)}")
+            messages.warning(request, f"Skipped, because it has changed: {_listed(left)}")
 
     def _entry(self, request: HttpRequest, row: Any, text: str) -> LogEntry:
-        """A line of the admin's log, which is written with others."""
+        """Return an entry for the admin's log, which is written together with others."""
         return LogEntry(
             user_id=request.user.pk,
             content_type_id=get_content_type_for_model(row).pk,
@@ -141,12 +143,12 @@ class _ToLookAt(admin.ModelAdmin):
 
 
 def _is_across(request: HttpRequest) -> bool:
-    """Whether an action is to be done to a whole list, over all its pages."""
+    """Return True if the action is for a whole list, over all its pages."""
     return request.POST.get("select_across", "0") not in ("", "0")
 
 
 def _until(request: HttpRequest) -> int:
-    """Up to when a whole list was confirmed, in µs; 0 for what is no number."""
+    """Return the time up to which a whole list was confirmed, in µs, or 0 if it is malformed."""
     text = request.POST.get("until", "")
     return int(text) if text.isdecimal() and len(text) < 20 else 0  # 64 bits
 
@@ -158,7 +160,7 @@ def _listed(names: Sequence[str]) -> str:
 
 @admin.register(Work)
 class WorkAdmin(_ToLookAt):
-    """Work, what started last first."""
+    """Work, ordered by start, newest first."""
 
     list_display = ("id", "task", "state", "attempts", "crashes", "began", "ended", "problem")
     list_filter = ("state",)
@@ -180,12 +182,12 @@ class WorkAdmin(_ToLookAt):
     )
 
     def get_queryset(self, request: HttpRequest) -> Any:
-        """Work of tasks: the records of what leaders remember are left out."""
+        """Return the work of tasks, without the records of leaders."""
         return super().get_queryset(request).exclude(task="leader", key__contains="leader:")
 
     @admin.display(description="error")
     def problem(self, work: Work) -> str:
-        """The first line of the error."""
+        """Return the first line of the error."""
         return (work.error or "").split("\n")[0][:100]
 
     @admin.action(description="Requeue: DEAD or FAILED becomes NEW", permissions=["change"])
@@ -202,8 +204,8 @@ class WorkAdmin(_ToLookAt):
                 action="requeue",
                 asks_reason=True,
                 missing="confirmed" in request.POST,
-                text="The next delivery of each runs it. Where the call is stored the next sweep "
-                "sends its message; else send it again yourself.",
+                text="The next delivery of each work runs it. If the call is stored, the next "
+                "sweep sends its message. Otherwise send the message again yourself.",
             )
         ledger = conf.ledger()
 
@@ -224,7 +226,7 @@ class HeldFilter(admin.SimpleListFilter):
     parameter_name = "held"
 
     def lookups(self, *_: Any) -> Any:
-        """The choices: held, and free."""
+        """Return the choices: held, and free."""
         return (("yes", "held"), ("no", "free"))
 
     def queryset(self, request: HttpRequest, queryset: QuerySet) -> Any:
@@ -249,12 +251,12 @@ class KeyAdmin(_ToLookAt):
     fieldsets = ((None, {"fields": ("key", "fence", "owner", "leased")}),)
 
     def get_queryset(self, request: HttpRequest) -> Any:
-        """Keys of calls: the ledger's mark stands among them, held by nobody until far too late."""
+        """Return the keys, without the ledger's own row, which identifies the database."""
         return super().get_queryset(request).exclude(key="the database")
 
     @admin.action(description="Release from a holder that is gone", permissions=["change"])
     def release(self, request: HttpRequest, rows: QuerySet) -> Any:
-        """Release the selected keys, after showing their holders; only those are released."""
+        """Release the selected keys from the holders that the confirmation page showed."""
         held = rows.exclude(owner="")
         if "confirmed" not in request.POST:
             return self._confirm(
@@ -263,8 +265,8 @@ class KeyAdmin(_ToLookAt):
                 latest_by="fence",
                 title="Release keys",
                 action="release",
-                text="Only where the holder is known to be gone. If it lives after all, it renews "
-                "its lease, or its commit is refused once somebody else has claimed. The next "
+                text="Release a key only if you know that its holder is gone. A holder that is "
+                "alive renews its lease, or its commit is refused after another claim. The next "
                 "delivery takes the work over, which counts as a crash.",
             )
         across = _is_across(request)

@@ -1,4 +1,4 @@
-"""The app: its settings become this process's defaults."""
+"""The Django app: it makes Django's settings the defaults of this process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["TaskguardConfig"]
 
 
 class TaskguardConfig(AppConfig):
-    """`INSTALLED_APPS += ["taskguard_django"]`."""
+    """The app for `INSTALLED_APPS += ["taskguard_django"]`."""
 
     name = "taskguard_django"
     label = "taskguard"
@@ -22,7 +22,7 @@ class TaskguardConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Celery, RQ and `taskguard.connect()` find lock server and ledger by Django's settings."""
+        """Make Celery, RQ and `taskguard.connect()` use the servers of Django's settings."""
         from taskguard_django import checks
 
         set_defaults(
@@ -36,9 +36,9 @@ class TaskguardConfig(AppConfig):
 
 
 def _forget_what_tests_flush(using: str, plan: Any = None, **_: Any) -> None:
-    """Empty the ledger's tables, too, when `TransactionTestCase` empties those of the models.
+    """Empty the ledger's tables when `TransactionTestCase` empties those of the models.
 
-    Outside of tests this does nothing: programs send this signal as well, to have permissions made.
+    Do nothing outside of tests, because programs also send this signal to create permissions.
     """
     if plan is None and conf.testing() and using == conf.alias():
         from taskguard_django.test import forget

@@ -1,6 +1,6 @@
 """Checks for `manage.py check`. Only the check with the tag `database` opens connections.
 
-Each message has the id of a finding: `taskguard.tables_missing`.
+The id of each message contains the finding's name, for example `taskguard.tables_missing`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def check_tasks(**_: Any) -> list[Any]:
 def check_tables(databases: Any = None, **_: Any) -> list[Any]:
     """Check the ledger's tables and all servers (`check --database default`).
 
-    Nothing is worse than a warning, because `migrate`, which makes the tables, runs this first.
+    All messages are warnings at most, because `migrate` runs this before it creates the tables.
     """
     try:
         if conf.alias() not in (databases or ()):

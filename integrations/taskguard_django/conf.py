@@ -4,15 +4,17 @@
 
 | setting | default | value |
 | --- | --- | --- |
-| LOCKS | $TASKGUARD_LOCKS_URL | redis://…, a redis-py client; None: the ledger alone |
-| DATABASE | "default" | the alias whose database has the ledger |
-| NAMESPACE | $TASKGUARD_NAMESPACE | what keys and work of this project begin with |
+| LOCKS | $TASKGUARD_LOCKS_URL | redis://…, a redis-py client; None: only the ledger |
+| DATABASE | "default" | the alias of the ledger's database |
+| NAMESPACE | $TASKGUARD_NAMESPACE | the prefix of this project's keys and work |
+| FORMERLY_NAMESPACES | none | a list of former namespaces of this project |
 
-They are this process's defaults: Celery apps, RQ workers and `taskguard.connect()` use them where
-no other setting is given. The ledger has connections of its own to that database, besides
-Django's: claims and renewals commit whatever a body's transaction does. In a test run it is in the
-test database, keeps no connection open between calls, so that Django can drop that, and claims
-nothing where Django's tests may not ask the database.
+They are this process's defaults: Celery apps, RQ workers and `taskguard.connect()` use them unless
+they have settings of their own. The ledger has its own connections to the database, in addition to
+Django's, so that claims and renewals commit independently of a body's transaction.
+
+In a test run, the ledger is in the test database. It keeps no connection open between calls, so
+that Django can drop the database. It claims nothing in a test that may not use the database.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ __all__ = [
 ]
 
 _NAMES = {"LOCKS", "DATABASE", "NAMESPACE", "FORMERLY_NAMESPACES"}
-# Those of Django's OPTIONS that are not for libpq.
+# Names in Django's OPTIONS that are not for libpq.
 _DJANGOS = {
     "assume_role",
     "context",
@@ -64,46 +66,47 @@ def _settings() -> Mapping[str, Any]:
 
     given = getattr(settings, "TASKGUARD", {})
     if not isinstance(given, Mapping) or not given.keys() <= _NAMES:
-        # The error does not show values: a URL may have a password.
+        # The error does not show values, because a URL may contain a password.
         names = ", ".join(map(str, given)) if isinstance(given, Mapping) else type(given).__name__
         raise errors.ConfigurationError(
-            f"settings.TASKGUARD is a dict with LOCKS, DATABASE, NAMESPACE and "
-            f"FORMERLY_NAMESPACES, and has {names}."
+            f"settings.TASKGUARD is wrong: it has {names}. Make it a dict with LOCKS, DATABASE, "
+            "NAMESPACE and FORMERLY_NAMESPACES only."
         )
     return given
 
 
 def locks() -> Any:
-    """What TASKGUARD["LOCKS"] says; UNSET where it is missing."""
+    """Return TASKGUARD["LOCKS"], or UNSET if it is missing."""
     return _settings().get("LOCKS", UNSET)
 
 
 def namespace() -> Any:
-    """What TASKGUARD["NAMESPACE"] says; UNSET where it is missing."""
+    """Return TASKGUARD["NAMESPACE"], or UNSET if it is missing."""
     return _settings().get("NAMESPACE", UNSET)
 
 
 def formerly_namespaces() -> Any:
-    """What TASKGUARD["FORMERLY_NAMESPACES"] says; UNSET where it is missing."""
+    """Return TASKGUARD["FORMERLY_NAMESPACES"], or UNSET if it is missing."""
     return _settings().get("FORMERLY_NAMESPACES", UNSET)
 
 
 def alias() -> str:
-    """The alias of the ledger's database. Raises ConfigurationError if DATABASES has no such."""
+    """Return the alias of the ledger's database. Raises ConfigurationError for an unknown alias."""
     from django.db import connections
 
     name = _settings().get("DATABASE", "default")
     if name not in connections:
         raise errors.ConfigurationError(
-            f"settings.TASKGUARD['DATABASE'] is {name!r}, which is not in DATABASES."
+            f"settings.TASKGUARD['DATABASE'] is {name!r}, which is not in DATABASES. Use one of: "
+            f"{', '.join(connections)}."
         )
     return str(name)
 
 
 class _FollowingLedger:
-    """The ledger in Django's database; in a test run it looks at each call where that is now.
+    """The ledger in Django's database. In a test run, each call finds the current database.
 
-    A program may connect when it is imported, and a test run makes its databases after that.
+    A program may connect during its import, before a test run creates its databases.
     """
 
     def __init__(self) -> None:
@@ -116,17 +119,17 @@ class _FollowingLedger:
         if name in _ENTRANCES:
             _ask_djangos_tests()
             if ledger not in _prepared:
-                ledger.create_schema()  # the tests may go without migrations
+                ledger.create_schema()  # tests may run without migrations
                 _prepared.add(ledger)
         return getattr(ledger, name)
 
     def check(self, *args: Any, **kwargs: Any) -> list[Finding]:
-        """As the ledger's, with what Django's settings say of tenants."""
+        """Return the ledger's findings, and those about tenants in Django's settings."""
         found: list[Finding] = self.__getattr__("check")(*args, **kwargs)
         return [*found, *tenant_tables()]
 
     def check_schema(self, *args: Any, **kwargs: Any) -> None:
-        """As the ledger's; without tables the error says where tenants have them from."""
+        """Check the tables. For tenants without tables, the error names the setting to change."""
         try:
             self.__getattr__("check_schema")(*args, **kwargs)
         except errors.LedgerSchemaError as error:
@@ -141,7 +144,7 @@ class _FollowingLedger:
 
 
 def tenant_tables() -> list[Finding]:
-    """Whether each tenant has tables of its own (django-tenants, django-tenant-schemas)."""
+    """Return findings if each tenant has its own tables (django-tenants or a similar package)."""
     from django.conf import settings
 
     public = getattr(settings, "PUBLIC_SCHEMA_NAME", "public")
@@ -160,9 +163,12 @@ _FOLLOWING = _FollowingLedger()
 
 
 def ledger() -> SqlLedger:
-    """The ledger in the database of TASKGUARD["DATABASE"]; in a test run, in the test database.
+    """Return the ledger in the database of TASKGUARD["DATABASE"].
 
-    Raises ConfigurationError where that database cannot have one.
+    In a test run, it is in the test database.
+
+    Raises:
+        ConfigurationError: that database cannot have a ledger, or a setting is wrong.
     """
     found = _ledger_now()
     if not testing():
@@ -174,7 +180,7 @@ def _ledger_now() -> SqlLedger:
     from django.db import connections
 
     url = url_of(connections[alias()])
-    from taskguard import SqlLedger  # it loads SQLAlchemy, which most commands of Django's spare
+    from taskguard import SqlLedger  # imports SQLAlchemy, which few commands of Django need
 
     name = url.render_as_string(hide_password=False), not testing()
     with _making:
@@ -184,15 +190,15 @@ def _ledger_now() -> SqlLedger:
 
 
 def testing() -> bool:
-    """Whether Django's test environment is set up, by `manage.py test` or by pytest-django."""
+    """Return True if `manage.py test` or pytest-django has set up Django's test environment."""
     utils = sys.modules.get("django.test.utils")
-    return utils is not None and hasattr(utils._TestState, "saved_data")  # noqa: SLF001  # no other sign
+    return utils is not None and hasattr(utils._TestState, "saved_data")  # noqa: SLF001  # Django has no public sign
 
 
 def _ask_djangos_tests() -> None:
     """Raise Django's error if the current test may not use the ledger's database.
 
-    Without that check it could be the program's own, if no test database was made for it.
+    Without this check, it could be the real database, if Django created no test database for it.
     """
     from django.db import connections
 
@@ -204,9 +210,9 @@ def _ask_djangos_tests() -> None:
 
 
 def url_of(connection: Any) -> Any:
-    """The SQLAlchemy URL of a database of Django's, as its connection has it now.
+    """Return the SQLAlchemy URL of a Django connection. In a test run: of the test database.
 
-    In a test run that is the test database. Raises ConfigurationError: no ledger can be there.
+    Raises ConfigurationError if that database cannot have a ledger.
     """
     try:
         import sqlalchemy as sa
@@ -221,22 +227,21 @@ def url_of(connection: Any) -> Any:
         name = str(given["NAME"])
         if name == ":memory:" or "mode=memory" in name:
             raise errors.ConfigurationError(
-                f"The database {connection.alias!r} is in memory, where the ledger's own "
-                "connections would not find it. Give it a file; for tests in "
+                f"The database {connection.alias!r} cannot have a ledger: it is in memory, where "
+                "the ledger's own connections would not find it. Give it a file. For tests, set "
                 'DATABASES[…]["TEST"] = {"NAME": …}.'
             )
         return sa.URL.create("sqlite", database=name)
     if connection.vendor != "postgresql":
         raise errors.ConfigurationError(
-            f"taskguard_django has its ledger on PostgreSQL (psycopg 3) or SQLite; the database "
-            f"{connection.alias!r} is {connection.vendor}."
+            f"The database {connection.alias!r} cannot have a ledger: it is {connection.vendor}. "
+            "Use PostgreSQL (with psycopg 3) or SQLite."
         )
     driver = connection.Database.__name__
     if driver != "psycopg":
         raise errors.ConfigurationError(
-            f"Django's database {connection.alias!r} is reached by {driver}: the ledger's "
-            "statements go by the same connection, and want psycopg 3: pip install "
-            "'psycopg[binary]'."
+            f"The database {connection.alias!r} cannot have a ledger: Django connects with "
+            f"{driver}, and the ledger needs psycopg 3. Run pip install 'psycopg[binary]'."
         )
     return _postgresql_url(given)
 

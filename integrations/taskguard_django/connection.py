@@ -1,7 +1,7 @@
-"""Django's connection as taskguard uses it: it begins, commits and rolls back as Django does.
+"""Django's connection for guarded transactions, which begin, commit and roll back as in Django.
 
-Guarantees: the transaction is Django's outermost `atomic`, on Django's own connection of this
-thread; hooks of `transaction.on_commit` run after its COMMIT.
+Guarantees: the transaction is Django's outermost `atomic`, on Django's connection of this thread.
+Hooks of `transaction.on_commit` run after its COMMIT.
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ __all__ = ["DjangoConnection", "connection"]
 
 
 def connection(using: str | None = None) -> DjangoConnection:
-    """Django's connection of this thread, for what takes a session: `enqueue(…, session=…)`.
+    """Return Django's connection of this thread, for example for `enqueue(…, session=…)`.
 
         with transaction.atomic():
             order.save()
             taskguard_celery.enqueue(ship, (order.id,), session=taskguard_django.connection())
 
     Args:
-        using: an alias of DATABASES; by default the ledger's.
+        using: an alias of DATABASES. Default: that of the ledger.
+
+    Raises:
+        ConfigurationError: the ledger's alias is not in DATABASES.
     """
     return DjangoConnection(alias() if using is None else using)
 
@@ -35,7 +38,7 @@ class DjangoConnection(ExternalConnection):
     """Django's connection as an `ExternalConnection`, for one transaction at a time.
 
     Attributes:
-        hook_error: what a hook of `on_commit` raised, after the last COMMIT.
+        hook_error: the error that a hook of `on_commit` raised after the last COMMIT, or None.
     """
 
     def __init__(self, using: str) -> None:
@@ -56,12 +59,12 @@ class DjangoConnection(ExternalConnection):
 
     @property
     def in_transaction(self) -> bool:
-        """Whether this is within `atomic`."""
+        """True inside `atomic`."""
         return bool(self._wrapper.in_atomic_block)
 
     @property
     def broken(self) -> bool:
-        """Whether the driver has closed it."""
+        """True if the driver has closed the connection."""
         driver = self.driver
         return driver is None or getattr(driver, "closed", False) is True
 
@@ -71,15 +74,16 @@ class DjangoConnection(ExternalConnection):
         if wrapper.in_atomic_block:
             raise errors.TransactionUsageError(
                 f"taskguard_django.atomic() on {self.using!r} was entered within "
-                "transaction.atomic(), which would commit DONE with what it commits, or not at "
-                "all. Leave that one out (in a view also ATOMIC_REQUESTS, by "
-                "@transaction.non_atomic_requests; in a test TestCase, by GuardedTestCase of "
-                "taskguard_django.test; with pytest-django by django_db(transaction=True))."
+                "transaction.atomic(), so DONE would depend on the outer COMMIT. Remove the outer "
+                "block. In a view, that can be ATOMIC_REQUESTS: use "
+                "@transaction.non_atomic_requests. In a test, it can be TestCase: use "
+                "taskguard_django.test.GuardedTestCase, or with pytest-django "
+                "django_db(transaction=True)."
             )
         if not wrapper.get_autocommit():
             raise errors.ConfigurationError(
-                f"The database {self.using!r} has AUTOCOMMIT=False, so that Django's atomic() does "
-                "not commit. Leave that setting out."
+                f"The database {self.using!r} has AUTOCOMMIT=False, so Django's atomic() does not "
+                "commit. Remove that setting."
             )
         self._committed, self.hook_error = False, None
         block = transaction.atomic(using=self.using, durable=True)
@@ -91,18 +95,19 @@ class DjangoConnection(ExternalConnection):
         self._committed = True
 
     def flush(self) -> None:
-        """Raise TransactionUsageError for a block that Django would silently roll back."""
+        """Raise TransactionUsageError if Django would silently roll back the block."""
         wrapper = self._wrapper
         if wrapper.needs_rollback or wrapper.closed_in_transaction or not wrapper.in_atomic_block:
             raise errors.TransactionUsageError(
-                f"Django is going to roll back the guarded transaction on {self.using!r}: by "
-                "set_rollback(True), an error in an inner atomic(savepoint=False) that was "
-                "caught, or a connection that was closed in the block. Nothing is written, and the "
-                "work is not DONE. To write nothing, raise; parts that may fail want a savepoint."
+                f"Django rolls back the guarded transaction on {self.using!r}, because of "
+                "set_rollback(True), a caught error in an inner atomic(savepoint=False), or a "
+                "connection that was closed in the block. Nothing is written, and the work is not "
+                "DONE. To write nothing, raise an exception. Put parts that may fail into a "
+                "savepoint."
             )
 
     def commit(self) -> None:
-        """Leave the `atomic` block; what a hook raises waits in `hook_error`."""
+        """Leave the `atomic` block. Keep an error of a hook in `hook_error`."""
         self.flush()
         block, self._block = self._block, None
         try:
@@ -124,7 +129,7 @@ class DjangoConnection(ExternalConnection):
         transaction.on_commit(function, using=self.using)
 
     def origin(self, error: BaseException) -> BaseException | None:
-        """The driver's error beneath an error of Django or SQLAlchemy."""
+        """Return the driver's error under an error of Django, or None."""
         return error.__cause__ if isinstance(error, Error) else None
 
     def watch_statements(

@@ -1,6 +1,6 @@
-"""The ledger's keys and work, to look at. Their tables are the ledger's own: `managed = False`.
+"""Read-only models of the ledger's keys and work. The ledger manages their tables.
 
-Writing to them by hand is no part of any guarantee; `admin.py` has what a person may do.
+Do not write to them: no guarantee of taskguard holds then. `admin.py` has the permitted actions.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ __all__ = ["Key", "Work"]
 
 
 class _OfTheLedger(models.Manager):
-    """Asks the ledger's database, whatever the routers say."""
+    """Queries the ledger's database, independently of the routers."""
 
     def get_queryset(self) -> Any:
         return super().get_queryset().using(alias())
 
 
 def time_of(us: int | None) -> datetime | None:
-    """µs since 1970 as a time in UTC; None for None and for 0, which is no time."""
+    """Return µs since 1970 as a time in UTC, or None for None and 0."""
     return datetime.fromtimestamp(us / 1e6, UTC) if us else None
 
 
 class Key(models.Model):
-    """A key: its last fence, and who holds it until when."""
+    """A key: its last fencing token, its owner, and the end of the lease."""
 
     key = models.TextField(primary_key=True)
     fence = models.BigIntegerField()
@@ -47,7 +47,7 @@ class Key(models.Model):
 
     @property
     def process(self) -> str:
-        """The holder's process, as errors name it; "" where the owner names none."""
+        """The holder's process, as in error messages, or "" if the owner has none."""
         return Owner.parse(self.owner).process
 
     def __str__(self) -> str:
@@ -55,7 +55,7 @@ class Key(models.Model):
 
 
 class Work(models.Model):
-    """The record of work: its state, its holder, what became of it."""
+    """The record of work: its state, its holder, its result or error."""
 
     class State(models.TextChoices):
         """The states, as in the ledger."""

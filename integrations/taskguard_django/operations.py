@@ -17,21 +17,21 @@ _KINDS = {"postgresql": "postgresql+psycopg://", "sqlite": "sqlite://"}
 
 
 class _OnTheLedger(Operation):
-    """Statements for the ledger's tables, in the ledger's database alone."""
+    """Runs statements for the ledger's tables, only in the ledger's database."""
 
     reduces_to_sql = True
     reversible = True
 
     def forwards(self, schema_editor: Any) -> Iterable[str]:
-        """The statements of this migration."""
+        """Return the statements of this migration."""
         raise NotImplementedError
 
     def backwards(self, schema_editor: Any) -> Iterable[str]:
-        """The statements that undo it."""
+        """Return the statements that undo this migration."""
         raise NotImplementedError
 
     def state_forwards(self, app_label: str, state: Any) -> None:
-        """Does nothing: the models have operations of their own."""
+        """Do nothing: the models have operations of their own."""
 
     def database_forwards(
         self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any
@@ -104,10 +104,12 @@ class UpgradeLedger(_OnTheLedger):
 
 
 def _url(schema_editor: Any) -> str:
-    """A URL of the database's kind, without its place: a test run may have it in memory."""
+    """Return a URL with only the kind of the database: a test run may have it in memory."""
     kind = schema_editor.connection.vendor
     if kind not in _KINDS:
-        raise errors.ConfigurationError(f"taskguard_django has no ledger on {kind}.")
+        raise errors.ConfigurationError(
+            f"A database of kind {kind} cannot have a ledger. Use PostgreSQL or SQLite."
+        )
     return _KINDS[kind]
 
 

@@ -3,8 +3,8 @@
     row=taskguard_django.row(Order, id="<order_id>", state="status", fence="fence_token",
                              new="PAID", processing="SHIPPING", done="SHIPPED")
 
-Guarantees: table, columns and types are those of the model. Does not call the model's `save()`, nor
-its signals: states are moved by conditional statements.
+Guarantees: table, columns and types are those of the model. Conditional statements change the
+state, so the model's `save()` and signals are not called.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TYPES = {
 
 
 class StateOptions(TypedDict, total=False):
-    """Options of `taskguard.GuardedRow` that say what the states are. It describes each."""
+    """Options of `taskguard.GuardedRow` for the states. That class describes each of them."""
 
     new: Required[Any]
     processing: Required[Any]
@@ -56,19 +56,20 @@ def row(
     fence: str,
     **options: Unpack[StateOptions],
 ) -> GuardedRow:
-    """A `GuardedRow` of a model whose table is in the ledger's database.
+    """Return a `GuardedRow` of a model whose table is in the ledger's database.
 
     Args:
         model: the model's class.
         id: a template for the primary key, or a mapping from names of unique fields to templates.
-        state: the name of the field of the state; TextChoices and IntegerChoices fit.
-        fence: the name of the field of the fence: `BigIntegerField(null=True, editable=False)`.
-        options: `new`, `processing`, `done` and the others, as for `GuardedRow`.
+        state: the name of the state's field. TextChoices and IntegerChoices are possible.
+        fence: the name of the field for the fencing token:
+            `BigIntegerField(null=True, editable=False)`.
+        options: `new`, `processing`, `done` and the other options of `GuardedRow`.
 
     Raises:
-        ConfigurationError: a field is missing or of a kind that does not fit, with what to do.
+        ConfigurationError: a field is missing or has an unsuitable type. The error says what to do.
     """
-    from taskguard import GuardedRow  # it loads SQLAlchemy, which most commands of Django's spare
+    from taskguard import GuardedRow  # imports SQLAlchemy, which few commands of Django need
 
     fields = {field.name: field for field in model._meta.local_concrete_fields}  # noqa: SLF001
     ids = list(id) if isinstance(id, Mapping) else [model._meta.pk.name]  # noqa: SLF001
@@ -76,7 +77,8 @@ def row(
         if name not in fields:
             known = ", ".join(fields)
             raise errors.ConfigurationError(
-                f"row({model.__name__}): {name!r} is not a field of its own table ({known})."
+                f"row({model.__name__}): {name!r} is not a field of the model's own table. Use one "
+                f"of: {known}."
             )
     table = _table(model, [fields[name] for name in dict.fromkeys((*ids, state, fence))])
     columns: Any = id
@@ -121,8 +123,8 @@ def _type(field: Any) -> Any:
     kind = _TYPES.get(_name(field.target_field if field.is_relation else field))
     if kind is None:
         raise errors.ConfigurationError(
-            f"row({field.model.__name__}): {field.name!r} is a {_name(field)}; a GuardedRow has "
-            "integers, texts and UUIDs."
+            f"row({field.model.__name__}): {field.name!r} is a {_name(field)}, which a GuardedRow "
+            "cannot use. Use a field for an integer, a text or a UUID."
         )
     if kind == "String":
         return sa.String(field.max_length)

@@ -1,4 +1,4 @@
-"""Tests of guarded tasks in a Django project: `GuardedTestCase`.
+"""Test guarded tasks in a Django project with `GuardedTestCase`.
 
     class ShippingTest(GuardedTestCase):
         def test_an_order_is_shipped_once(self):
@@ -7,12 +7,12 @@
                 ship.apply((order.pk,)).get()
             self.assertEqual(Parcel.objects.count(), 1)
 
-Guarantees: every guard of the process has its ledger in Django's test database, which is empty at
-a test's beginning, and its locks in memory: no lock server is asked, and none is needed.
+Guarantees: every guard of the process has its ledger in Django's test database, and its locks in
+memory. The ledger is empty at the beginning of a test. No lock server is needed.
 
-Does not guarantee what only several processes show. With `TestCase`, whose transaction is never
-committed, bodies with `atomic()` cannot be tested: the ledger has connections of its own.
-With pytest-django, `pytest_taskguard`'s fixtures do the same.
+To test several processes, use real servers. `TestCase` cannot test bodies with `atomic()`: it never
+commits its transaction, and the ledger has connections of its own. With pytest-django, use the
+fixtures of `pytest_taskguard`.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _EMPTIED = [table for table in TABLES if table != "taskguard_schema"]
 
 
 def forget() -> None:
-    """Empty the ledger in Django's database: no work was ever done, no key was ever held.
+    """Empty the ledger in Django's database.
 
-    It uses Django's connection, which refuses tests that may not use that database.
+    Uses Django's connection, which raises an error in a test that may not use that database.
     """
     connection = connections[alias()]
     there = connection.introspection.table_names()
@@ -47,17 +47,17 @@ def forget() -> None:
 
 
 class _WithTheLedgers:
-    """The databases that Django gives to a test: the default one, and that of the ledger."""
+    """The databases that a test may use: the default one, and the ledger's."""
 
     def __get__(self, instance: object, owner: type) -> set[str]:
         return {DEFAULT_DB_ALIAS, alias()}
 
 
 class GuardedTestCase(TransactionTestCase):
-    """A `TransactionTestCase` whose guards are on the test database, with locks in memory.
+    """A `TransactionTestCase` whose guards use the test database, and locks in memory.
 
     Attributes:
-        taskguard_events: what has happened in the test, oldest first; see `taskguard.events`.
+        taskguard_events: the events of the test, oldest first. See `taskguard.events`.
     """
 
     databases = _WithTheLedgers()
@@ -65,12 +65,12 @@ class GuardedTestCase(TransactionTestCase):
 
     @classmethod
     def setUpClass(cls) -> None:
-        """Raises ConfigurationError where the test database cannot have a ledger."""
+        """Raise ConfigurationError if the test database cannot have a ledger."""
         super().setUpClass()
         ledger()
 
     def run(self, result: Any = None) -> Any:
-        """Set up here, not in `setUp`, which a subclass may define without calling this one's."""
+        """Run the test with the guards set up, even if a subclass overrides `setUp`."""
         self.taskguard_events = []
         by = Overrides(MemoryLocks(), ledger(), self.taskguard_events.append)
         forget()

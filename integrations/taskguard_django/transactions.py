@@ -1,12 +1,13 @@
-"""`atomic` and `checkpoint`: Django's transaction in a guarded body, with DONE or progress in it.
+"""`atomic` and `checkpoint`: commit DONE or progress in Django's transaction.
 
     with taskguard_django.atomic():
         order.save()
 
-Guarantees what `guard.transaction()` does, for what is written by Django's connection in the block.
-A COMMIT in SQL (`cursor.execute("commit")`) is noticed: the block ends by TransactionUsageError and
-the work is not DONE; what had been written before it is committed, by the body's own statement.
-Does not guarantee anything for other databases, or other threads' connections.
+Guarantees: for writes on Django's connection in the block, the guarantees of `guard.transaction()`.
+If the body itself runs COMMIT in SQL (`cursor.execute("commit")`), the block raises
+TransactionUsageError and the work is not DONE. The writes before that COMMIT are committed.
+
+Writes to other databases, or on other threads' connections, are not protected.
 """
 
 from __future__ import annotations
@@ -23,24 +24,23 @@ __all__ = ["atomic", "checkpoint"]
 
 @contextmanager
 def atomic(using: str | None = None, *, guard: Guard | None = None) -> Iterator[Guard]:
-    """Django's transaction that commits this work's effects together with DONE.
+    """Open Django's transaction and commit this work's effects in it together with DONE.
 
-    It is `transaction.atomic(durable=True)` with PROCESSING -> DONE written last. Left by an
-    exception, nothing is written; `transaction.atomic()` within it is a savepoint, hooks of
-    `transaction.on_commit` run after the COMMIT, and what they raise comes out of the block, with
-    DONE committed.
+    This is `transaction.atomic(durable=True)` that writes PROCESSING -> DONE last. An exception in
+    the block rolls it back. An inner `transaction.atomic()` is a savepoint. Hooks of
+    `transaction.on_commit` run after the COMMIT. The block raises a hook's error, but DONE stays
+    committed.
 
     Args:
-        using: an alias of DATABASES; by default that of the ledger, and any other has to reach
-            the same database.
-        guard: the body's guard; by default `taskguard.current_guard()`.
+        using: an alias of DATABASES for the ledger's database. Default: that of the ledger.
+        guard: the body's guard. Default: `taskguard.current_guard()`.
 
     Raises:
-        StaleTokenError: a newer holder exists; nothing was written.
-        TransactionRetryError: deadlock or serialization failure; the runner runs the body again.
-        TransactionUsageError: within `transaction.atomic()`, outside a guarded body, DONE is
-            committed already, or Django would roll back (`set_rollback(True)`).
-        ConfigurationError: another database than the ledger's.
+        StaleTokenError: a newer holder exists. Nothing was written.
+        TransactionRetryError: deadlock or serialization failure. The runner runs the body again.
+        TransactionUsageError: the block is within `transaction.atomic()` or outside a guarded body,
+            DONE is committed already, or Django would roll back (`set_rollback(True)`).
+        ConfigurationError: `using` is another database than the ledger's.
     """
     guard = _guard_here("atomic") if guard is None else guard
     on = connection(using)
@@ -54,9 +54,16 @@ def atomic(using: str | None = None, *, guard: Guard | None = None) -> Iterator[
 def checkpoint(
     progress: Any, using: str | None = None, *, guard: Guard | None = None
 ) -> Iterator[Guard]:
-    """Like `atomic()`, but commits JSON `progress` with the effects, and not DONE.
+    """Open a transaction like `atomic()` that commits `progress` with the effects, not DONE.
 
-    A later holder finds it in `guard.progress` and goes on from there.
+    A later holder finds the progress in `guard.progress` and continues from there.
+
+    Args:
+        progress: a value that JSON can store.
+        using: as for `atomic()`.
+        guard: as for `atomic()`.
+
+    Raises the errors of `atomic()`.
     """
     guard = _guard_here("checkpoint") if guard is None else guard
     on = connection(using)
@@ -71,7 +78,7 @@ def _guard_here(called: str) -> Guard:
         return current_guard()
     except errors.TransactionUsageError:
         raise errors.TransactionUsageError(
-            f"taskguard_django.{called}() was called outside a guarded body. Call it in the body "
-            "itself, in the thread that runs it, or hand the body's guard in: guard=guard. "
-            "Elsewhere Django's own transaction.atomic() is what you want."
+            f"taskguard_django.{called}() was called outside a guarded body. Call it in the body, "
+            "in the thread that runs it, or pass the body's guard: guard=guard. Elsewhere, use "
+            "Django's own transaction.atomic()."
         ) from None

@@ -1,25 +1,25 @@
 """Locks on etcd 3.4 or later, alone or a cluster, by its JSON gateway, with urllib3.
 
 Guarantees
-* A key has one owner at a time, also across restarts and fail-overs, because etcd keeps what it has
-  committed. Only the owner renews, releases or hands over its key. Every call may be asked twice.
-* Tokens grow for each key, also after the server lost its memory and after a change of the kind of
-  lock server, as long as the members' clocks do not go back.
-* A waiter learns of the release itself.
+* A key has one owner at a time, even across restarts and failovers, because etcd keeps committed
+  data. Only the owner renews, releases or hands over its key. Every call can be repeated safely.
+* A key's tokens grow, even after the server lost its data or after a change of the kind of lock
+  server. The members' clocks must not go back.
+* A waiter is notified of the release.
 
-Does not guarantee exclusion against a paused holder, or across a cluster that was restored from a
-snapshot or began anew. The ledger does. Leases last whole seconds, two at least.
+Exclusion against a paused holder is not guaranteed here, but by the ledger. The same is true if the
+cluster was restored from a snapshot or lost its data. Leases last whole seconds, at least two.
 
-To take a lock, the provider first grants a lease, whose id is a hash of owner and keys, so that it
-may be asked for twice. One transaction then puts all keys under the lease, or reads their holders.
-A release ends the lease, and with it all keys. A renewal renews the lease, and looks whether the
-keys are still under it.
+To take a lock, the provider first creates a lease in etcd. Its id is a hash of owner and keys, so
+that the request can be repeated. One transaction then puts all keys under the lease, or reads their
+holders. A release ends the lease, and with it all keys. A renewal renews the lease and checks that
+the keys are still under it.
 
 The server holds:
 
     taskguard/lock/order:42    the lock: nonce/message of its owner, under its lease
-    taskguard/epoch            a token is this number plus etcd's revision: the server's clock in µs
-                               less its revision, at the last grant with a token
+    taskguard/epoch            the server's clock in µs minus etcd's revision, at the last grant
+                               with a token; a token is this number plus a revision
 
 If etcd has users, these are the least rights of taskguard's user:
 

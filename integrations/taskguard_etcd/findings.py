@@ -1,4 +1,4 @@
-"""Findings about an etcd cluster that has locks."""
+"""Findings about an etcd cluster that is the lock server."""
 
 from __future__ import annotations
 

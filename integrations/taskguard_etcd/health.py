@@ -1,7 +1,7 @@
 """Check an etcd cluster: read the facts once, then judge them.
 
-Guarantees: sends one request to each member of the URL, within the link's timeouts. Skips what this
-user may not read. Knows only the members in the URL.
+Guarantees: sends one request to each member of the URL, within the link's timeouts. Skips facts
+that this user may not read. Knows only the members in the URL.
 """
 
 from __future__ import annotations

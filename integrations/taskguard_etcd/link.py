@@ -1,14 +1,14 @@
-"""Calls of etcd's JSON gateway, by urllib3: connections, tokens of authentication, errors, streams.
+"""Requests to etcd's JSON gateway with urllib3: connections, authentication, errors, streams.
 
 Guarantees
-* An expired token of authentication is renewed, once in each call.
-* A refusal by etcd is a RefusedError, whose message says what to do. Every other failure is a
+* An expired authentication token is renewed, once per call.
+* A refusal by etcd raises RefusedError, whose message says what to do. Every other failure raises
   LockServerUnavailableError. No message shows a password.
-* Each try is bounded by the connect time-out and, for each read, by the socket time-out. A member
-  that answers with a status of 500 or more has not answered, so the next one is asked.
-* Threads may call at once; a forked child opens connections of its own.
+* The connect timeout limits each attempt, and the socket timeout limits each read. If a member
+  answers with a status of 500 or more, the request goes to the next member.
+* Threads may call at the same time. A forked child opens connections of its own.
 
-Does not guarantee a bound on name resolution, because the system has no time-out for it.
+Name resolution has no timeout, because the system has none for it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from taskguard.locks import Endpoint, Endpoints, IdleQueue, PerProcess, ServerUr
 
 __all__ = ["EtcdLink", "RefusedError", "clock_s"]
 
-# Codes of gRPC; the status of HTTP for them differs between versions.
+# Codes of gRPC. Their HTTP status differs between versions.
 _INVALID_ARGUMENT = 3
 _PERMISSION_DENIED = 7
 _RESOURCE_EXHAUSTED = 8
@@ -51,8 +51,8 @@ class RefusedError(LockServerUnavailableError):
     """etcd answered with a refusal.
 
     Attributes:
-        code: gRPC's code; 0 where the gateway itself refused.
-        said: etcd's own words.
+        code: gRPC's code, or 0 if the gateway itself refused.
+        said: etcd's own message.
     """
 
     def __init__(self, message: str, *, code: int, said: str) -> None:
@@ -62,7 +62,7 @@ class RefusedError(LockServerUnavailableError):
 
     @property
     def is_of_user(self) -> bool:
-        """Whether etcd refused the user, the password or the rights."""
+        """True if etcd refused the user, the password or the rights."""
         return self.code in (_PERMISSION_DENIED, _UNAUTHENTICATED) or any(
             words in self.said for words in ("user name is empty", "authentication failed")
         )
@@ -126,7 +126,7 @@ class EtcdLink:
             if not lines:
                 raise LockServerUnavailableError(
                     f"The lock server {self.address} gave {len(answers)} answers to "
-                    f"{len(messages)} questions."
+                    f"{len(messages)} requests. Try again."
                 )
             answers += [line["result"] for line in lines]
         return answers
@@ -136,7 +136,7 @@ class EtcdLink:
     ) -> Generator[dict[str, Any], None, None]:
         """Yield the answers to one message as they come, until `timeout_s` from now.
 
-        It is tried once, because a caller that waits asks again by itself.
+        It tries once, because a caller that waits will call again.
         """
         until_s = time.monotonic() + timeout_s
         endpoint = self.endpoints.first
@@ -156,7 +156,7 @@ class EtcdLink:
                     left_s = until_s - time.monotonic()
                     if left_s <= 0:
                         return
-                    # http.client's, which urllib3's types leave out.
+                    # The socket of http.client, which urllib3's types do not have.
                     sock = getattr(reply.connection, "sock", None)
                     if sock is not None:
                         sock.settimeout(left_s)
@@ -168,7 +168,7 @@ class EtcdLink:
             ) from error
 
     def status_of(self, endpoint: Endpoint) -> BaseHTTPResponse:
-        """Return a member's status, by one request. It may be a refusal."""
+        """Return a member's reply to one request for its status. It may be a refusal."""
         return self._answer(endpoint, "/v3/maintenance/status", b"{}", self._token)
 
     def close(self) -> None:
@@ -220,7 +220,7 @@ class EtcdLink:
     def _send(
         self, endpoint: Endpoint, path: str, body: bytes, token: str, **options: Any
     ) -> BaseHTTPResponse:
-        # Replaced certificates make another context, and so another pool.
+        # After certificates were replaced, the context is new, and so is the pool.
         tls = {} if self._tls is None else {"ssl_context": self._tls.context()}
         pool = self._pools.get().connection_from_host(
             endpoint.host, endpoint.port, "https" if tls else "http", tls
@@ -260,32 +260,32 @@ class EtcdLink:
         said = str(said).strip().rstrip(".")
         if status == 404 and not code:
             rest = (
-                "has no JSON gateway at /v3: it is older than 3.4, or runs with "
-                "--enable-grpc-gateway=false, or is no etcd. This is a mistake in the settings."
+                "has no JSON gateway at /v3: it is older than 3.4, runs with "
+                "--enable-grpc-gateway=false, or is not an etcd. This is a mistake in the settings."
             )
         elif code == _UNAUTHENTICATED or "authentication failed" in said:
             rest = (
-                f"refuses user or password: {said}. This is a mistake in the settings; correct "
+                f"refuses user or password: {said}. This is a mistake in the settings: correct "
                 "the URL."
             )
         elif code == _PERMISSION_DENIED or "user name is empty" in said:
             rest = (
-                f"forbids what locks need: {said}. This is a mistake in the settings; "
-                "taskguard_etcd tells what rights its user needs."
+                f"forbids what locks need: {said}. This is a mistake in the settings: give the "
+                "user the rights that docs/how-to/etcd.md lists."
             )
         elif code == _RESOURCE_EXHAUSTED and "space" in said:
             rest = (
-                f"is full: {said}. Compact it, defragment it, then `etcdctl alarm disarm`; and "
-                "run it with --auto-compaction-retention."
+                f"is full: {said}. Compact and defragment it, and run `etcdctl alarm disarm`. Set "
+                "--auto-compaction-retention."
             )
         else:
-            rest = f"refused: {said or status}."
+            rest = f"refused the request: {said or status}."
         return RefusedError(f"The lock server {self.address} {rest}", code=code, said=said)
 
 
 @lru_cache(maxsize=4)  # the header is the same for a second
 def clock_s(date: str) -> float | None:
-    """Return a reply's Date in seconds; None if it has none."""
+    """Return a reply's Date in seconds since 1970, or None if it has none."""
     with contextlib.suppress(ValueError):
         return parsedate_to_datetime(date).timestamp()
     return None
@@ -306,7 +306,7 @@ def _joined(messages: list[Any]) -> bytes:
 
 
 def _said(endpoint: Endpoint, error: HTTPError) -> str:
-    """Return urllib3's reason, without its object."""
+    """Return urllib3's reason, without the object that it names."""
     return f"{endpoint}: {str(error.args[-1]).rstrip('.')}."
 
 

@@ -1,6 +1,6 @@
 """Requests to etcd as values: conditions, operations, and their results.
 
-Nothing here sends a request. Names are those of etcd's JSON, whose numbers are texts and whose keys
+Nothing here sends a request. Names are those of etcd's JSON, in which numbers are texts, and keys
 and values are base64.
 """
 
@@ -57,7 +57,7 @@ def lease_of(owner: Owner, keys: Sequence[str], *extra: object) -> str:
     """Return the id of an owner's lease for these keys, which is the same at each call."""
     words = "\0".join([str(owner), *keys, *map(str, extra)])
     digest = hashlib.blake2b(to_bytes(words), digest_size=8).digest()
-    return str((int.from_bytes(digest) >> 1) or 1)  # 0 means that etcd shall choose
+    return str((int.from_bytes(digest) >> 1) or 1)  # with 0, etcd would choose an id
 
 
 def is_absent(name: str) -> Message:
@@ -120,8 +120,10 @@ def nested(
 
 
 def spread(operations: Sequence[Message], *, width: int) -> Message:
-    """One transaction of up to `width` squared operations, for etcd takes no more than 128 side by
-    side, those of one more level included."""
+    """Return a transaction of up to `width` squared operations, in two levels.
+
+    etcd accepts at most 128 operations side by side, including those one level below.
+    """
     rows = [operations[at : at + width] for at in range(0, len(operations), width)]
     return several(then=[nested(then=row) for row in rows])
 
@@ -145,7 +147,7 @@ def _entry(kv: Message) -> Entry:
 
 
 def to_bytes(text: str) -> bytes:
-    # Lone surrogates have no UTF-8; they pass, so that a strange message id loses no message.
+    # Accept lone surrogates, which have no UTF-8, so that a strange message id loses no message.
     return text.encode("utf-8", "surrogatepass")
 
 

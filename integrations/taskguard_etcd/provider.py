@@ -1,4 +1,4 @@
-"""The steps of a lock on etcd: each change is one transaction, if nothing changed since the read.
+"""A lock provider on etcd: each change is one transaction that fails if a key has changed.
 
 The package's docstring has the guarantees and the data in the server.
 """
@@ -46,13 +46,13 @@ from taskguard_etcd.messages import (
 
 __all__ = ["EtcdLocks"]
 
-# With etcd's usual election time-out of 1 s.
+# For etcd's usual election timeout of 1 s.
 _MIN_TTL_S = 2.0
-# One wait lasts so long at most: the caller then asks again.
+# Maximum length of one wait, in seconds. Then the caller tries again.
 _WAIT_SLICE_S = 1.0
-# Only a key that somebody else wrote has no lease.
+# Only a key that another program wrote has no lease.
 _NO_EXPIRY_S = 86_400.0
-# How often a step is begun again because the lease, or the holder, that it found has just ended.
+# How often a step is repeated because the lease or the holder that it found has just ended.
 _TRIES = 5
 # Keys of a renewal, 32 x 32 in one transaction, of about 100 bytes each.
 _WIDTH = 32
@@ -67,9 +67,12 @@ class EtcdLocks:
 
     Args:
         server: etcd://[user:password@]host[:port],…, or etcds:// for TLS.
-        namespace: what every key in the server begins with.
-        socket_timeout_s: how long one reply may take.
-        connect_timeout_s: how long one connection may take.
+        namespace: the prefix of every key in the server. Default: "taskguard".
+        socket_timeout_s: the timeout for one reply, in seconds. Default: 1.
+        connect_timeout_s: the timeout for one connection, in seconds. Default: 1.
+
+    Raises:
+        ConfigurationError: an argument is wrong.
     """
 
     def __init__(
@@ -81,7 +84,10 @@ class EtcdLocks:
         connect_timeout_s: float = 1.0,
     ) -> None:
         if not namespace or not namespace.isprintable():
-            raise ConfigurationError(f"The namespace {namespace!r} cannot begin a key.")
+            raise ConfigurationError(
+                f"The namespace {namespace!r} cannot begin a key: it is empty or has unprintable "
+                "characters. Choose another one."
+            )
         check_number("socket_timeout_s", socket_timeout_s, at_least=0.001)
         check_number("connect_timeout_s", connect_timeout_s, at_least=0.001)
         self._link = EtcdLink(
@@ -92,12 +98,13 @@ class EtcdLocks:
         self.namespace = namespace
         self._epoch = f"{namespace}/epoch"
         self._min_ttl_s = _MIN_TTL_S
-        # Until when a key that was refused was to be held: asked for again, it is looked at first.
+        # Expected end of the holds of refused keys, by `time.monotonic()`. Until then, a further
+        # acquire reads the key before it requests a lease.
         self._taken: dict[str, float] = {}
 
     @property
     def traits(self) -> Traits:
-        """Leases with tokens, of whole seconds."""
+        """Leases with tokens. They last whole seconds."""
         return Traits(min_ttl_s=self._min_ttl_s)
 
     def __repr__(self) -> str:
@@ -106,9 +113,12 @@ class EtcdLocks:
     def acquire(
         self, keys: tuple[str, ...], owner: Owner, *, ttl_s: float, with_fence: bool, wait_s: float
     ) -> Granted | Held:
-        """Take all keys or none: two requests if they are free or a key is known to be taken, else
-        four."""
-        del wait_s  # whoever waits is told of a release, whether it was announced or not
+        """Take all keys or none.
+
+        This needs two requests if the keys are free, or if one is known to be held. Otherwise it
+        needs four.
+        """
+        del wait_s  # etcd notifies every waiter
         if self._is_taken(keys):
             held = self._held(keys, self._look(keys), owner)
             if held is not None:
@@ -127,15 +137,16 @@ class EtcdLocks:
         raise self._restless(keys)
 
     def release(self, keys: tuple[str, ...], owner: Owner) -> bool:
-        """Free the keys that are still the owner's: one request, for their lease.
+        """Free the keys that the owner still has, by ending their lease: one request.
 
-        False if none was; True if a first attempt got no reply, for it may have freed them.
+        Return False if it has none. Return True if a first attempt got no reply, because it may
+        have freed them.
         """
         retries: list[None] = []
         lease = lease_of(owner, keys)
         if self._revoke(lease, on_retry=lambda: retries.append(None)):
             return True
-        # They may have been taken together with others, or one by one.
+        # The keys may have been taken together with others, or one by one.
         operations = [
             nested(when=[has_value(name, str(owner))], then=[delete(name)])
             for name in self._names(keys)
@@ -145,13 +156,13 @@ class EtcdLocks:
         return freed or bool(retries)
 
     def hand_over(self, keys: tuple[str, ...], owner: Owner, *, to: Owner, ttl_s: float) -> bool:
-        """Hand the keys that are still `owner`'s over to their true owner for `ttl_s`."""
+        """Hand the keys that `owner` still has over to the owner `to`, for `ttl_s` seconds."""
         for _ in range(_TRIES):
             found = self._look(keys)
             mine = [n for n, each in zip(self._names(keys), found, strict=True) if _of(each, owner)]
             if not mine:
                 return any(_of(each, to) for each in found)
-            # A lease that its true owner has already stays as it is.
+            # If that owner already has a lease, it stays as it is.
             lease = lease_of(to, keys)
             with contextlib.suppress(_ExistsError):
                 self._grant(lease, ttl_s)
@@ -177,7 +188,7 @@ class EtcdLocks:
         ]
 
     def wait(self, key: str, owner: Owner, *, timeout_s: float) -> None:
-        """Block until the key is released, a second at most: then ask again."""
+        """Block until the key is released, for at most a second. Then the caller tries again."""
         del owner
         if timeout_s <= 0:
             return
@@ -209,7 +220,7 @@ class EtcdLocks:
         return [Holder(key, entry.owner, fence, self._remaining_s(entry.lease))]
 
     def check(self) -> list[Finding]:
-        """Return what is wrong with the cluster, as far as this user may read it."""
+        """Return findings about the cluster, as far as this user may read it."""
         from taskguard_etcd import health  # not for deliveries
 
         return health.check(self._link, self._epoch)
@@ -225,7 +236,7 @@ class EtcdLocks:
     ) -> Granted | list[Entry | None]:
         """Return a grant, or the entries if another owner holds a key.
 
-        First as if all were free; then, where they are the owner's in part, as they were found.
+        First, try as if all keys were free. If the owner has some of them, use the entries found.
         """
         names = self._names(keys)
         epoch = self._raise_epoch(lease) if with_fence else []
@@ -259,12 +270,12 @@ class EtcdLocks:
     def _lease(self, owner: Owner, keys: tuple[str, ...], ttl_s: float) -> _Lease:
         """Return a lease for these keys that lasts for `ttl_s` from now."""
         for _ in range(_TRIES):
-            # An etcd lease keeps its ttl: for a longer one it takes another lease.
+            # An etcd lease keeps its ttl. A longer ttl needs another lease.
             for id_ in (lease_of(owner, keys), lease_of(owner, keys, _whole(ttl_s))):
                 try:
                     return self._grant(id_, ttl_s)
                 except _ExistsError:
-                    # It was asked for before: a reply was lost, or this is a renewal.
+                    # The lease exists: a reply was lost, or this is a renewal.
                     (answer,) = self._keep_alive([id_])
                 kept_s = float(answer.get("TTL", 0))
                 if kept_s >= ttl_s:
@@ -275,7 +286,7 @@ class EtcdLocks:
         raise self._restless(keys)
 
     def _leave_others(self, owner: Owner, keys: tuple[str, ...], lease: _Lease) -> None:
-        """End the lease that the keys were under before they moved: a release begins with it."""
+        """End the former lease of moved keys, because a release would end that one first."""
         before = lease_of(owner, keys)
         if lease.id != before:
             self._revoke(before)
@@ -294,7 +305,7 @@ class EtcdLocks:
             return _NO_EXPIRY_S
         answer = self._link.call("/v3/lease/timetolive", {"ID": lease})
         left_s, granted_s = int(answer.get("TTL", 0)), int(answer.get("grantedTTL", 0))
-        # It is cut to whole seconds, and -1 once the lease has ended.
+        # TTL is rounded down to whole seconds. It is -1 once the lease has ended.
         return float(min(left_s + 1, granted_s))
 
     def _look(self, keys: tuple[str, ...]) -> list[Entry | None]:
@@ -322,7 +333,7 @@ class EtcdLocks:
         answers = []
         for hold, keep in zip(holds, kept, strict=True):
             seen = [next(looked) for _ in hold.keys]
-            # Not even looked up: the keys are under the lease that was renewed.
+            # True if all keys are still under the renewed lease. Then no key was read.
             sound = float(keep.get("TTL", 0)) >= hold.ttl_s and all(
                 each.get("succeeded") for each in seen
             )
@@ -330,7 +341,7 @@ class EtcdLocks:
         return answers
 
     def _renew_one(self, hold: Hold) -> str:
-        """A hold whose keys are not under the lease that they would be taken with."""
+        """Renew a hold whose keys are under another lease than the one of their grant."""
         for _ in range(_TRIES):
             found = self._look(hold.keys)
             if any(each is not None and not each.is_of(hold.owner) for each in found):
@@ -341,7 +352,7 @@ class EtcdLocks:
             kept = self._keep_alive(sorted(leases))
             if all(float(each.get("TTL", 0)) >= hold.ttl_s for each in kept):
                 return Renewal.RENEWED
-            # They are the owner's, but not for that long: they move under a longer lease.
+            # The owner has the keys, but for a shorter time: move them to a longer lease.
             lease = self._lease(hold.owner, hold.keys, hold.ttl_s)
             names = self._names(hold.keys)
             conditions = [is_at(n, each) for n, each in zip(names, found, strict=True)]
@@ -354,14 +365,15 @@ class EtcdLocks:
     # -- tokens -------------------------------------------------------------------------------
 
     def _raise_epoch(self, lease: _Lease) -> list[dict[str, Any]]:
-        """Operations that bring the epoch up to the server's clock, and read it.
+        """Return the operations that raise the epoch to the server's clock, and read it.
 
-        It is never lowered, so that tokens follow the clock, and grow where that goes back: those
-        of another kind of server before, and of one after, are below and above.
+        The epoch is never lowered. So tokens follow the clock, and still grow if the clock goes
+        back. Tokens of another kind of lock server are lower if it was used before, and higher if
+        it is used later.
         """
         now_s, clock_s = time.time(), lease.clock_s
         if clock_s is not None:
-            # The server's clock is known to the second; within that, ours is believed.
+            # The server's clock is known to the second. Within that, use our own clock.
             now_s = min(max(now_s, clock_s), clock_s + 1.0)
         now = int(now_s * 1_000_000) - lease.revision
         raised = [put(self._epoch, _digits(now))]
@@ -372,17 +384,17 @@ class EtcdLocks:
         ]
 
     def _token_again(self, found: list[Entry | None], lease: _Lease) -> int:
-        """Return the token of these keys' grant, by the epoch at that time."""
+        """Return the token of these keys' grant, from the epoch at that time."""
         created = max(entry.created for entry in found if entry is not None)
         epoch = self._epoch_at(created)
-        if epoch is None:  # or they were granted without one; then a higher token
+        if epoch is None:  # unknown, or granted without a token: use a higher token
             answer = self._change(several(then=self._raise_epoch(lease)))
             (epoch,) = entries(answer["responses"][-1:])
         assert epoch is not None  # noqa: S101  # it was just made
         return int(epoch.value) + created
 
     def _epoch_at(self, revision: int) -> Entry | None:
-        """Return the epoch at a revision. None: there was none, or etcd has compacted it."""
+        """Return the epoch at a revision, or None if there was none or etcd has compacted it."""
         question = read(self._epoch)["requestRange"] | {"revision": str(revision)}
         with contextlib.suppress(RefusedError):
             (epoch,) = entries([{"response_range": self._link.call("/v3/kv/range", question)}])
@@ -439,14 +451,14 @@ class EtcdLocks:
         self._revoke(lease.id, on_retry=lambda: retries.append(None))
         if retries:
             raise LockServerUnavailableError(
-                f"The lock server {self._link.address} gave no answer when the lease for "
-                f"{', '.join(keys)}, which are taken, had to be ended. Try again."
+                f"The lock server {self._link.address} gave no answer when taskguard ended an "
+                f"unused lease for {', '.join(keys)}, which are held. Try again."
             )
 
     def _names(self, keys: tuple[str, ...]) -> list[str]:
         return [f"{self.namespace}/lock/{key}" for key in keys]
 
-    # -- what was refused lately --------------------------------------------------------------
+    # -- recent refusals ----------------------------------------------------------------------
 
     def _is_taken(self, keys: tuple[str, ...]) -> bool:
         if not self._taken:
@@ -467,14 +479,14 @@ class EtcdLocks:
     def _restless(self, keys: tuple[str, ...]) -> LockServerUnavailableError:
         return LockServerUnavailableError(
             f"The lock server {self._link.address} gave {_TRIES} answers about {', '.join(keys)} "
-            "that were outdated when they arrived. Nothing was taken.",
+            "that were outdated when they arrived, so nothing was taken. Try again.",
             key=", ".join(keys),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class _Lease:
-    """A lease of etcd's, and what its answer said of the server: revision, and clock if known."""
+    """A lease in etcd, with the server's revision and its clock (None if unknown)."""
 
     id: str
     ttl_s: float
@@ -484,11 +496,11 @@ class _Lease:
 
 
 class _ExistsError(Exception):
-    """There is a lease of this id."""
+    """A lease with this id exists already."""
 
 
 class _EndedError(Exception):
-    """There is no lease of this id."""
+    """No lease with this id exists."""
 
 
 def _of(entry: Entry | None, owner: Owner) -> bool:
@@ -500,12 +512,12 @@ def _whole(ttl_s: float) -> int:
 
 
 def _new_token(answer: dict[str, Any]) -> int:
-    """Of a grant whose transaction has read the epoch last."""
+    """Return the token of a grant whose transaction read the epoch last."""
     (epoch,) = entries(answer["responses"][-1:])
     assert epoch is not None  # noqa: S101  # the same transaction made it
     return int(epoch.value) + int(answer["header"]["revision"])
 
 
 def _digits(number: int) -> str:
-    """Return a text that compares as the number does."""
+    """Return a text that sorts like the number."""
     return f"{max(0, number):020d}"

@@ -1,30 +1,30 @@
 """Locks on ZooKeeper 3.6 or later, alone or an ensemble, by kazoo.
 
 Guarantees
-* A key has one owner at a time, also across restarts and elections, because ZooKeeper keeps what it
-  has committed. Only the owner renews, releases or hands over its key, each by one transaction.
-  Every call may be asked twice.
-* Tokens grow for each key, also after an election, after the servers lost their data, and after a
-  change of the kind of lock server if processes start anew, as long as clocks do not go back.
-* A waiter learns of the release itself.
+* A key has one owner at a time, even across restarts and elections, because ZooKeeper keeps
+  committed data. Only the owner renews, releases or hands over its key, each in one transaction.
+  Every call can be repeated safely.
+* A key's tokens grow, even after an election or a loss of the servers' data. They also grow after a
+  change of the kind of lock server, if processes are restarted. Clocks must not go back.
+* A waiter is notified of the release.
 
-Does not guarantee exclusion against a paused holder. The ledger does. A server that is cut off from
-its leader may also answer for a tick or two for a session that has ended.
+Exclusion against a paused holder is not guaranteed here, but by the ledger. In addition, a server
+that is cut off from its leader may answer for one or two ticks for a session that has ended.
 
-Locks belong to a session. A process has one session, which holds all its keys, and a forked child
-has its own. `close()` ends it, and so does a silence of its time-out. If a grant or a release got
-no answer, its keys are released as soon as the session is connected.
+Locks belong to a session. A process has one session for all its keys, and a forked child has its
+own. A session ends by `close()`, or if the process is silent for the session timeout. If a grant or
+a release got no answer, its keys are released as soon as the session is connected.
 
 The servers hold, for the key order:42, which is written `order%3A42`:
 
-    /taskguard/lock/order%3A42            the lock: token:time-out:nonce/message of its owner
-    /taskguard/owner/nonce,order%3A42     the owner's hold on it; the two come and go together
-    /taskguard/epoch                      where tokens begin: the server's clock in µs when a
-                                          session that wants tokens last wrote it
+    /taskguard/lock/order%3A42            the lock: token:timeout:nonce/message of its owner
+    /taskguard/owner/nonce,order%3A42     the owner's hold; created and deleted with the lock
+    /taskguard/epoch                      the start of tokens: the server's clock in µs when a
+                                          session that needs tokens last wrote it
 
 The first two nodes are ephemeral. A change of a lock removes the hold in the same transaction, so
-the change fails if the lock is no longer that owner's. A renewal reads the holds of the session in
-one answer, and needs nothing else.
+it fails if another owner has the lock. A renewal needs only the session's holds, which one request
+returns.
 
 If the URL has a user, only that user can change what taskguard creates.
 

@@ -1,8 +1,7 @@
 """Parse the URL of a ZooKeeper.
 
-Guarantees: a URL that cannot be read is a ConfigurationError, which shows only its
-scheme.
-Does not guarantee that there is a ZooKeeper.
+Guarantees: a malformed URL raises a ConfigurationError, which shows only the URL's scheme. The
+servers are not contacted.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ __all__ = ["Address", "parse_address"]
 
 _SESSION_S = 10.0
 _MOST_SESSION_S = 86_400.0
-# Segments that ZooKeeper takes: none is empty, "." or "..".
+# Segments of a path in ZooKeeper: none is empty, "." or "..".
 _CHROOT = re.compile(r"(/(?!\.{1,2}(/|$))[^/\x00-\x1f\x7f-\x9f]+)*")
 
 
@@ -27,9 +26,12 @@ class Address:
     """The servers, and how to connect to them.
 
     Attributes:
-        chroot: the path under which all data is; "" for the root.
-        session_s: the requested session timeout.
-        tls: None without TLS.
+        endpoints: the servers.
+        chroot: the path of all data, or "" for the root.
+        user: the user, or "".
+        password: the user's password, or "".
+        session_s: the requested session timeout, in seconds.
+        tls: the TLS settings, or None without TLS.
     """
 
     endpoints: tuple[Endpoint, ...]
@@ -63,8 +65,8 @@ def parse_address(url: str) -> Address:
         session_s = 0.0
     if not _CHROOT.fullmatch(chroot):
         raise ConfigurationError(
-            f"The lock server's URL {scheme}://… has no path in ZooKeeper after the hosts. It "
-            f"reads {scheme}://[user:password@]host[:port],host[:port]/path/in/zookeeper."
+            f"The lock server's URL {scheme}://… is malformed: the part after the hosts is not a "
+            f"path in ZooKeeper. Write {scheme}://[user:password@]host[:port],host[:port]/path."
         )
     check_number("session_s", session_s, at_least=0.1, at_most=_MOST_SESSION_S)
     plain = f"{scheme}://{credentials}{at}{hosts}" + (f"?{urlencode(options)}" if options else "")

@@ -1,4 +1,4 @@
-"""Findings about a ZooKeeper that has locks."""
+"""Findings about a ZooKeeper that is the lock server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ZOOKEEPER_VERSION = FindingTemplate(
     "zookeeper_version",
     Level.ERROR,
     what="The server is a ZooKeeper {version}.",
-    why="Versions before 3.6 do not tell what a session holds, so no lock can be renewed.",
+    why="Versions before 3.6 do not list a session's nodes, so no lock can be renewed.",
     fix="Run ZooKeeper 3.6 or later.",
     link="docs/how-to/zookeeper.md",
 )

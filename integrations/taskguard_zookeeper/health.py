@@ -32,8 +32,8 @@ class ServerFacts:
 
     Attributes:
         error: why it gave no answer. None: it answered.
-        mode: "leader", "read-only", …; "" if it does not tell; None if it serves no requests.
-        version: its version; "" if it does not tell.
+        mode: "leader", "read-only", …; "" if unknown; None if it serves no requests.
+        version: its version, or "" if unknown.
     """
 
     error: OSError | None = None
@@ -47,7 +47,7 @@ class ServerFacts:
 
     @property
     def is_old(self) -> bool:
-        """Return whether it cannot tell what a session holds."""
+        """Return whether it cannot list a session's nodes."""
         found = re.match(r"(\d+)\.(\d+)", self.version)
         return found is not None and (int(found[1]), int(found[2])) < _LEAST_VERSION
 
@@ -57,8 +57,8 @@ class SessionFacts:
     """A session that was opened.
 
     Attributes:
-        asked_s: for how long the server should keep it when it is silent.
-        got_s: for how long the server keeps it.
+        asked_s: the requested session timeout, in seconds.
+        got_s: the session timeout that the server granted, in seconds.
         refused: why this user may not take locks. None: it may.
     """
 
@@ -123,7 +123,7 @@ def judge(facts: ZooKeeperFacts, *, address: str) -> Iterator[Finding]:
 
 
 def _read(endpoint: Endpoint, address: Address, timeout_s: float) -> ServerFacts:
-    """Read what a server tells by `srvr`, the one word that every server answers by default."""
+    """Read a server's answer to `srvr`, the only command that is enabled by default."""
     try:
         with contextlib.ExitStack() as stack:
             place = (endpoint.host, endpoint.port)

@@ -1,4 +1,4 @@
-"""The steps of a lock on ZooKeeper: each change is one transaction that names the keys' owner.
+"""A lock provider on ZooKeeper: each change is one transaction that names the keys' owner.
 
 The package's docstring has the guarantees and the data in the server.
 """
@@ -43,18 +43,20 @@ __all__ = ["ZooKeeperLocks"]
 
 _WAIT_SLICE_S = 1.0
 _NO_EXPIRY_S = 86_400.0
-# How often a step is begun again because what it found has changed meanwhile.
+# How often a step is repeated because the nodes that it read have changed meanwhile.
 _TRIES = 50
 _ANY_VERSION = -1
-_NO_TOKEN = "-"  # noqa: S105  # nobody asked for one
+_NO_TOKEN = "-"  # noqa: S105  # taken without a token
 
 
 class _Lock(NamedTuple):
-    """What a lock says.
+    """The data of a lock.
 
     Attributes:
-        token: 0 if it has none, or has one that an election has made worthless.
-        lasts_s: the time-out of the session that it was taken in.
+        owner: its owner.
+        token: its token, or 0 if it has none or an election made it invalid.
+        lasts_s: the timeout of the session in which it was taken, in seconds.
+        session: the id of its session.
     """
 
     owner: Owner
@@ -67,11 +69,15 @@ class ZooKeeperLocks:
     """A `LockProvider` on ZooKeeper 3.6 or later.
 
     Args:
-        server: zookeeper://[user:password@]host[:port],…[/chroot], or zookeepers:// for TLS;
-            `?session_s=10`: how long a process may be silent before its locks are free.
-        namespace: the first part of every path in the server.
-        socket_timeout_s: how long one reply may take.
-        connect_timeout_s: how long a call waits for a connection.
+        server: zookeeper://[user:password@]host[:port],…[/chroot], or zookeepers:// for TLS.
+            `?session_s=10` sets the session timeout in seconds. The locks of a process that is
+            silent for longer are free. Default: 10.
+        namespace: the first part of every path in the server. Default: "taskguard".
+        socket_timeout_s: the timeout for one reply, in seconds. Default: 1.
+        connect_timeout_s: how long a call waits for a connection, in seconds. Default: 1.
+
+    Raises:
+        ConfigurationError: an argument is wrong, or gevent or eventlet has replaced threads.
     """
 
     def __init__(
@@ -83,7 +89,10 @@ class ZooKeeperLocks:
         connect_timeout_s: float = 1.0,
     ) -> None:
         if not namespace or not namespace.isprintable():
-            raise ConfigurationError(f"The namespace {namespace!r} cannot begin a path.")
+            raise ConfigurationError(
+                f"The namespace {namespace!r} cannot begin a path: it is empty or has unprintable "
+                "characters. Choose another one."
+            )
         if (kind := greenlets()) is not None:
             raise ConfigurationError(
                 f"Locks on ZooKeeper need real threads, and {kind} has replaced them. Use another "
@@ -103,7 +112,7 @@ class ZooKeeperLocks:
 
     @property
     def traits(self) -> Traits:
-        """A session's locks, with tokens. They last as long as the session."""
+        """Locks of a session, with tokens. They last as long as the session."""
         return Traits(session=True, min_ttl_s=self._min_ttl_s)
 
     def __repr__(self) -> str:
@@ -112,8 +121,8 @@ class ZooKeeperLocks:
     def acquire(
         self, keys: tuple[str, ...], owner: Owner, *, ttl_s: float, with_fence: bool, wait_s: float
     ) -> Granted | Held:
-        """Take all keys or none: one round trip if they are free, two if one is taken."""
-        del ttl_s, wait_s  # a session lasts as long as it does, and tells everybody who waits
+        """Take all keys or none: one round trip if they are free, two if one is held."""
+        del ttl_s, wait_s  # the session decides how long it lasts, and notifies all waiters
         nodes = self._nodes(keys, owner)
         found: list[_Lock | None] = [None] * len(keys)
         for _ in range(_TRIES):
@@ -131,9 +140,9 @@ class ZooKeeperLocks:
         raise self._restless(keys)
 
     def release(self, keys: tuple[str, ...], owner: Owner) -> bool:
-        """Free the keys that are still the owner's: one round trip.
+        """Free the keys that the owner still has, in one round trip. Return False if it has none.
 
-        False if none was; without an answer they are freed as soon as there is a connection.
+        If there is no answer, the keys are freed as soon as there is a connection.
         """
         nodes = self._nodes(keys, owner)
         session = self._present_session()
@@ -143,14 +152,14 @@ class ZooKeeperLocks:
                 return True
             if len(nodes) == 1:
                 return False
-            # Some may have been lost, or handed over.
+            # The owner may have lost or handed over some of them.
             freed = [_done(session, freeing(each)) for each in nodes]
             return any(freed)
 
     def hand_over(self, keys: tuple[str, ...], owner: Owner, *, to: Owner, ttl_s: float) -> bool:
-        """Hand the keys that are still `owner`'s over to their true owner.
+        """Hand the keys that `owner` still has over to the owner `to`.
 
-        They stay in this session until the true owner's next renewal, and last as long as that.
+        They stay in this session until the next renewal by `to`, and last as long as this session.
         """
         del ttl_s
         session = self._session()
@@ -165,7 +174,7 @@ class ZooKeeperLocks:
         return handed
 
     def renew(self, holds: Sequence[Hold]) -> list[str]:
-        """Read what the session holds, by two requests for all, then look at missing keys."""
+        """Read the session's keys, by two requests for all holds, then read missing keys."""
         if not holds:
             return []
         session = self._session()
@@ -184,7 +193,7 @@ class ZooKeeperLocks:
         return [answers[number] for number in range(len(holds))]
 
     def wait(self, key: str, owner: Owner, *, timeout_s: float) -> None:
-        """Block until the key is released, a second at most: then ask again."""
+        """Block until the key is released, for at most a second. Then the caller tries again."""
         del owner
         if timeout_s <= 0:
             return
@@ -216,12 +225,12 @@ class ZooKeeperLocks:
         with self._mutex:
             session, self._current = self._current, None
         if session is not None:
-            session.end().join(self._socket_timeout_s)  # longer, and it ends by itself
+            session.end().join(self._socket_timeout_s)  # afterwards it ends in its thread
 
     # -- the session --------------------------------------------------------------------------
 
     def _session(self) -> Session:
-        """One that is connected."""
+        """Return the session, connected."""
         session = self._present_session()
         session.connect()
         self._min_ttl_s = session.timeout_s
@@ -243,7 +252,7 @@ class ZooKeeperLocks:
         )
 
     def _after_fork(self) -> None:
-        """A child has a session of its own: its parent's is its parent's."""
+        """Forget the parent's session in a forked child, which opens its own."""
         if self._pid != os.getpid():
             self._pid = os.getpid()
             self._mutex = threading.Lock()
@@ -262,7 +271,7 @@ class ZooKeeperLocks:
         *,
         with_fence: bool,
     ) -> int | None:
-        """The token, 0 without one, once all keys are the owner's; None if one was otherwise."""
+        """Take the keys and return their token (0 without one), or None if a key has changed."""
         epoch = session.epoch if with_fence else NO_EPOCH
         operations: list[Any] = []
         new: list[Nodes] = []
@@ -279,14 +288,14 @@ class ZooKeeperLocks:
                 else:
                     operations += _moving(session, each, owner, lock.token)
         if with_fence and new:
-            # First, for the server stops at the first that fails.
+            # First, because the server stops at the first operation that fails.
             operations.insert(0, CheckVersion(f"{self._root}/epoch", epoch.version))
-            # Only a write answers with the transaction that it is.
+            # Only the reply to a write contains the number of its transaction.
             operations.append(SetData(new[0].lock, _value(session, owner, epoch), _ANY_VERSION))
         try:
             results = session.change(operations)
         except errors.NoNodeError:
-            # One went away, or all folders did.
+            # One key was released, or all folders are gone.
             session.prepare()
             session.heed_epoch()
             return None
@@ -298,7 +307,7 @@ class ZooKeeperLocks:
         if with_fence and new:
             created = next(each for each in results if isinstance(each, ZnodeStat))
             token = epoch.token(created.czxid)
-            if token is None:  # there was an election: begin again, in an epoch of its own
+            if token is None:  # there was an election: begin again, with a new epoch
                 _done(session, [step for each in new for step in freeing(each)])
                 session.epoch = NO_EPOCH
                 return None
@@ -308,13 +317,13 @@ class ZooKeeperLocks:
     def _renew_one(
         self, session: Session, hold: Hold, nodes: list[Nodes], found: list[_Lock | None]
     ) -> str:
-        """A hold of which the session has not all."""
+        """Renew a hold if the session does not have all of its keys."""
         for _ in range(_TRIES):
             if any(each is not None and each.owner != hold.owner for each in found):
                 return Renewal.TAKEN
             if None in found:
                 return Renewal.GONE
-            # Somebody has handed them over, or asked for them elsewhere: they move.
+            # The keys were handed over, or taken in another session: move them to this one.
             moves = [
                 step
                 for each, lock in zip(nodes, found, strict=True)
@@ -343,18 +352,18 @@ class ZooKeeperLocks:
     def _restless(self, keys: tuple[str, ...]) -> LockServerUnavailableError:
         return LockServerUnavailableError(
             f"The lock server {self._address.hosts} gave {_TRIES} answers about {', '.join(keys)} "
-            "that were outdated when they arrived. Nothing was taken.",
+            "that were outdated when they arrived, so nothing was taken. Try again.",
             key=", ".join(keys),
         )
 
 
 def _encoded(text: str) -> str:
-    """A text as a name of ZooKeeper's: neither '/' nor '.' in it, and not empty."""
+    """Return a text as the name of a node: without '/' and '.', and not empty."""
     return quote(text.encode("utf-8", "surrogatepass"), safe="").replace(".", "%2E") or "%"
 
 
 def _value(session: Session, owner: Owner, token: int | Epoch) -> bytes:
-    """What a lock says: a new one has the epoch, by which its own transaction is a token."""
+    """Return the data of a lock. A new one has the epoch, from which its token is computed."""
     if token in (0, NO_EPOCH):
         said = _NO_TOKEN
     else:
@@ -374,12 +383,12 @@ def _read(node: Node) -> _Lock:
         else:
             token = Epoch.parse(said).token(node.czxid) or 0
         return _Lock(Owner.parse(owner), token, float(lasts_s), node.session)
-    except ValueError:  # somebody else's node
+    except ValueError:  # the node of another program
         return _Lock(Owner.parse(text), 0, _NO_EXPIRY_S, node.session)
 
 
 def _done(session: Session, operations: Sequence[Any]) -> bool:
-    """Whether the nodes were as these operations wanted them, and all were done."""
+    """Run the operations. Return False if a node was missing or in the way."""
     try:
         session.change(operations)
     except (errors.NoNodeError, errors.NodeExistsError):
@@ -388,5 +397,5 @@ def _done(session: Session, operations: Sequence[Any]) -> bool:
 
 
 def _moving(session: Session, nodes: Nodes, owner: Owner, token: int) -> list[Any]:
-    """The owner's key comes into this session, if it is still the owner's."""
+    """Return the operations that move the owner's key to this session."""
     return [*freeing(nodes), *creating(nodes, _value(session, owner, token), session.acl)]

@@ -1,16 +1,17 @@
-"""One session with ZooKeeper, on a client of kazoo's that is used for no other.
+"""One session with ZooKeeper, with its own kazoo client.
 
 Guarantees
-* A request waits for a connection and for its reply no longer than the time-outs say. Whatever goes
-  wrong comes out as LockServerUnavailableError, except what the server says about nodes.
-* A server that accepts a connection and stays silent, or is cut off, costs a part of the session's
-  timeout, not all of it. Then the other servers are tried, and it is tried again.
-* An ended session stays ended. No reply to another session counts as a reply to it. It ends when
-  the server says so, after a silence of its timeout, and by `end()`.
+* A request waits for a connection and for its reply no longer than the timeouts allow. Every
+  failure raises LockServerUnavailableError, except the server's errors about nodes.
+* A server that accepts a connection and stays silent, or is cut off, costs only a part of the
+  session timeout. Then the other servers are tried, and that server again.
+* An ended session stays ended, and no reply to another session counts as a reply to it. It ends if
+  the server says so, after silence for its timeout, and by `end()`.
 * A request without an answer is undone before any later request of this session.
-* Threads may call at once. A forked child uses nothing of it: `forget()` closes the child's copies.
+* Threads may call at the same time. A forked child does not use the session: `forget()` closes the
+  child's copies.
 
-Does not guarantee that the server ends a session as soon as we do.
+The server may end a session later than this process does.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _OF_NODES = (errors.NoNodeError, errors.NodeExistsError, errors.BadVersionError)
 _OF_RIGHTS = (errors.NoAuthError, errors.AuthFailedError, errors.InvalidACLError)
 _MOST_DOUBTS = 10_000
 _LONGEST_PAUSE_S = 0.3
-# A busy server may take as long to open a session, which it writes to its disk.
+# A busy server may take this long to open a session, because it writes the session to its disk.
 _LEAST_PATIENCE_S = 1.0
 
 
@@ -61,7 +62,7 @@ class Node(NamedTuple):
 
 
 class _Secret(str):
-    """A text that kazoo does not write into its log. It logs all that it sends."""
+    """A text that is hidden in kazoo's log: kazoo logs everything that it sends."""
 
     __slots__ = ()
 
@@ -70,10 +71,10 @@ class _Secret(str):
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
-    """kazoo's, which keeps why the last connection failed: kazoo writes that into its log only.
+    """kazoo's handler, which also keeps the error of the last failed connection.
 
-    It waits for one no longer than `timeout_s()`. With TLS it connects by itself, for kazoo also
-    believes authorities that `ca=` leaves out, and leaves connections open that failed.
+    It waits for a connection no longer than `timeout_s()`. With TLS, it connects itself, because
+    kazoo also trusts authorities that are not in `ca=`, and does not close failed connections.
     """
 
     def __init__(self, tls: Tls | None, *, timeout_s: Callable[[], float]) -> None:
@@ -88,7 +89,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
             if self._tls is None:
                 return super().create_connection(*args, **options)
             plain = socket.create_connection(options["address"], options["timeout"])
-            with contextlib.closing(plain):  # its descriptor is the other's then
+            with contextlib.closing(plain):  # wrap_socket() takes over its descriptor
                 plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 return self._tls.wrap_socket(plain, server_hostname=options["hostname"])
         except Exception as error:
@@ -97,21 +98,21 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
 
 
 class Session:
-    """Opened in the background as soon as it is made."""
+    """A session, which is opened in the background as soon as it is created."""
 
     def __init__(
         self, address: Address, root: str, *, socket_timeout_s: float, connect_timeout_s: float
     ) -> None:
         self.address = address
         self.root = root
-        self.timeout_s = address.session_s  # until the server has said for how long it is
+        self.timeout_s = address.session_s  # until the server has granted one
         self.ended = False
         self.epoch = NO_EPOCH
         self._socket_timeout_s = socket_timeout_s
         self._connect_timeout_s = connect_timeout_s
         self._opened_at_s = time.monotonic()
         self._was_connected = False
-        # Held while requests are put in order: what undoes an acquire comes before its repetition.
+        # Held while requests are queued: the undoing of an acquire precedes its repetition.
         self._order = threading.Lock()
         self._doubts: deque[Nodes] = deque(maxlen=_MOST_DOUBTS)
         self._watches: dict[str, threading.Event] = {}
@@ -124,7 +125,7 @@ class Session:
             handler=self._handler,
             default_acl=self.acl,
             auth_data=[("digest", user)] if address.user else None,
-            # It would go on for ever, and with each try keep what nobody knows of alive.
+            # Without a deadline, kazoo would try for ever, and keep forgotten locks alive.
             connection_retry=KazooRetry(
                 max_tries=-1,
                 delay=0.05,
@@ -138,16 +139,20 @@ class Session:
         self._live = self._client.start_async()
 
     def _patience_s(self) -> float:
-        """For each step of making a connection: kazoo would give one server that is silent, or cut
-        off, all the time that the session has."""
+        """Return the timeout for each step of connecting to one server, in seconds.
+
+        kazoo would wait for one silent server for the whole session timeout.
+        """
         fair_s = self.timeout_s / (len(self.address.endpoints) + 2)
         return min(self.timeout_s, max(_LEAST_PATIENCE_S, fair_s))
 
     def _attend_connecting(self) -> None:
-        """See to how long kazoo waits for a server that it connects to, and hear for how long the
-        server keeps the session: kazoo keeps that to itself."""
+        """Limit how long kazoo waits for a server, and read the session timeout that it grants.
+
+        kazoo does not publish either of them.
+        """
         connection = self._client._connection  # noqa: SLF001  # see above
-        invoke = connection._invoke  # noqa: SLF001  # asks what is asked before all else
+        invoke = connection._invoke  # noqa: SLF001  # sends the first requests of a connection
 
         def attended(timeout_s: float, request: Any, xid: int | None = None) -> Any:
             answer = invoke(min(timeout_s, self._patience_s()), request, xid)
@@ -161,50 +166,50 @@ class Session:
 
     @property
     def id(self) -> int:
-        """The server's name of it."""
+        """The server's id of the session, or 0."""
         found = self._client.client_id
         return int(found[0]) if found else 0
 
     @property
     def wire(self) -> Any:
-        """kazoo's client, for what is not asked here."""
+        """kazoo's client, for other requests."""
         return self._client
 
     def is_over(self) -> bool:
-        """Whether another has to take its place."""
+        """Return True if a new session is needed."""
         age_s = time.monotonic() - self._opened_at_s
         if not self._was_connected and not self.ended and age_s > self.timeout_s:
-            self.end()  # kazoo has given up as well, and says nothing where there was nothing
+            self.end()  # kazoo has given up as well, but reports no loss before a connection
         return self.ended
 
     def connect(self) -> None:
-        """Wait until it is connected. Raises LockServerUnavailableError."""
+        """Wait until the session is connected. Raises LockServerUnavailableError."""
         if self.ended or not self._live.wait(self._connect_timeout_s):
             raise self._silent() from self._handler.failure
 
     def end(self) -> threading.Thread:
-        """End it, and what it holds, in a thread of its own, for kazoo may be slow at that."""
+        """End the session and its locks in a thread, which is returned: kazoo may be slow."""
         self.ended = True
         ending = threading.Thread(target=self._stop, daemon=True)
         ending.start()
         return ending
 
     def forget(self) -> None:
-        """In a forked child: close its copies of what is its parent's; send nothing."""
+        """In a forked child, close the child's copies of the parent's sockets. Send nothing."""
         self.ended = True
         atexit.unregister(self._handler.stop)
-        connection = self._client._connection  # noqa: SLF001  # nothing else closes without a word
+        connection = self._client._connection  # noqa: SLF001  # only this closes without a request
         for name in ("_socket", "_read_sock", "_write_sock"):
             with contextlib.suppress(AttributeError, OSError):
                 getattr(connection, name).close()
 
     def _stop(self) -> None:
-        with contextlib.suppress(Exception):  # whatever it says, it is not used any more
+        with contextlib.suppress(Exception):  # the client is not used any more
             self._client.stop()
             self._client.close()
 
     def _heed(self, state: str) -> None:
-        """kazoo's thread says how the connection is; nothing may block here."""
+        """Handle a change of the connection. kazoo's thread calls this, so it must not block."""
         if state == KazooState.CONNECTED:
             self._was_connected = True
             with self._order:
@@ -215,20 +220,20 @@ class Session:
     # -- requests -----------------------------------------------------------------------------
 
     def send(self, *requests: Callable[[Any], Any]) -> list[Any]:
-        """Give requests to kazoo's client, one behind the other: what they will answer."""
+        """Queue requests at kazoo's client, in order. Return promises of their answers."""
         with self._order:
             self._undo_doubts()
             return [request(self._client) for request in requests]
 
     def answer(self, promise: Any) -> Any:
-        """What a request answered. Raises what the server says of nodes."""
+        """Wait for a request's answer and return it. Raises the server's errors about nodes."""
         try:
             found = promise.get(timeout=self._socket_timeout_s)
         except _OF_NODES:
             raise
         except _OF_RIGHTS as error:
             raise self._forbidden(error) from error
-        # The last is kazoo's for an answer that it cannot make sense of.
+        # kazoo raises RuntimeError for an answer that it cannot parse.
         except (errors.KazooException, self._handler.timeout_exception, RuntimeError) as error:
             raise self._silent() from error
         if self.ended:
@@ -236,9 +241,9 @@ class Session:
         return found
 
     def change(self, operations: Sequence[Any]) -> list[Any]:
-        """All operations or none: what each answered.
+        """Run all operations or none. Return the answer of each.
 
-        Raises what the server says of the first node that is not as it was thought to be.
+        Raises the server's error about the first node that is not as expected.
         """
         results: list[Any] = self.answer(*self.send(_calling(Transaction(operations))))
         for result in results:
@@ -252,7 +257,7 @@ class Session:
         return results
 
     def look(self, paths: Iterable[str]) -> list[Node | None]:
-        """What stands at these paths, asked one behind the other."""
+        """Return the nodes at these paths, by one request each."""
         return [self._node(promise) for promise in self.send(*(_reading(path) for path in paths))]
 
     def _node(self, promise: Any) -> Node | None:
@@ -263,7 +268,7 @@ class Session:
         return Node(data, stat.czxid, stat.ephemeralOwner)
 
     def holds(self) -> set[str]:
-        """The paths of all that this session holds, as the leader knows it: two requests."""
+        """Return the paths of this session's holds, as the leader knows them, by two requests."""
         synced, found = self.send(
             lambda client: client.sync_async(self.root),
             _calling(GetEphemerals(f"{self.root}/owner/")),
@@ -272,10 +277,10 @@ class Session:
         return set(self.answer(found))
 
     def watch(self, path: str) -> threading.Event | None:
-        """What is set when the node changes or goes; None if there is none."""
+        """Return an event that is set when the node changes or is deleted. None without a node."""
         fired = self._watches.get(path)
         if fired is not None and not fired.is_set():
-            return fired  # the server was asked already, and says it once
+            return fired  # the server has this watch already, and notifies it once
         fired = self._watches[path] = threading.Event()
 
         def fire(_: Any) -> None:
@@ -286,17 +291,17 @@ class Session:
         try:
             self.answer(*self.send(lambda client: client.get_async(path, watch=fire)))
         except BaseException as error:
-            fire(None)  # who waits for the same asks again
+            fire(None)  # so that other waiters for this node try again
             if isinstance(error, errors.NoNodeError):
                 return None
             raise
         return fired
 
-    # -- what is doubtful ---------------------------------------------------------------------
+    # -- requests without an answer -----------------------------------------------------------
 
     @contextmanager
     def doubtful(self, nodes: Iterable[Nodes]) -> Iterator[None]:
-        """What is asked inside may be done without an answer: then it is undone."""
+        """Undo the requests of the block on these nodes if one of them gets no answer."""
         try:
             yield
         except _OF_NODES:
@@ -315,18 +320,18 @@ class Session:
             done.rawlink(lambda done, nodes=nodes: self._undone(done, nodes))
 
     def _undone(self, done: Any, nodes: Nodes) -> None:
-        """Without an answer it stays doubtful; and there is nothing to undo where it has failed."""
+        """Note a failed undoing, so that it is tried again."""
         if done.successful() or self.ended:
             return
         with self._order:
             self._doubts.append(nodes)
-            if self._live.is_set():  # again, and nobody else is going to see to it
+            if self._live.is_set():  # connected again, and nothing else would undo it
                 self._undo_doubts()
 
-    # -- what has to be there -----------------------------------------------------------------
+    # -- folders and the epoch ----------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Make the folders that are missing."""
+        """Create missing folders."""
         parts = self.root.split("/")[1:]
         folders = ["/" + "/".join(parts[: n + 1]) for n in range(len(parts))]
         for folder in [*folders, f"{self.root}/lock", f"{self.root}/owner"]:
@@ -334,7 +339,7 @@ class Session:
                 self._create(folder, b"")
 
     def raise_epoch(self) -> None:
-        """Begin an epoch, or go by one that somebody else began meanwhile."""
+        """Begin an epoch, or use one that another session has begun meanwhile."""
         path = f"{self.root}/epoch"
         try:
             before = self._read_epoch()
@@ -356,7 +361,7 @@ class Session:
         self.epoch = self._read_epoch()
 
     def heed_epoch(self) -> None:
-        """Go by the epoch that somebody else began."""
+        """Use the epoch that another session has begun."""
         try:
             self.epoch = self._read_epoch()
         except errors.NoNodeError:
@@ -375,18 +380,23 @@ class Session:
     def _silent(self) -> LockServerUnavailableError:
         return LockServerUnavailableError(
             f"The lock server {self.address.hosts} gave no answer: "
-            + ("its session has ended." if self.ended else "it is not connected, or too slow.")
+            + (
+                "the session has ended. Try again."
+                if self.ended
+                else "the session is not connected, or the server is too slow. Check the server."
+            )
         )
 
     def _forbidden(self, error: Exception) -> RefusedError:
         return RefusedError(
-            f"The lock server {self.address.hosts} refuses ({type(error).__name__}): the user of "
-            f"the URL needs all rights on {self.root} and what is below it (getAcl {self.root})."
+            f"The lock server {self.address.hosts} refused a request ({type(error).__name__}): the "
+            f"URL's user lacks rights. Give it all rights on {self.root} and all nodes below it "
+            f"(getAcl {self.root})."
         )
 
 
 def _calling(request: Any) -> Callable[[Any], Any]:
-    """A request that kazoo's client has no method for."""
+    """Return a request for which kazoo's client has no method."""
 
     def call(client: Any) -> Any:
         promise = client.handler.async_result()

@@ -23,11 +23,11 @@ _BEYOND_ELECTION_US = 10_000_000
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """Where tokens begin.
+    """The start of tokens.
 
     Attributes:
-        start_us: the token of the transaction that wrote it.
-        zxid: that transaction.
+        start_us: the token of the transaction that wrote the epoch, in µs since 1970.
+        zxid: the number of that transaction.
         version: the version of its node.
     """
 
@@ -36,7 +36,7 @@ class Epoch:
     version: int = 0
 
     def token(self, czxid: int) -> int | None:
-        """Return the token of a node. None: there was an election in between."""
+        """Return the token of a node, or None if there was an election in between."""
         if self.zxid >> 32 != czxid >> 32:
             return None
         return self.start_us + czxid - self.zxid
@@ -55,10 +55,10 @@ NO_EPOCH = Epoch(0, 0)
 
 
 def read_epoch(data: bytes, stat: Any) -> Epoch:
-    """Return the epoch of a node, which stores the one before, by the node's times."""
+    """Return the epoch of a node, from its times and from the previous epoch that it stores."""
     try:
         before = Epoch.parse(data.decode("ascii"))
-    except ValueError:  # not ours; UnicodeDecodeError, too
+    except ValueError:  # another program wrote it; also UnicodeDecodeError
         before = NO_EPOCH
     reached_us = before.token(stat.mzxid)
     if reached_us is None:

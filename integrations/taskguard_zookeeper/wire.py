@@ -1,7 +1,7 @@
-"""What the steps of a lock are made of: operations of one transaction, and what kazoo has not.
+"""Operations of transactions for a lock's steps, and a request that kazoo lacks.
 
-Guarantees: the operations of a step fail together where the key is not the owner's, or not free.
-Does not guarantee anything of the connection: see `session.py`.
+Guarantees: the operations of a step fail together if another owner has the key, or if it is not
+free. For the connection, see `session.py`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Nodes(NamedTuple):
 
 
 def creating(nodes: Nodes, value: bytes, acl: Sequence[Any]) -> list[Any]:
-    """A key becomes the owner's, if it is nobody's."""
+    """Return the operations that take a key if it is free."""
     return [
         Create(nodes.lock, value, acl, _EPHEMERAL),
         Create(nodes.hold, b"", acl, _EPHEMERAL),
@@ -55,12 +55,12 @@ def creating(nodes: Nodes, value: bytes, acl: Sequence[Any]) -> list[Any]:
 
 
 def freeing(nodes: Nodes) -> list[Any]:
-    """A key becomes free, if it is still the owner's."""
+    """Return the operations that free a key if the owner still has it."""
     return [Delete(nodes.hold, _ANY_VERSION), Delete(nodes.lock, _ANY_VERSION)]
 
 
 def handing(mine: Nodes, theirs: Nodes, value: bytes, acl: Sequence[Any]) -> list[Any]:
-    """The owner's key becomes another's, if it is still the owner's."""
+    """Return the operations that hand a key to another owner if the owner still has it."""
     return [
         Delete(mine.hold, _ANY_VERSION),
         SetData(mine.lock, value, _ANY_VERSION),
@@ -69,7 +69,7 @@ def handing(mine: Nodes, theirs: Nodes, value: bytes, acl: Sequence[Any]) -> lis
 
 
 class GetEphemerals:
-    """The paths of this session's ephemeral nodes: ZooKeeper has it since 3.6."""
+    """Request for the paths of this session's ephemeral nodes, since ZooKeeper 3.6."""
 
     type = 103
 

@@ -140,11 +140,11 @@ def test_requeue_asks_for_a_reason_and_takes_failed_works_alone(office: Office) 
     assert "ship order:7 (FAILED)" in asked
     assert "order:8" not in asked
     asked = post(client, WORKS_PAGE, both, action="requeue", confirmed="yes", reason=" ")
-    assert "Say why" in asked.content.decode()
+    assert "Enter a reason" in asked.content.decode()
     assert office.state(7) == "FAILED"
     done = post(client, WORKS_PAGE, both, action="requeue", reason="carrier is back")
     assert "Requeued: ship order:7" in done.content.decode()
-    assert "left as it is: ship order:8" in done.content.decode()
+    assert "it has changed: ship order:8" in done.content.decode()
     assert (office.state(7), office.state(8)) == ("NEW", "PROCESSING")
     view = office.ledger.view("ship order:7")
     assert view is not None
@@ -165,7 +165,7 @@ def test_release_takes_a_key_from_the_holder_that_was_shown(office: Office) -> N
     shown["holder:order:8"] = "1 somebody/else"
     done = post(client, KEYS_PAGE, both, action="release", confirmed="yes", **shown)
     assert "Released: order:7" in done.content.decode()
-    assert "left as it is: order:8" in done.content.decode()
+    assert "it has changed: order:8" in done.content.decode()
     assert office.leases(7) == [0, 0]
     assert min(office.leases(8)) > 0
     retaken = office.claim(7)
@@ -306,7 +306,7 @@ class TestWholeLists:
         client = office.client()
         fields = self.choose(client, WORKS_PAGE, ["ship order:1"], "requeue")
         done = client.post(WORKS_PAGE, {**fields, "reason": "x"}, follow=True)
-        assert "1,100 are left for lack of time" in done.content.decode()
+        assert "with 1,100 rows left" in done.content.decode()
         assert office.state(1) == "DEAD"
 
 

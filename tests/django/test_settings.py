@@ -64,7 +64,7 @@ def test_without_locks_the_environment_has_them(
     ("given", "told"),
     [
         ({"LOCK": "redis://:secret@host"}, "LOCKS, DATABASE, NAMESPACE and FORMERLY_NAMESPACES"),
-        ("redis://:secret@host", "is a dict"),
+        ("redis://:secret@host", "Make it a dict"),
         ({"LOCKS": None, "DATABASE": "elsewhere"}, "not in DATABASES"),
     ],
 )

@@ -236,7 +236,7 @@ def test_a_ledger_in_use_is_refused(taskguard_ledger: Any) -> None:
     ledger.create_schema()
     tg = taskguard.connect(locks="memory://", ledger=ledger)
     tg.guarded(key="item:<item>")(lambda item: None)("a")
-    with pytest.raises(ConfigurationError, match=r"knows of '.*item:a'.*theirs alone"):
+    with pytest.raises(ConfigurationError, match=r"record of '.*item:a'.*only the tests use"):
         Memory(taskguard_ledger)
     tg.close()
     gc.collect()  # Python 3.13 and later warn of an unclosed SQLite connection
@@ -271,9 +271,9 @@ def test_effects_outside_the_transaction_are_found_out(rows: Any, explore_crashe
     assert re.search(
         r"\nledger\.claim done +2 +1\ntransaction\.begin asked +2 +2  <- not 1\n", text
     )
-    assert "move it in, or hand `guard.idempotency_key`" in text
+    assert "Move it inside, or pass `guard.idempotency_key`" in text
     assert "fewer" not in text
-    with pytest.raises(EffectsError, match="Where there are fewer, DONE is committed") as found:
+    with pytest.raises(EffectsError, match="Too few effects: DONE is committed") as found:
         explore_crashes(around, ("a",), effects=lambda: calls.count("after"))
     assert [line.point for line in found.value.report.wrong] == ["transaction.commit done"]
 

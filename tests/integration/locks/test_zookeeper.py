@@ -547,7 +547,9 @@ class TestRights:
                 assert locks.check() == []
             for user in ("", "shop:c0ffee@"):
                 with locks_on(f"zookeeper://{user}{where}") as locks:
-                    with pytest.raises(LockServerUnavailableError, match="needs all rights") as no:
+                    with pytest.raises(
+                        LockServerUnavailableError, match="Give it all rights"
+                    ) as no:
                         take(locks)
                     (finding,) = locks.check()
                     assert (finding.name, finding.level) == ("lock_server_rights", Level.ERROR)
