@@ -1,4 +1,4 @@
-"""Who may win: the record, in a database, of keys, work and messages.
+"""The ledger: the record of keys, work and messages, which decides which delivery takes effect.
 
-`ports.py` says what a ledger does; `sql.py` is the one on taskguard's own tables.
+`ports.py` has the protocols of a ledger, and `sql.py` the ledger on taskguard's own tables.
 """

@@ -1,4 +1,4 @@
-"""From rows to answers. Pure; what a claim says is the same however its rows were read."""
+"""Turn rows into answers of a claim. Pure, so it does not matter how the rows were read."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ __all__ = [
 CLAIMABLE = frozenset(
     {Decision.SAME, Decision.CREATE, Decision.CLAIM, Decision.TAKEOVER, Decision.AGAIN}
 )
-# The decisions for which the work's record has an answer.
+# The decisions that are answered from the work's record.
 _OF_RECORDS = frozenset({Decision.DONE, Decision.DEAD, Decision.REVOKED, Decision.OUTDATED})
 
 
 class DecidingRow(Protocol):
-    """The columns of `taskguard_work` that a claim is decided and answered by; times in µs."""
+    """The columns of `taskguard_work` that decide a claim and its answer. Times are in µs."""
 
     @property
     def state(self) -> str: ...
@@ -71,14 +71,14 @@ class DecidingRow(Protocol):
 
 
 class BegunRow(DecidingRow, Protocol):
-    """With how often it has begun."""
+    """A row that also has the number of attempts."""
 
     @property
     def attempts(self) -> int: ...
 
 
 class ClaimedRow(BegunRow, Protocol):
-    """With the columns that a new holder is told."""
+    """A row that also has the columns for a new holder."""
 
     @property
     def progress(self) -> str | None: ...
@@ -149,7 +149,7 @@ class Records(NamedTuple):
     def answer(
         self, request: ClaimRequest, decision: Decision, own_state: object = None
     ) -> Answer | Busy:
-        """`answer()` by the record that counts; if that is a former one, the answer names it."""
+        """Return `answer()` from the record that counts. If that is a former one, name it."""
         row = self.speaking
         told = answer(request, row, decision, self.now_us, own_state, recorded=self.recorded)
         if isinstance(told, Answer) and row is not None and row.id != request.work:
@@ -157,11 +157,11 @@ class Records(NamedTuple):
         return told
 
     def claimed(self, request: ClaimRequest, fence: int, decision: Decision) -> Claimed:
-        """`claimed()` by the record that counts, with the id under which the work began."""
+        """Return `claimed()` from the record that counts, with the id under which work began."""
         return replace(claimed(request, fence, self.speaking, decision), began_as=self._began_as())
 
     def _began_as(self) -> str | None:
-        """The former id, if its record is older than the work's own; else None."""
+        """Return the former id if its record is older than the work's own, else None."""
         known = [row for row in self.rows if row is not None]
         first = min(known, key=lambda row: row.created, default=None)
         if first is None or (self.own is not None and first.created >= self.own.created):
@@ -170,7 +170,7 @@ class Records(NamedTuple):
 
 
 def why_dead(row: DecidingRow) -> str:
-    """What the record of DEAD work says: how its last holder ended, or which one vanished."""
+    """Return how the last holder of DEAD work ended, or which holder vanished."""
     return row.error or f"{Owner.parse(row.owner).described} vanished"
 
 
@@ -181,7 +181,7 @@ def decide_row(
     now_us: int,
     place: Place | None = None,
 ) -> Decision:
-    """`states.decide()` for a work's row, or None; with the place of the user's own, if any."""
+    """Return the decision of `states.decide()` for a work's row, and for the user's own row."""
     if request.work is None:
         return Decision.CREATE
     decision = decide(
@@ -192,7 +192,7 @@ def decide_row(
         recorded=recorded,
         now_us=now_us,
         max_crashes=request.max_crashes,
-        # The user's own row still tells what was done when the record is gone.
+        # If the record was deleted, the user's own row still has the state.
         may_create=request.may_create or place is not None,
         fingerprint=request.fingerprint,
     )
@@ -204,7 +204,7 @@ def decide_row(
 def claimed(
     request: ClaimRequest, fence: int, row: ClaimedRow | None, decision: Decision
 ) -> Claimed:
-    """What a new holder is told; `row` is the work's record from before the claim."""
+    """Return the answer for a new holder. `row` is the work's record before the claim."""
     claim = Claim(request, fence)
     if row is None:
         return Claimed(claim)
@@ -229,9 +229,10 @@ def answer(
     *,
     recorded: tuple[int, int],
 ) -> Answer | Busy:
-    """What a delivery that gets no claim is told; `own_state` is that of the user's own row.
+    """Return the answer for a delivery that gets no claim.
 
-    `recorded` is the number that is recorded of the delivery's message.
+    `own_state` is the state of the user's own row. `recorded` is the recorded number of the
+    delivery's message.
     """
     if decision is Decision.BUSY:
         assert row is not None  # noqa: S101  # whose lease it is

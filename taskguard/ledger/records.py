@@ -28,11 +28,11 @@ __all__ = [
 ]
 
 UNHARMED = {"final": 0, "crashes": 0, "crashed_owner": ""}
-"""Of work that may run, whatever became of it before."""
+"""Column values of work that may run, independently of its former end."""
 
 
 def waiting_values(request: ClaimRequest, *, due: int | None) -> dict[str, Any]:
-    """The columns that say that it waits for this message, whatever it was before."""
+    """Return the column values of work that waits for this message."""
     return {
         "message": request.message.name,
         "retries": request.message.retries,
@@ -49,7 +49,7 @@ def waiting_values(request: ClaimRequest, *, due: int | None) -> dict[str, Any]:
 
 
 def expiry_of(row: Any, request: ClaimRequest) -> int | None:
-    """When a message that is parked expires: in its place it keeps the first that was said."""
+    """Return when a parked message expires. In its position, it keeps the earliest expiry."""
     in_line = row.state == State.NEW.value and row.line is not None
     if not in_line or row.message != request.message.name or row.expires is None:
         return request.expires_us
@@ -57,7 +57,7 @@ def expiry_of(row: Any, request: ClaimRequest) -> int | None:
 
 
 def new_record(request: ClaimRequest, *, created_us: Any, **values: Any) -> dict[str, Any]:
-    """The whole record of work that nobody has claimed yet."""
+    """Return the whole record of work that no delivery has claimed yet."""
     return {
         "id": request.work,
         "task": request.task,
@@ -72,9 +72,9 @@ def new_record(request: ClaimRequest, *, created_us: Any, **values: Any) -> dict
 
 
 def message_of(row: Any) -> str:
-    """The message that is sent until the work ends: the stored call's, or else the one in hand.
+    """Return the message that is sent until the work ends: the stored call's, if there is a call.
 
-    Another one, without a call, may have claimed the work.
+    Another message, without a call, may have claimed the work.
     """
     if row.call is not None:
         try:
@@ -85,7 +85,7 @@ def message_of(row: Any) -> str:
 
 
 class Called(NamedTuple):
-    """Work that was called: its record, and the numbers of its message that are known."""
+    """Promoted work: its record, and the recorded numbers of its message."""
 
     id: str
     task: str
@@ -101,7 +101,7 @@ class Called(NamedTuple):
 
 
 def overdue_of(called: Called) -> Overdue:
-    """Work that was called from its key's line, as what is sent again."""
+    """Return promoted work as an overdue message to send."""
     recorded = (called.known_retries or 0, called.known_deferrals or 0)
     message = message_of(called)
     found = overdue_from(called, message, {(message, called.id): recorded})
@@ -111,7 +111,7 @@ def overdue_of(called: Called) -> Overdue:
 def overdue_from(
     row: sa.Row[Any] | Called, message: str, recorded: dict[tuple[str, str], tuple[int, int]]
 ) -> Overdue:
-    """A work's row, and the numbers that are recorded of messages in work, as what is sent."""
+    """Return a work's row, with the recorded numbers of its message, as an overdue message."""
     claimed = (row.retries, 0) if row.message == message else (0, 0)
     retries, deferrals = max(claimed, recorded.get((message, row.id), (0, 0)))
     ref = MessageRef(message, retries, deferrals)

@@ -1,4 +1,4 @@
-"""What a holder is told whose transaction was not committed: the errors, in one place.
+"""Errors for a holder whose transaction was not committed.
 
 Guarantees: each names the key and the fence, and says that nothing was written.
 """
@@ -21,7 +21,7 @@ __all__ = [
 
 
 def key_of(claim: Claim) -> str:
-    """The keys, as errors name them."""
+    """Return the claim's keys as text for errors."""
     return ", ".join(claim.keys)
 
 
@@ -36,7 +36,8 @@ def stale(claim: Claim) -> StaleTokenError:
 
 def lock_not_given(claim: Claim) -> TransactionRetryError:
     return TransactionRetryError(
-        f"A lock that the transaction of {key_of(claim)} wanted was not given in time.",
+        f"The transaction of {key_of(claim)} was rolled back: it waited too long for a row lock. "
+        "Run it again.",
         key=key_of(claim),
         fence=claim.fence,
     )
@@ -46,8 +47,9 @@ def ended_in_block(claim: Claim) -> TransactionUsageError:
     return _misused(
         claim,
         f"The guarded transaction of {key_of(claim)} was ended or left in the block (by commit(), "
-        "rollback(), close(), a Session's rollback(), or in a forked child). It ends with the "
-        "block; for parts that may fail use begin_nested(), for parts that commit checkpoint().",
+        "rollback(), close(), a Session's rollback(), or in a forked child). It must end with the "
+        "block. Use begin_nested() for parts that may fail, and checkpoint() for parts that "
+        "commit.",
     )
 
 
@@ -55,17 +57,17 @@ def failed_in_block(claim: Claim) -> TransactionUsageError:
     return _misused(
         claim,
         f"A statement in the guarded transaction of {key_of(claim)} failed, and the body caught "
-        "that: PostgreSQL takes no more of it, and nothing was written. Let the error go on, or "
-        "put the part that may fail into begin_nested().",
+        "the error. PostgreSQL accepts no further statement, and nothing was written. Raise the "
+        "error again, or put the part that may fail into begin_nested().",
     )
 
 
 def too_long_in_block(claim: Claim, size: int, limit: int) -> TransactionUsageError:
     return _misused(
         claim,
-        f"A statement of {size:,} bytes in the guarded transaction of {key_of(claim)} is beyond "
-        f"what the server takes (max_allowed_packet, {limit:,} bytes); it ended the connection, "
-        "and nothing was written. Write in smaller parts, or raise that setting.",
+        f"A statement of {size:,} bytes in the guarded transaction of {key_of(claim)} exceeds the "
+        f"server's max_allowed_packet ({limit:,} bytes). The server closed the connection, and "
+        "nothing was written. Write in smaller parts, or raise that setting.",
     )
 
 
@@ -77,11 +79,11 @@ def broken_in_block(claim: Claim, *, idle_s: float | None = None) -> Transaction
     hint = ""
     if idle_s is not None:
         hint = (
-            f" (If that comes again: the server ends a transaction that idles for {idle_s:g} s. Do "
-            "what takes long before it.)"
+            f" If this happens again: the server ends a transaction that idles for {idle_s:g} s. "
+            "Do long computations before the transaction."
         )
     return ConnectionBrokenError(
-        f"The connection broke in the guarded transaction of {key_of(claim)}; nothing was "
+        f"The connection broke in the guarded transaction of {key_of(claim)}. Nothing was "
         f"written.{hint}",
         key=key_of(claim),
         fence=claim.fence,

@@ -1,17 +1,18 @@
-"""Forgetting what is long done: work, its messages, and keys that nobody has held since.
+"""Delete old records: ended work, its messages, and keys that have been free since the cut-off.
 
-Guarantees: only work that has ended (DONE, FAILED; DEAD if asked for) goes, and keys whose lease
-ended before the cut-off (released by their holders, or run out, as after a crash), and whose rate
-allowed a start by then; a burst that is used up is allowed again within `retention_s`. The
-DELETE repeats that condition; a batch is a transaction of its own, and rows that somebody has
-locked are left for the next time. FAILED work stays, with its attempts and what its steps have
-stored, as long as it keeps its place in a strict line for a retry, or its caller has not heard that
-a newer message took its place. No fence goes back: the next one of a key that is gone is the
-database's clock, which is ahead of every fence from before the cut-off. A holder that sleeps for so
-long, and finds its key gone, is refused as if another had it.
+Guarantees: only ended work is deleted (DONE, FAILED, and DEAD on request). A key is deleted only if
+its lease ended before the cut-off, and its rate allowed a start by then. A used burst is available
+again within `retention_s`. The DELETE repeats the condition. Each batch is a transaction of its
+own, and locked rows are left for the next purge.
 
-Does not guarantee that a message older than the cut-off is known: tasks refuse those that are older
-than their `retention_s`, so a cut-off has to be at least that long ago.
+FAILED work stays, with its attempts and the results of its steps, in two cases: it keeps its
+position in a strict line for a retry, or its caller cannot read yet that a newer message superseded
+it. No fence decreases: the next fence of a deleted key is the database's clock, which is ahead of
+all fences before the cut-off. If a holder sleeps for that long and its key is deleted, its commit
+is refused as if another holder had the key.
+
+Records of messages before the cut-off are lost. Tasks refuse messages that are older than their
+`retention_s`, so the cut-off must be at least that long ago.
 """
 
 from __future__ import annotations
@@ -34,14 +35,14 @@ _ENDED = (State.DONE.value, State.FAILED.value)
 
 
 def purge(database: Database, *, older_than_s: float, batch: int, dead: bool) -> Purged:
-    """Delete in batches; see `SqlLedger.purge`."""
+    """Delete old records in batches. See `SqlLedger.purge`."""
     check_number("older_than_s", older_than_s, at_least=0)
     check_number("batch", batch, at_least=1, at_most=MOST_ROWS, whole=True)
     if older_than_s < LEAST_PURGE_AGE_S:
         raise ConfigurationError(
-            f"older_than_s={older_than_s:g}: at least {LEAST_PURGE_AGE_S:g}, an hour. The next "
-            "token of a forgotten key comes from the clock, which may be set back by less than "
-            "that."
+            f"older_than_s={older_than_s:g} is too low: the next token of a deleted key comes from "
+            "the clock, which may be set back by less than an hour. Set at least "
+            f"{LEAST_PURGE_AGE_S:g}."
         )
     with database.transaction() as db:
         before_us = database.now_us(db) - int(older_than_s * 1e6)
@@ -67,7 +68,7 @@ def purge(database: Database, *, older_than_s: float, batch: int, dead: bool) ->
         lambda: sa.and_(
             KEYS.c.lease_until < before_us,
             KEYS.c.fence < before_us,
-            # Else the next start would come too early.
+            # Otherwise the next start would be too early.
             sa.func.coalesce(KEYS.c.next_start, 0) < before_us,
         ),
         batch,
@@ -76,10 +77,10 @@ def purge(database: Database, *, older_than_s: float, batch: int, dead: bool) ->
 
 
 def _is_over(before_us: int) -> sa.ColumnElement[bool]:
-    """Whether nothing is to come of work that has ended.
+    """Return the condition that ended work is final.
 
-    FAILED work in a place keeps that for its retry, or its caller has not heard yet that a newer
-    message took it. Work whose message is to be sent is due.
+    FAILED work with a position in a line waits for its retry, or its caller cannot read yet that a
+    newer message superseded it. Work whose message will be sent again has a due time.
     """
     is_sent_no_more = sa.or_(WORK.c.call.is_(None), sa.func.coalesce(WORK.c.due, 0) < before_us)
     return sa.and_(WORK.c.line.is_(None), is_sent_no_more)
@@ -91,7 +92,7 @@ def _in_batches(
     condition: Callable[[], sa.ColumnElement[bool]],
     batch: int,
 ) -> int:
-    """Delete rows and return how many: one walk along the primary key, which needs no index."""
+    """Delete rows in order of the primary key, which needs no other index. Return their number."""
     table, deleted, after = primary_key[0].table, 0, ("",) * len(primary_key)
     while True:
         page = (
@@ -112,7 +113,7 @@ def _in_batches(
 
 
 def _behind(primary_key: Sequence[sa.Column[str]], after: Sequence[str]) -> sa.ColumnElement[bool]:
-    """Rows after that one, by a condition for which MariaDB and MySQL use the index, too."""
+    """Return the condition for rows after `after`. MariaDB and MySQL use the index for it, too."""
     first = primary_key[0]
     if len(primary_key) == 1:
         return first > after[0]
@@ -122,6 +123,6 @@ def _behind(primary_key: Sequence[sa.Column[str]], after: Sequence[str]) -> sa.C
 def _one_of(
     primary_key: Sequence[sa.Column[str]], found: Sequence[tuple[str, ...]]
 ) -> sa.ColumnElement[bool]:
-    """These rows, by the index: a DELETE locks every row that it reads."""
+    """Return the condition for these rows. It uses the index: a DELETE locks each row it reads."""
     first = primary_key[0].in_({row[0] for row in found})
     return first if len(primary_key) == 1 else sa.and_(first, sa.tuple_(*primary_key).in_(found))

@@ -1,13 +1,13 @@
 """The ledger on taskguard's own tables, on PostgreSQL, MariaDB, MySQL and SQLite.
 
-Guarantees what `ports.py` says. Every later change of a claim is one conditional statement that
+Guarantees: those of `ports.py`. Each later change of a claim is one conditional statement that
 names the old state, the fence and the owner. Times are µs since 1970 by the database's clock.
 
-`parts/` has a part for each protocol of `ports.py`. `statements/` says how a claim is taken,
-completed and renewed, and `connections/dialects/` what databases differ in.
+`parts/` has a part for each protocol of `ports.py`. `statements/` takes, completes and renews
+claims. `connections/dialects/` has the differences between databases.
 
-Does not guarantee speed on SQLite: one writer at a time, so an open transaction stops the
-renewals of others. For one machine.
+SQLite is for one machine, and slow: it has one writer at a time, so an open transaction blocks the
+renewals of other holders.
 """
 
 from __future__ import annotations
@@ -42,19 +42,22 @@ class SqlLedger(
     """A `Ledger` on PostgreSQL, MariaDB, MySQL or SQLite.
 
     Args:
-        database: a SQLAlchemy URL, or an Engine of the user's own, whose settings stay as they
-            are.
-        lock_timeout_s: how many seconds a claim waits for a row lock before it counts as busy; on
-            MariaDB and MySQL whole seconds, at least one. 0.25 by default.
-        idle_in_transaction_s: PostgreSQL, and MariaDB unless the Engine is the user's, end a
-            guarded transaction that idles for so many seconds, so that a frozen holder's row locks
-            end.
-        resolve_timeout_s: for how many seconds the outcome of an unanswered COMMIT is asked for; 10
-            by default.
-        one_statement: False claims, completes and renews in several statements on PostgreSQL and
-            MariaDB, too.
-        pooled: False closes each connection after its use, so that the database can be dropped
-            at any time, as at the end of tests; an Engine of the user's own keeps its pool.
+        database: a SQLAlchemy URL, or an Engine of your own, whose settings are not changed.
+        lock_timeout_s: how long a claim waits for a row lock before its key counts as held, in
+            seconds. On MariaDB and MySQL: whole seconds, at least one. Default: 0.25.
+        idle_in_transaction_s: after how many idle seconds the server ends a guarded transaction, so
+            that a frozen holder's row locks end. For PostgreSQL, and for MariaDB unless you give an
+            Engine. Default: 60.
+        resolve_timeout_s: how long taskguard tries to find out the outcome of an unanswered COMMIT,
+            in seconds. Default: 10.
+        one_statement: False uses several statements for a claim, completion or renewal on
+            PostgreSQL and MariaDB, too. Default: True.
+        pooled: False closes each connection after its use, so that the database can be dropped at
+            any time, as at the end of tests. An Engine of your own keeps its pool. Default: True.
+
+    Raises:
+        ConfigurationError: the URL or an argument is wrong.
+        MissingDriverError: the database's driver is not installed.
     """
 
     def __init__(
@@ -84,5 +87,5 @@ class SqlLedger(
 
     @property
     def database(self) -> Database:
-        """Its connections, for other tables of taskguard's in the same database."""
+        """The ledger's connections, for other tables of taskguard in its database."""
         return self._database

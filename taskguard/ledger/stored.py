@@ -1,4 +1,4 @@
-"""Statements in .sql files, beside the modules that execute them."""
+"""Read statements from .sql files, which are in the folders of the modules that execute them."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ __all__ = ["statement"]
 
 
 def statement(package: str, name: str, **parts: str) -> str:
-    """The text of `<name>.sql` in the package, without lines that are comments alone.
+    """Return the text of `<name>.sql` in the package, without comment lines.
 
-    A line `--| where` is the place of the part `where`, if that is given.
+    A line `--| where` is replaced by the part `where=`, if that is given.
     """
     text = (files(package) / f"{name}.sql").read_text("utf-8")
     lines = []

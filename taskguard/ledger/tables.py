@@ -1,7 +1,7 @@
 """taskguard's own tables. Times and leases are µs since 1970 by the database's clock.
 
-Texts compare byte by byte: `a`, `A`, `á` and `a ` are four keys in every database. What the DDL of
-one kind of database needs besides is in `schema/creation.py`.
+Texts compare byte by byte: `a`, `A`, `á` and `a ` are four keys in every database.
+`schema/creation.py` adds the DDL that only one kind of database needs.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ __all__ = [
 # The first release's. See `schema/upgrades.py` before you change a table.
 SCHEMA_VERSION = 5
 
-# The owner of a key that nobody holds.
+# The owner of a free key.
 FREE = ""
-# The columns that say that work stands in no line.
+# The columns of work that is in no line.
 NO_PLACE: dict[str, None] = {"line": None, "parked": None, "expires": None}
 
 METADATA = sa.MetaData()
@@ -44,8 +44,8 @@ class _Exact(sa.types.TypeDecorator[str]):
     """Text that compares byte by byte, blanks at its end included.
 
     Args:
-        key_chars: on MariaDB and MySQL, whose indexes have a limit, at most so many characters; all
-            columns of an index together 768. None: it is in no index.
+        key_chars: the maximum length in characters on MariaDB and MySQL, whose indexes have a
+            limit: 768 for all columns of an index together. None: no index has the column.
     """
 
     impl = sa.Text
@@ -60,7 +60,7 @@ class _Exact(sa.types.TypeDecorator[str]):
             return sa.Text(collation="C")
         if dialect.name not in ("mysql", "mariadb"):
             return sa.Text()
-        from sqlalchemy.dialects import mysql  # it loads every driver's dialect
+        from sqlalchemy.dialects import mysql  # imports every driver's dialect
 
         # Other binary collations of MariaDB and MySQL pad the shorter text with blanks to compare.
         collation = "utf8mb4_nopad_bin" if dialect.is_mariadb else "utf8mb4_0900_bin"
@@ -70,7 +70,7 @@ class _Exact(sa.types.TypeDecorator[str]):
 
 
 class _Large(sa.types.TypeDecorator[str]):
-    """Text of more than 64 kB, at which TEXT ends on MariaDB and MySQL."""
+    """Text that may exceed 64 kB, the maximum of TEXT on MariaDB and MySQL."""
 
     impl = sa.Text
     cache_ok = True
@@ -101,8 +101,8 @@ KEYS = sa.Table(
     sa.Column("fence", _LONG, nullable=False),
     sa.Column("owner", _TEXT, nullable=False),
     sa.Column("lease_until", _LONG, nullable=False),
-    # Of a key with slots: how many there were at the last claim. With a rate: from when on the next
-    # start is allowed. See `ledger/lines/room.py`.
+    # With slots: their number at the last claim. With a rate: when the next start is allowed. See
+    # `ledger/lines/room.py`.
     sa.Column("slots", sa.Integer),
     sa.Column("next_start", _LONG),
     # When the newest message that has begun was sent; see `ledger/lines/newest.py`.
@@ -117,10 +117,10 @@ WORK = sa.Table(
     sa.Column("key", _TEXT, nullable=False),
     sa.Column("message", _TEXT, nullable=False),
     sa.Column("retries", sa.Integer, nullable=False),
-    # One of `states.State`. No CHECK says so: each statement would read it anew, and a tenth of a
-    # completion goes there; the contract suite looks at what every statement writes.
+    # One of `states.State`. There is no CHECK, because it would take a tenth of a completion. The
+    # contract suite checks what each statement writes.
     sa.Column("state", _TEXT, nullable=False),
-    # FAILED: for good, as it was revoked, or a newer message took its place.
+    # 1 for FAILED work that never runs: it was revoked, or a newer message superseded it.
     sa.Column("final", sa.SmallInteger, nullable=False),
     sa.Column("fence", _LONG, nullable=False),
     sa.Column("owner", _TEXT, nullable=False),
@@ -128,34 +128,34 @@ WORK = sa.Table(
     sa.Column("attempts", sa.Integer, nullable=False),
     sa.Column("crashes", sa.Integer, nullable=False),
     sa.Column("crashed_owner", _TEXT, nullable=False),
-    # Deliveries in a row whose body ran, and whose transaction the database ended; NULL: none.
+    # Number of consecutive deliveries whose transaction the database ended. NULL: none.
     sa.Column("rounds", sa.Integer),
     sa.Column("fingerprint", _TEXT),
     sa.Column("progress", _JSON),
     sa.Column("result", _JSON),
     sa.Column("error", _JSON),
-    # How its message is sent again, how often it was sent again since the last claim (NULL: never),
-    # and from when on the work is overdue; see `parts/outbox.py`.
+    # The stored call of its message, how often it was sent again since the last claim (NULL:
+    # never), and when the work is overdue. See `parts/outbox.py`.
     sa.Column("call", _JSON),
     sa.Column("sends", sa.Integer),
     sa.Column("due", _LONG),
-    # One of `line_states.LineState`; NULL: it is in no line. No index has it, so that its changes
-    # stay cheap.
+    # One of `line_states.LineState`. NULL: it is in no line. No index has this column, so that
+    # changes are cheap.
     sa.Column("line", _TEXT),
-    # Its position in the line of its key, of the lowest rank first, and whether it keeps that until
-    # it ends; NULL: it has none. See `ledger/lines/states.py`.
+    # Its position in the line of its key (lowest rank first), and whether it keeps that until it
+    # ends. NULL: it has none. See `ledger/lines/states.py`.
     sa.Column("rank", sa.Integer),
     sa.Column("parked", _LONG),
     sa.Column("strict", sa.SmallInteger),
-    # Of work that stands in a line: when its message expires, if it does.
+    # When the message of work in a line expires. NULL: never.
     sa.Column("expires", _LONG),
     sa.Column("created", _LONG, nullable=False),
     sa.Column("started", _LONG),
     sa.Column("finished", _LONG),
 )
 
-# Only work whose call is stored is in it: for the rest, changes of a row stay cheap. What waits in
-# a line is not due, and in it if it expires.
+# The index has only work whose call is stored, so that changes of other rows are cheap. Work in a
+# line is not due, but the index has it if its message expires.
 _SENT_AT_A_TIME = sa.or_(WORK.c.due.is_not(None), WORK.c.expires.is_not(None))
 sa.Index(
     "taskguard_work_due",
@@ -164,7 +164,7 @@ sa.Index(
     info={"where": _SENT_AT_A_TIME},
 )
 
-# Nor is what stands in no line in this one.
+# This index has only work in a line.
 sa.Index(
     "taskguard_work_parked",
     WORK.c.key,
@@ -173,7 +173,7 @@ sa.Index(
     info={"where": WORK.c.parked.is_not(None), "length": {"key": 255}},
 )
 
-# The numbers of a message in a work: one id may have been used for messages of several.
+# The numbers of a message of a work. Several works may have messages with one id.
 MESSAGES = sa.Table(
     "taskguard_messages",
     METADATA,
@@ -186,12 +186,12 @@ MESSAGES = sa.Table(
 
 
 def holding(claim: Claim) -> sa.ColumnElement[bool]:
-    """Whether the keys still carry this claim's fence and owner."""
+    """Return the condition that the keys still have this claim's fence and owner."""
     return held(claim.keys, claim.fence, str(claim.owner))
 
 
 def standing(claim: Claim) -> sa.ColumnElement[bool]:
-    """Whether the work still carries this claim's state, fence and owner, under each of its ids."""
+    """Return the condition that the work, under each id, still has this claim's fence and owner."""
     if not claim.formerly:
         return processed(claim.work, claim.fence, str(claim.owner))
     return sa.and_(
@@ -203,17 +203,17 @@ def standing(claim: Claim) -> sa.ColumnElement[bool]:
 
 
 def of_claim() -> sa.ColumnElement[bool]:
-    """`standing()` with parameters, for prepared statements; `Claim.name` gives their values."""
+    """Return `standing()` with parameters for prepared statements. Attributes of the claim fit."""
     return processed(*map(sa.bindparam, ("work", "fence", "owner")))
 
 
 def held(keys: Any, fence: Any, owner: Any) -> sa.ColumnElement[bool]:
-    """Whether the keys are this owner's by this fence; takes values, or parameters for them."""
+    """Return the condition that the keys have this fence and owner (values or parameters)."""
     return sa.and_(KEYS.c.key.in_(keys), KEYS.c.fence == fence, KEYS.c.owner == owner)
 
 
 def processed(work: Any, fence: Any, owner: Any) -> sa.ColumnElement[bool]:
-    """Whether the work is this owner's by this fence; takes values, or parameters for them."""
+    """Return the condition that the work has this fence and owner (values or parameters)."""
     return sa.and_(
         WORK.c.id == work,
         WORK.c.state == State.PROCESSING.value,

@@ -1,18 +1,17 @@
-"""One message of a work from its enqueueing to its end: what stands there, and what replaces it.
+"""Enqueue a work that may be on record: report the recorded message, or replace its call.
 
-Guarantees: what stands there is told from a committed record, or from this very transaction; two
-that enqueue the same work at once wait for each other's COMMIT, and the second one is told of the
-first. A call is replaced only while nobody has begun it, by one conditional statement over its
-locked row. Its message is superseded in the same transaction: whenever that comes, it is answered
-without running, also if its claim was under way and waited for the row.
+Guarantees: the report is from a committed record, or from this transaction. If two transactions
+enqueue the same work, one waits for the other's COMMIT, and then gets a report of the other's
+message. A call is replaced only while no delivery has begun it, by one conditional statement on its
+locked row. Its message is superseded in the same transaction. A delivery of that message is
+answered without running, even if its claim was waiting for the row.
 
-The superseded message has the highest numbers there are, under which every delivery of it is an old
-copy. A claim that reads numbers before it waits for the row reads them anew once it has that, or
-leaves the decision to one that does, where the work has become another message's meanwhile.
+A superseded message gets the highest numbers, so that each delivery of it counts as an old copy. A
+claim may read the numbers before it waits for the row. Then it reads them again once it has the
+row, or leaves the decision to a claim that does.
 
-Does not guarantee anything about messages whose call is not stored (sent without `enqueue()`, or as
-a second one that is to be answered): the first that comes to waiting work runs, with its own
-arguments.
+This does not apply to messages whose call is not stored: those sent without `enqueue()`, and second
+messages. The first of them that reaches waiting work runs, with its own arguments.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ _COLUMNS = ("id", "state", "message", "call", "due", "fingerprint", "progress", 
 def decide(
     database: Database, db: sa.Connection, request: ClaimRequest, once: Once, *, due: Any
 ) -> None:
-    """Ask `once` about what stands there, and replace its call if it says so."""
+    """Report the recorded message to `once`, and replace its call if `once` returns a new one."""
     row = _locked_new(db, request) if once.replaces else None
     row = row or _open(database, db, request)
     if row is None or message_of(row) == request.message.name:
-        return  # it has ended, or is this request's own
+        return  # the work has ended, or the record is this request's own
     found = Standing(
         work=row.id,
         message=message_of(row),
@@ -61,9 +60,9 @@ def _locked_new(db: sa.Connection, request: ClaimRequest) -> Any:
 
 
 def _open(database: Database, db: sa.Connection, request: ClaimRequest) -> Any:
-    """The open work as `db` sees it, or as it is committed: `db` may have an older snapshot.
+    """Return the open work as `db` sees it, or as committed: `db` may have an older snapshot.
 
-    The holder's row is not locked: its renewals and its completion would wait for the user.
+    Do not lock the row: the holder's renewals and completion would wait for the user's transaction.
     """
     select = _select(request, *_OPEN)
     row = db.execute(select).first()
@@ -101,20 +100,20 @@ def _replace(
             call=request.call,
             sends=None,
             due=due,
-            **NO_PLACE,  # it stands at the end of its key's line, when its message has come
+            **NO_PLACE,  # when its message arrives, it goes to the end of its key's line
         )
     )
     if changed.rowcount != 1:
         raise TransactionRetryError(
-            f"{request.work}: its row was locked, and changed. Enqueue it again in a new "
-            "transaction.",
+            f"{request.work} was not enqueued: another transaction changed its row meanwhile. "
+            "Enqueue it again in a new transaction.",
             key=", ".join(request.keys),
         )
     supersede(database, db, request, message_of(row))
 
 
 def supersede(database: Database, db: sa.Connection, request: ClaimRequest, message: str) -> None:
-    """Every delivery of this message is from now on an old copy, which does not run the work."""
+    """Make every delivery of this message count as an old copy, which does not run the work."""
     if message == request.message.name:
         return
     highest = MessageRef(message, retries=REPLACED_RETRIES)
@@ -123,12 +122,12 @@ def supersede(database: Database, db: sa.Connection, request: ClaimRequest, mess
 
 
 def not_superseded() -> sa.ColumnElement[bool]:
-    """Whether a message's numbers are those of its deliveries."""
+    """Return the condition that a message was not superseded."""
     return MESSAGES.c.retries < REPLACED_RETRIES
 
 
 def failed_message(db: sa.Connection, request: ClaimRequest) -> str | None:
-    """The message of FAILED work, which the queue may yet retry; its row is locked."""
+    """Return the message of FAILED work that the queue may still retry, and lock its row."""
     select = sa.select(WORK.c.message).where(
         _is(request), WORK.c.state == State.FAILED.value, WORK.c.final == 0
     )

@@ -336,7 +336,7 @@ def test_a_lock_that_a_completion_is_not_given_runs_the_body_again(
     assert isinstance(claimed, Claimed)
     with engine.begin() as db:
         db.execute(sa.select(WORK).with_for_update())
-        with pytest.raises(TransactionRetryError, match="not given in time"):
+        with pytest.raises(TransactionRetryError, match="too long for a row lock"):
             with ledger.transaction(claimed.claim, look_first=False) as tx:
                 tx.db.execute(sa.text("set innodb_lock_wait_timeout = 1"))
                 tx.complete_in_block(claimed.claim, None)
