@@ -737,7 +737,7 @@ def charge_once(place: Place) -> Iterator[None]:
     """A provider that charges once for each key, and times out when it is told to."""
     place.app()
     for table in (
-        "payments (id integer, order_id integer, status text)",
+        "payments (id integer, status text)",
         "orders (id integer, paid boolean)",
         "refunds (id integer)",
     ):
@@ -783,10 +783,33 @@ def charge_once(place: Place) -> Iterator[None]:
     charges["order-42"] = found
     place.charge_by_reference.apply((42, 1999)).get()
     assert place.sql("select paid from orders") == [1]
+    seen = _progress_after_a_refusal(place)
+    assert seen == [None, None]
     yield
     place.twice(place.refund, 9, 42, 500)
     assert sorted(charges.values()) == [500, 1999]
     assert place.sql("select id from refunds") == [9]
+
+
+def _progress_after_a_refusal(place: Place) -> list[Any]:
+    """What two attempts find, if the first one commits that the provider has not charged."""
+    seen: list[Any] = []
+
+    @place.names.app.task
+    @place.guarded_task(key="refused:<order_id>")
+    def refused(order_id: int, guard: taskguard.Guard) -> None:
+        seen.append(guard.progress)
+        with guard.checkpoint("asked"):
+            pass
+        with guard.checkpoint(None):
+            pass
+        if len(seen) == 1:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        refused.apply((7,)).get()
+    refused.apply((7,)).get()
+    return seen
 
 
 @around("docs/how-to/tenants.md")
