@@ -179,16 +179,20 @@ class StoredCalls:
             with self.locking(by, [("work", work) for work in (request.work, *request.formerly)]):
                 row = self.work_items.get(str(request.work))
                 former = _records(self, request.formerly)
-                numbered = (request.message.name, request.work) in self.numbers
+                message = request.message.name
+                numbered = (message, request.work) in self.numbers
                 if only_new and (row is not None or numbered):
                     return False
                 if _is_full(self, (row, *former), request):
                     fresh = row is not None and row.line is None and not row.attempts
-                    if fresh and row.message == request.message.name:
+                    if fresh and row.message == message:
                         refused = {"state": State.FAILED, "due": None, "finished": now_us}
                         self.work_items[row.id] = replace(row, **refused)
                     raise LineFullError(f"{request.max_waiting} messages wait", key=request.keys[0])
                 if not all(may_park(each, request) for each in (row, *former) if each):
+                    return False
+                of_work = (request.work, *request.formerly)
+                if any(self.numbers.get((message, work)) == SUPERSEDED for work in of_work):
                     return False
                 kept = [each.parked for each in former if each.parked is not None]
                 for each in former:

@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from taskguard.errors import LineFullError
 from taskguard.ledger.connections.database import WRITE_LOCK_S, Database
 from taskguard.ledger.lines import states
+from taskguard.ledger.messages import is_replaced
 from taskguard.ledger.records import new_record, waiting_values
 from taskguard.ledger.tables import MESSAGES, NO_PLACE, WORK
 from taskguard.model.claims import ClaimRequest
@@ -31,7 +32,8 @@ def park(database: Database, request: ClaimRequest, *, only_new: bool = False) -
     """Store the work with its call, at the end of its key's line or in the position that it has.
 
     Return False if the work may not wait: it is in progress, has ended for good, or another message
-    is stored for it, whose own caller waits for the result. With `only_new`, return False also if
+    is stored for it, whose own caller waits for the result. Nor may it wait for a message whose
+    call was replaced, even if the newer message has failed. With `only_new`, return False also if
     the work or its message is on record.
 
     Raises LineFullError. If two messages arrive at once, both may get the last position.
@@ -96,6 +98,8 @@ def _park(database: Database, db: sa.Connection, request: ClaimRequest) -> bool:
         former = _former_records(db, request)
         if not all(may_wait(row, request) for row in former):
             return False
+        if db.execute(sa.select(is_replaced(request))).scalar():
+            return False
         kept = min((row.parked for row in former if row.parked is not None), default=None)
         place["parked"] = place["parked"] if kept is None else kept
         _leave_former(db, former)
@@ -123,7 +127,12 @@ def _park(database: Database, db: sa.Connection, request: ClaimRequest) -> bool:
     ordered = {"expires": expires, "parked": parked}
     changed = db.execute(
         sa.update(WORK)
-        .where(WORK.c.id == request.work, sa.or_(own, failed), ~later)
+        .where(
+            WORK.c.id == request.work,
+            sa.or_(own, failed),
+            ~later,
+            ~is_replaced(request),
+        )
         .ordered_values(*ordered.items(), *((n, v) for n, v in values.items() if n not in ordered))
     )
     return changed.rowcount == 1

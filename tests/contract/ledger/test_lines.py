@@ -153,6 +153,39 @@ class TestPark:
         assert isinstance(book.ledger.claim(delivery(2)), Answer)
         assert isinstance(book.ledger.claim(instead), Claimed)
 
+    @pytest.mark.parametrize("max_waiting", [None, 1], ids=["failed", "refused"])
+    @pytest.mark.parametrize("formerly", [(), ("ship order:9",)], ids=["", "formerly"])
+    def test_a_replaced_message_never_waits(
+        self, book: Any, max_waiting: int | None, formerly: tuple[str, ...]
+    ) -> None:
+        """A late delivery of it is refused even if the newer message has failed.
+
+        The newer message failed in its body, or because `max_waiting` others wait. In the first
+        case the queue may retry it.
+        """
+        values = {"max_waiting": max_waiting, "formerly": formerly}
+        newer = delivery(2, MessageRef("newer"), call='{"queue": "test"}', **values)
+        with book.transaction() as db:
+            book.ledger.enqueue(db, delivery(2, call='{"queue": "test"}'), due_in_s=600)
+        with book.transaction() as db:
+            once = Once(lambda found: newer, replaces=True)
+            book.ledger.enqueue(db, newer, due_in_s=600, once=once)
+        if max_waiting is None:
+            book.ledger.fail(claimed(book, 2, message=newer.message).claim, "boom")
+        holder = claimed(book, 1)
+        if max_waiting is not None:
+            park(book, 3)
+            with pytest.raises(LineFullError):
+                book.ledger.park(newer)
+            book.ledger.complete_alone(holder.claim, None)
+            holder = claimed(book, 3)
+        before = book.work(2)
+        assert (before.state, before.message) == ("FAILED", "newer")
+        assert park(book, 2, **values) is False
+        assert book.work(2) == before
+        book.ledger.complete_alone(holder.claim, None)
+        assert call(book) is None
+
     def test_under_another_key(self, book: Any) -> None:
         """The work waits in the line of the key that this delivery requests, whatever its key was
         before."""

@@ -1,6 +1,6 @@
 -- Store work with its call in the line of its key: NEW, at the end, or in the position that it has. No
--- row if the work is in progress, has ended for good, or has another message on record. With `only_new`
--- no row if the work or its message is on record.
+-- row if the work is in progress, has ended for good, or has another message on record. No row either if
+-- the message's call was replaced. With `only_new` no row if the work or its message is on record.
 with asked as materialized (
     select
         (extract(epoch from clock_timestamp()) * 1000000)::bigint as now_us,
@@ -55,4 +55,8 @@ where (
         or (w.state = 'FAILED' and w.final = 0 and (w.line is null or w.message = excluded.message))
     )
     and not (w.message = excluded.message and w.retries > excluded.retries)
+    and not exists (
+        select from taskguard_messages
+        where message = %(message)s::text and work = %(work)s::text and retries = %(replaced)s::integer
+    )
 returning 1

@@ -39,7 +39,7 @@ from taskguard.ledger.tables import FREE, KEYS
 from taskguard.locks.base import Renewal
 from taskguard.model.bounds import NO_RATES, Bounds, Rate
 from taskguard.model.claims import Claim, ClaimAnswer, Claimed, ClaimRequest, RowRef
-from taskguard.model.states import Place, State
+from taskguard.model.states import REPLACED_RETRIES, Place, State
 
 __all__ = ["PostgreSQLStatements"]
 
@@ -249,8 +249,8 @@ class PostgreSQLStatements(Statements):
     def park(self, request: ClaimRequest, *, only_new: bool = False) -> bool:
         if request.max_waiting is not None or request.formerly:
             return super().park(request, only_new=only_new)
-        asked = self._asked(request) | {"key": request.line, "only_new": only_new}
-        return bool(self.database.ask(lines.PARK, asked))
+        asked = {"key": request.line, "only_new": only_new, "replaced": REPLACED_RETRIES}
+        return bool(self.database.ask(lines.PARK, self._asked(request) | asked))
 
     def call_next(
         self,
