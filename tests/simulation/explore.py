@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -64,7 +65,10 @@ def run_one(
     lines: list[str] | None = None,
     mistake: Mistake | None = None,
 ) -> tuple[Failure | None, Counter[str]]:
-    """Run one schedule; the same seed or the same choices give the same schedule."""
+    """Run one schedule; the same seed or the same choices give the same schedule.
+
+    An unexpected exception is a failure of the schedule, too.
+    """
     choices = Choices(seed, replay=replay)
     world = kind(choices, trace=None if lines is None else lines.append)
     failure = None
@@ -76,6 +80,8 @@ def run_one(
         failure = Failure(seed, choices.made, error.name, str(error))
     except StuckError as error:
         failure = Failure(seed, choices.made, "L1", f"L1: {error}")
+    except Exception as error:
+        failure = Failure(seed, choices.made, type(error).__name__, traceback.format_exc())
     return failure, world.counts
 
 

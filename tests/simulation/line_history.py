@@ -45,7 +45,8 @@ class LineHistory(History):
         self._gave_up: set[tuple[str, str]] = set()
         # Messages whose callers were told that they expired, and those that the ledger knows of.
         self._told_expired: set[tuple[str, str]] = set()
-        self._expired: set[tuple[str, str]] = set()
+        # And the number of retries that had expired. A worker may hold a later retry.
+        self._expired: dict[tuple[str, str], int] = {}
         self._waited_for: set[str] = set()
         self._ranks: dict[tuple[str, str], int] = {}
         # Strict work that has begun: how often its message had been retried, and its position.
@@ -64,7 +65,7 @@ class LineHistory(History):
         name = request.message.name
         if (name, request.task) in self._replaced:
             raise ViolationError("S10", f"{name} was replaced, and begins {request.work}")
-        if (name, request.task) in self._expired:
+        if request.message.retries <= self._expired.get((name, request.task), -1):
             raise ViolationError("S10", f"{name} has expired, and begins {request.work}")
         mine = self._world.ledger.work_items.get(request.work or "")
         if not request.in_line or (mine is not None and mine.state is State.PROCESSING):
@@ -149,7 +150,7 @@ class LineHistory(History):
         if dropped == "expired":
             self._told_expired.add(message.name)
             return
-        if dropped == "superseded" and message.name in self._expired:
+        if dropped == "superseded" and message.retries <= self._expired.get(message.name, -1):
             return  # according to what its caller was told
         if isinstance(told, _ANSWERS) or dropped in ("revoked", "outdated"):
             self._answered.add(message.name)
@@ -184,9 +185,9 @@ class LineHistory(History):
             return self.sent_s[message_of(by), by.task] >= self.sent_s[message, task.name]
         return super()._has_newer(message, task, work)
 
-    def expired(self, name: tuple[str, str]) -> None:
+    def expired(self, name: tuple[str, str], retries: int) -> None:
         """Record that the ledger, which had work of that message, was told that it expired."""
-        self._expired.add(name)
+        self._expired[name] = max(retries, self._expired.get(name, 0))
         self._leave(name)
 
     def replaced(self, message: str, task: Task) -> None:

@@ -27,7 +27,7 @@ from simulation.servers import BrokerError, PortLedger, PortLocks
 from simulation.stored_calls import keeps
 from simulation.world import Message, Task, Worker, World
 from taskguard.api import TaskGuard
-from taskguard.errors import TaskguardError
+from taskguard.errors import LedgerUnavailableError, TaskguardError
 from taskguard.events import Events
 from taskguard.model.claims import (
     Answer,
@@ -334,9 +334,14 @@ class LineWorld(World):
             row = self.ledger.work_items.get(task.work(name))
             if message == name and row is not None and keeps(row):
                 self.need_relay()  # no worker has its delivery, so none will promote the next
-            if message == name and self.ledger.revoke(task.work(name), message=name):
-                self.counts["messages revoked"] += 1
-                self.say(f"message {name} REVOKED")
+            if message == name:
+                with contextlib.suppress(LedgerUnavailableError):  # a transaction locks its row
+                    self._revoke(task, name)
+
+    def _revoke(self, task: Task, name: str) -> None:
+        if self.ledger.revoke(task.work(name), message=name):
+            self.counts["messages revoked"] += 1
+            self.say(f"message {name} REVOKED")
 
     # -- what servers do ----------------------------------------------------------------------
 
@@ -368,7 +373,8 @@ class LineWorld(World):
     def expire(self, work: str, message: MessageRef) -> bool:
         ended = super().expire(work, message)
         if ended:
-            self.history.expired((message.id, self.ledger.work_items[work].task))
+            name = message.id, self.ledger.work_items[work].task
+            self.history.expired(name, message.retries)
         return ended
 
     def announce(self, worker: Worker, delivery: Delivery) -> Dropped:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from simulation.history import ViolationError
 from simulation.ledger import MemoryTransaction
 from simulation.scheduler import Process
 from taskguard.errors import (
@@ -75,7 +76,11 @@ class Boundary:
         if lost in ("question", "late"):
             world.scheduler.sleep(_TIMEOUT_S)
             raise _NoAnswerError(name, late=lost == "late")
-        answer = do()
+        try:
+            answer = do()
+        except ViolationError as error:
+            world.violation = error  # taskguard may catch it
+            raise
         world.boundary(self.process, f"{name} done")
         if lost == "answer":
             world.scheduler.sleep(_TIMEOUT_S)

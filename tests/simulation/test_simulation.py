@@ -11,7 +11,8 @@ import pytest
 
 import taskguard.run.watchdog
 from simulation.checks import expect_found_out, expect_no_failure
-from simulation.explore import run_one, shrink, trace
+from simulation.explore import run_many, run_one, shrink, trace
+from simulation.history import ViolationError
 from simulation.mutants import MUTANTS, Mutant
 from simulation.world import World
 from support.exploration import Exploration
@@ -74,6 +75,36 @@ def test_a_seed_gives_the_same_schedule_again() -> None:
     counts = [run_one(7, lines=each)[1] for each in lines]
     assert lines[0] == lines[1]
     assert counts[0] == counts[1]
+
+
+def test_the_first_violation_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even if another one follows while taskguard handles the exception of the first."""
+
+    def mistake(world: World) -> None:
+        def claim(*_: object) -> None:
+            world.ledger.effects += [("a", 1), ("a", 2)]
+            raise ViolationError("S1", "first")
+
+        monkeypatch.setattr(world, "claim", claim)
+
+    failure, _ = run_one(7, mistake=mistake)
+    assert failure is not None
+    assert failure.text == "S1: first"
+
+
+def test_an_unexpected_exception_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a failure, with the seed of its schedule and the traceback."""
+
+    def mistake(world: World) -> None:
+        def take(*_: object) -> None:
+            raise RuntimeError("boom")
+
+        monkeypatch.setattr(world.broker, "take", take)
+
+    report = run_many([7], mistake=mistake)
+    (failure,) = report.failures
+    assert (failure.seed, failure.name) == (7, "RuntimeError")
+    assert "in take" in failure.text
 
 
 def test_a_watchdog_that_another_test_left(monkeypatch: pytest.MonkeyPatch) -> None:

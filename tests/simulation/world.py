@@ -21,7 +21,14 @@ import taskguard.run.admission
 import taskguard.run.parking
 import taskguard.run.tracked
 import taskguard.run.watchdog
-from simulation.history import CHANGED, BoomError, GaveUpError, History, OwnWordError
+from simulation.history import (
+    CHANGED,
+    BoomError,
+    GaveUpError,
+    History,
+    OwnWordError,
+    ViolationError,
+)
 from simulation.ledger import MemoryLedger, MemoryTransaction
 from simulation.scheduler import (
     Choices,
@@ -380,6 +387,8 @@ class World:
         self.ledger = MemoryLedger(self.database_clock, wait=lambda: self.scheduler.sleep(0.02))
         self.counts: Counter[str] = Counter()
         self.history = History(self)
+        # The violation that a call raised. taskguard may catch it, so the scheduler raises it.
+        self.violation: ViolationError | None = None
         self.faulty = False
         self.has_faults = True
         self.open: dict[int, OpenTransaction] = {}
@@ -510,6 +519,8 @@ class World:
         self.workers.append(Worker(self, name, former=former))
 
     def _after_step(self) -> None:
+        if self.violation is not None:
+            raise self.violation
         self.broker.restore()
         for each in list(self.open.values()):
             if each.process.dead:  # the server notices the closed connection
