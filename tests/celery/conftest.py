@@ -15,7 +15,7 @@ import pytest
 from support.celery_shop import Shop, shops
 from taskguard_sandbox.servers import Postgres, RabbitMQ, Valkey
 
-# Where nobody is killed or paused, a machine that stands still for seconds may end no lease.
+# For tests without kills and pauses: a machine that pauses for seconds must not end a lease.
 LONG_LEASE_S = "10"
 
 

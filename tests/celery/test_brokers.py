@@ -1,4 +1,4 @@
-"""RabbitMQ as the broker: what Redis does, it does."""
+"""RabbitMQ as the broker behaves as Redis does."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from taskguard.integration import MessageRef
 from taskguard_celery.calls import CelerySender, call_of
 
 pytestmark = pytest.mark.debian
-# The versions of Debian's stable and of its unstable differ in quorum queues and in what they do
-# with a message that is returned. What does not depend on that is tested on the first.
+# The versions of Debian's stable and unstable differ in quorum queues and in how they treat a
+# returned message. Tests that do not depend on that run on the first.
 both_versions = pytest.mark.parametrize(
     "any_rabbitmq", ["rabbitmq", "newest_rabbitmq"], indirect=True
 )
 
 
 def waiting(shop: Any) -> int:
-    """Messages that RabbitMQ holds for nobody in particular."""
+    """Return the number of messages that RabbitMQ has given to no worker."""
     with shop.tasks.app.connection_for_write() as connection:
         name = shop.tasks.app.conf.task_default_queue
         return int(connection.default_channel.queue_declare(name, passive=True).message_count)
@@ -109,7 +109,8 @@ def test_a_delivery_that_finds_the_key_taken_is_put_off(rabbit_shop: Any, kind: 
 
 @both_versions
 def test_a_quorum_queue_that_is_declared_is_found_out(quorum_shop: Any) -> None:
-    """By Celery's detection: RabbitMQ delays by whole seconds, and every delivery is answered."""
+    """Celery detects the quorum queue, RabbitMQ delays by whole seconds, and every delivery is
+    answered."""
     shop = quorum_shop
     with shop.worker(concurrency=4) as worker:
         results = [shop.tasks.ship.delay(6, shop.tasks.UNTIL_GO)]
@@ -124,9 +125,10 @@ def test_a_quorum_queue_that_is_declared_is_found_out(quorum_shop: Any) -> None:
 
 @both_versions
 def test_a_delivery_limit_outlasts_an_outage_of_publishing(quorum_shop: Any) -> None:
-    """What cannot be put off waits in its delivery, instead of coming back until it is thrown away.
+    """A message that cannot be deferred waits in its delivery, instead of coming back until it is
+    dropped.
 
-    Once nothing is in its way any more, it goes on without having been put off.
+    Once its key is free, it runs without having been deferred.
     """
     shop = quorum_shop
     outage = shop.folder / "outage"

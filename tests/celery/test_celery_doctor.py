@@ -1,4 +1,4 @@
-"""What of a Celery app's settings is found, by the command and when a worker starts."""
+"""Findings about a Celery app's settings, by the command and when a worker starts."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ from support.waiting import patience_s, wait_until
 pytestmark = pytest.mark.usefixtures("short_leases")
 
 TTL_S = 2.0
-# What a loaded machine may add to what the lease, the broker and the pool need; the message would
-# come again after 60 s anyway.
+# Time that a busy machine may add to lease, broker and pool. The message would come again after 60
+# s anyway.
 SLACK_S = 30.0
 
 

@@ -21,13 +21,13 @@ DONE_ELSEWHERE = "has done shop.deployed order:1 before, and now does shop.deplo
 
 
 def redeliver(make_shop: Any, *, before: str, after: str) -> tuple[Any, Any, str]:
-    """A message whose worker is killed after DONE, and before it can acknowledge it.
+    """Send a message, and kill its worker after DONE, before it can acknowledge it.
 
-    The shop, its caller's result and what the worker of the next deploy had to say.
+    Return the shop, its caller's result and the log of the next deploy's worker.
     """
     shop = make_shop(SHOP_VISIBILITY_S="2")
     result = shop.tasks.deployed.delay(1, lingers=before)
-    # Its own broker's patience is longer: nobody else answers the message.
+    # Its visibility timeout is longer, so that no other worker answers the message.
     with shop.worker({"SHOP_GUARD": before, "SHOP_VISIBILITY_S": "600"}) as worker:
         shop.wait_for_steps("done")
         worker.kill()
@@ -156,7 +156,8 @@ def leave_in_line(
 
 
 def test_a_deploy_that_moves_a_task_to_another_queue(shop: Any) -> None:
-    """What waits is sent to the new queue, once no worker consumes from the old one."""
+    """After no worker consumes from the old queue any more, waiting messages are sent to the new
+    one."""
     results = leave_in_line(shop, PARK, 3, queue="old")
     routes = {"shop.queue_up": {"queue": "shop"}}
     with shop.worker(deploy(PARK, task_routes=routes)) as worker:
@@ -185,13 +186,13 @@ def test_lines_of_a_former_namespace(shop: Any, before: str) -> None:
 
 
 def held(shop: Any, namespace: str) -> list[Any]:
-    """Who holds the lease of the relay of a namespace."""
+    """Return the holders of a namespace's relay lease."""
     prefix = f"{namespace}:" if namespace else ""
     return list(shop.ledger.holders(f"{prefix}leader:taskguard-relay:celery"))
 
 
 def standing(shop: Any) -> list[Any]:
-    """The records that have a place in a line."""
+    """Return the records with a position in a line."""
     with shop.engine.connect() as db:
         return list(db.execute(sa.select(WORK).where(WORK.c.parked.is_not(None))))
 

@@ -74,7 +74,7 @@ def test_an_absent_database_is_an_error_where_nothing_can_be_put_off(make_shop: 
 
 
 def test_arguments_are_checked_before_anything_is_sent(shop: Any) -> None:
-    """By the function's signature without `guard`."""
+    """Arguments are checked by the function's signature without `guard`."""
     with pytest.raises(TypeError):
         shop.tasks.ship.delay()
     with pytest.raises(TypeError):

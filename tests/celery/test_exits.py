@@ -1,4 +1,4 @@
-"""Bodies that end their process, or are cancelled, without anybody having told them to."""
+"""Bodies that end their process or are cancelled without a request to stop."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def expire_on_the_way(shop: Any) -> None:
 
 
 def test_on_its_way_on_redis(shop: Any) -> None:
-    """Who was called is heard of, and holds up nobody."""
+    """A promoted message that expires on its way is announced, and blocks no other."""
     expire_on_the_way(shop)
 
 
@@ -164,8 +164,11 @@ def test_on_its_way_on_rabbitmq(rabbit_shop: Any) -> None:
 
 
 def test_whoever_announces_calls_the_next(rabbit_shop: Any) -> None:
-    """At once, and without a relay: after one that was revoked while it waited, and after one that
-    has expired at its turn."""
+    """A worker that announces an expired message promotes the next, without a relay.
+
+    That holds for a message that was revoked while it waited, and for one that expired when it was
+    promoted.
+    """
     shop = rabbit_shop
     task = shop.tasks.queue_up
     with shop.without_relay(), shop.worker(concurrency=2):

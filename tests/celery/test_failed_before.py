@@ -49,7 +49,7 @@ def app(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
 )
 @pytest.mark.parametrize("order", ["best_effort", "strict"])
 def test_it_leaves_its_line(app: Celery, base: Any, decorate: Any, order: str) -> None:
-    """It is not sent again, and who stands behind it is called."""
+    """The message leaves its line and is not sent again, and the next one is promoted."""
     ran: list[str] = []
 
     @app.task(name="line", base=base, shared=False)
@@ -74,7 +74,7 @@ def test_it_leaves_its_line(app: Celery, base: Any, decorate: Any, order: str) -
 
 
 def test_a_copy_does_not_end_work_that_is_done(app: Celery) -> None:
-    """Nor is work ended that another message has at hand."""
+    """A failing copy ends neither done work, nor work that another message has in hand."""
     refuses = False
 
     def sometimes(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,4 +1,4 @@
-"""Through which queue those come who were called, and what their messages are there."""
+"""The queue in which promoted messages arrive, and their form there."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def arguments_beside(queue: Queue, **settings: Any) -> dict[str, Any] | None:
     ],
 )
 def test_a_queue_beside_on_rabbitmq_is_of_its_queues_kind(name: str, value: Any) -> None:
-    """Where it is kept, who may overtake whom, and what becomes of what is rejected."""
+    """The queue of promoted messages keeps this argument of its queue."""
     assert arguments_beside(Queue("orders", queue_arguments={name: value})) == {name: value}
 
 

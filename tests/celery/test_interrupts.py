@@ -12,7 +12,7 @@ from support.waiting import patience_s, wait_until
 
 
 def take_away(shop: Any, order: int) -> None:
-    """What the ledger looks like after another holder took the key over, and has vanished."""
+    """Change the ledger as if another holder had taken the key over, and vanished."""
     with shop.engine.begin() as db:
         for table in ("taskguard_keys", "taskguard_work"):
             statement = (

@@ -21,7 +21,7 @@ from support.waiting import patience_s, wait_until
 from taskguard_celery.beat import LeaderScheduler
 
 EVERY_S = 0.5
-TTL_S = 4.0  # a machine that stands still for a moment elects nobody else
+TTL_S = 4.0  # longer than a short pause of the machine, which must not elect another leader
 SCHEDULER = "taskguard_celery.LeaderScheduler"
 ENTRIES = {"entry": {"task": "shop.each", "schedule": EVERY_S, "args": ["entry"]}}
 
@@ -63,7 +63,7 @@ class Beats:
         wait_until(lambda: record() != before, message="a record")
 
     def pair(self, **settings: Any) -> tuple[CeleryBeat, CeleryBeat]:
-        """Who leads, and who follows."""
+        """Return the leader and the other beat."""
         beats = [self.start(**settings) for _ in range(2)]
         leader = wait_until(
             lambda: next((each for each in beats if each.sent()), None), message="one sends"
@@ -123,7 +123,7 @@ def test_a_beat_that_is_frozen_neither_dies_nor_sends_once_it_wakes(beats: Beats
     leader.resume()
     wait_until(lambda: "leads no more" in leader.text(), message="it has noticed")
     goes_on(other)
-    # What it was about to send when it was frozen, at most.
+    # At most the message that it was about to send when it was frozen.
     assert leader.sent() - sent <= 1
     assert other.terminate() == 0
     goes_on(leader)
@@ -150,7 +150,7 @@ def test_a_beat_that_is_told_to_stop_is_followed_at_once(beats: Beats) -> None:
 
 
 def test_what_was_due_while_nobody_led_is_sent_once(beats: Beats) -> None:
-    """By the record in the ledger: the second beat has a file of its own, where nothing stands."""
+    """The ledger's record decides: the second beat's own file has no entry."""
     entries = {
         "often": {"task": "shop.each", "schedule": EVERY_S, "args": ["often"]},
         "rare": {"task": "shop.each", "schedule": 4.0, "args": ["rare"]},
@@ -204,7 +204,8 @@ def test_servers_that_are_away_end_no_beat(
 def test_a_beat_that_the_broker_does_not_answer_lets_another_lead(
     make_shop: Callable[..., Any], spare_valkey: Any
 ) -> None:
-    """What it could not send is sent by the other one; it comes back once the broker does."""
+    """The other beat sends what this one could not send. This one is a candidate again when the
+    broker is up."""
     with ExitStack() as stack:
         beats = Beats(make_shop(), stack)
         first = beats.start(broker_url=spare_valkey.url)
@@ -243,7 +244,7 @@ def test_sigterm_ends_a_beat_whatever_it_is_doing(
 def test_told_to_end_before_its_thread_is_started(
     shop: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The signal comes in the moment between: it ends all the same, without an error."""
+    """A signal just before its thread starts ends the beat without an error."""
 
     def interrupted(_: threading.Thread) -> None:
         raise SystemExit(0)

@@ -1,4 +1,4 @@
-"""What Flower and other monitors hear of messages that wait for their key: Celery's events."""
+"""Celery's events that Flower and other monitors get for messages that wait for their key."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def test_a_deferral_is_one_more_reception_and_start_of_the_same_task(make_shop: 
 
 
 def test_while_it_is_parked_it_has_begun_and_not_ended(make_shop: Any) -> None:
-    """Of a message that waits in the ledger neither an end nor a retry; then one success."""
+    """A message that waits in the ledger sends neither an end nor a retry. Afterwards it sends one
+    success."""
     shop = make_shop(SHOP_SETTINGS='{"worker_send_task_events": true}')
     task = shop.tasks.queue_up
     with shop.worker(), Ear(shop.tasks.app) as ear:

@@ -57,7 +57,8 @@ def sent_at(sent_s: float) -> dict[str, Any]:
 
 class TestLatest:
     def test_the_newest_waits(self, shop: Any) -> None:
-        """Of three the first and the last run; who waited in between hears that it never does."""
+        """The first and the last of three messages run. The middle one is told that it
+        never does."""
         task = shop.tasks.latest
         with shop.worker(concurrency=2):
             first = task.delay("a", 1, HOLDS_S)
@@ -117,7 +118,7 @@ class TestLatest:
 
     @pytest.mark.once
     def test_whoever_waits_is_told_though_its_caller_died(self, shop: Any) -> None:
-        """The message by which it is to hear of it gets lost: a relay sends another one."""
+        """If a superseded message's notification is lost, a relay sends another one."""
         with shop.worker(concurrency=2):
             shop.tasks.latest.delay("a", 1, HOLDS_S)
             began(shop, 1)
@@ -170,7 +171,8 @@ class TestSupersede:
     @pytest.mark.once
     @pytest.mark.parametrize("how", ["killed", "frozen"])
     def test_a_holder_that_does_not_hear(self, make_shop: Any, how: str) -> None:
-        """Nobody waits for it; its redelivery is answered, and what it wakes up to is refused."""
+        """A frozen holder blocks no message. Its redelivery is answered, and its late commit
+        refused."""
         shop = make_shop(SHOP_VISIBILITY_S="10")
         task = shop.tasks.supersede
         with shop.worker(concurrency=1) as one, shop.worker(concurrency=1) as other:

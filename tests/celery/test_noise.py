@@ -1,4 +1,4 @@
-"""What the log says of failures that are not new. Without a worker."""
+"""Log lines about failures that are already known. Without a worker."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_dead_work_is_an_error_once_and_then_a_warning(
 
 
 def vanish(task: Any, *args: Any) -> None:
-    """Somebody claims the task's work, and is gone at once."""
+    """Let a holder claim the task's work, and vanish at once."""
     compiled = taskguard_celery.guarded_function_of(task)
     runner = taskguard_celery.runtime_of(task.app).runner
     assert compiled is not None

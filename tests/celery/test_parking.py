@@ -1,4 +1,4 @@
-"""`busy="park"` with real workers: messages wait in the ledger, and come in their order."""
+"""`busy="park"` with real workers: messages wait in the ledger, and run in order."""
 
 from __future__ import annotations
 
@@ -27,9 +27,11 @@ from taskguard.model.states import State
 
 
 def inversions(numbers: list[int]) -> int:
-    """How often a later one ran before an earlier one. Two who come at one moment may change
-    places, and a worker that pauses lets several go before what it has in hand; with retries it
-    is every third."""
+    """Return how often a later message ran before an earlier one.
+
+    Two messages that arrive at one moment may swap places, and a worker that pauses lets several
+    pass. With retries every third message may be affected.
+    """
     return sum(one > other for one, other in pairwise(numbers))
 
 
@@ -63,11 +65,12 @@ def waiting(shop: Any) -> list[Any]:
 
 
 def test_messages_of_two_keys_run_in_order(shop: Any) -> None:
-    """One at a time for each key, each once, in the order in which they came; nobody is left."""
+    """Messages of two keys run one at a time for each key, each once, in order, and none is
+    left."""
     results = [
         shop.tasks.queue_up.delay(name, number, 0.005) for number in range(25) for name in "ab"
     ]
-    # One child each: what it parks comes in the order of the queue.
+    # One child each: it parks messages in the order of the queue.
     with shop.worker(concurrency=1), shop.worker(concurrency=1):
         assert [each.get(timeout=patience_s()) for each in results] == [
             n for n in range(25) for _ in "ab"
@@ -83,7 +86,7 @@ def test_messages_of_two_keys_run_in_order(shop: Any) -> None:
 
 
 def test_on_rabbitmq(rabbit_shop: Any) -> None:
-    """The same there, on its own kind of queues: in order, each once, and nobody is left."""
+    """On RabbitMQ's own kind of queues, messages run in order, each once, and none is left."""
     take_turns(rabbit_shop)
 
 
@@ -110,7 +113,8 @@ def take_turns(shop: Any) -> None:
 
 @pytest.mark.once
 def test_by_priority(shop: Any) -> None:
-    """Whom the broker would deliver first goes first, on Redis 0; of equal ones who was sent first.
+    """With priorities, the message that the broker would deliver first runs first: 0 on Redis.
+    Equal ones run in send order.
 
     Beyond `max_waiting` a message fails with an error that names the key.
     """
@@ -188,7 +192,8 @@ def test_killed_workers_lose_nobody(make_shop: Any, who: str) -> None:
 
 @pytest.mark.once
 def test_emptied_lock_server(shop: Any) -> None:
-    """The line is in the ledger: nobody is lost, no two are at work, the order stays."""
+    """An emptied lock server loses no message and breaks no order, because the line is in the
+    ledger."""
     with shop.worker(concurrency=1), shop.worker(concurrency=1):
         results = [shop.tasks.queue_up.delay("a", number, 0.05) for number in range(12)]
         for count in (2, 5, 8):
@@ -202,21 +207,21 @@ def test_emptied_lock_server(shop: Any) -> None:
 
 @pytest.mark.once
 def test_one_that_was_called_and_got_lost_is_called_again(shop: Any) -> None:
-    """By a relay, without anybody's doing; those behind it go on meanwhile."""
+    """A relay sends a lost promoted message again. Those behind it go on meanwhile."""
     with shop.worker(concurrency=2):
         first = shop.tasks.queue_up.delay("a", 0, shop.tasks.UNTIL_GO)
         shop.wait_for_steps("began")
         later = [shop.tasks.queue_up.delay("a", number) for number in range(1, 4)]
         wait_until(lambda: len(waiting(shop)) == 3)
-        # As if it had been called, and its message were lost with the broker's memory.
+        # As if it had been promoted, and the broker had lost its message.
         with shop.engine.begin() as db:
             lost = waiting(shop)[0].id
             db.execute(sa.update(WORK).where(WORK.c.id == lost).values(due=1))
             db.execute(sa.text("insert into steps values ('', 'go', 0)"))
         assert [each.get(timeout=patience_s()) for each in [first, *later]] == [0, 1, 2, 3]
     assert set(shop.effects().values()) == {1}
-    # The relay is in a process that forks nobody: a child would inherit what its thread has locked.
-    # It is none of the pool's, which end as the pool shrinks.
+    # The relay is in a process that does not fork: a child would inherit the locks of its thread.
+    # It is no process of the pool, which ends them as it shrinks.
     led = [
         line for line in shop.logs().splitlines() if "leader taskguard-relay:celery: this" in line
     ]
@@ -230,8 +235,11 @@ def _has_children(worker: Any, number: int) -> bool:
 
 @pytest.mark.once
 def test_the_relay_outlives_the_pools_children_and_itself(shop: Any) -> None:
-    """The pool shrinks to nothing, its children are replaced, and the relay is killed: each time a
-    message whose key was freed by code that calls nobody is called, and runs."""
+    """The relay still promotes after the pool shrank to nothing, after its children were replaced,
+    and after the relay was killed.
+
+    Each time a message waits behind a key that is released without promoting another.
+    """
     runtime = taskguard.connect(
         locks=shop.environment["SHOP_LOCKS"], ledger=shop.environment["SHOP_DATABASE"]
     )
@@ -281,7 +289,8 @@ def test_the_relay_outlives_the_pools_children_and_itself(shop: Any) -> None:
 
 
 def test_a_line_of_celery_and_rq(shop: Any, valkey: Any, tmp_path: Path) -> None:
-    """Tasks and jobs of one key, in the order in which they were sent, each called by his own."""
+    """Tasks and jobs of one key run in the order in which they were sent, each promoted by its own
+    sender."""
     office = Office(
         broker=valkey.url_of(4),
         locks=shop.environment["SHOP_LOCKS"],
@@ -308,7 +317,8 @@ def test_a_line_of_celery_and_rq(shop: Any, valkey: Any, tmp_path: Path) -> None
             else:
                 assert other.get(timeout=patience_s()) == number
     assert numbers_of(shop, "a") == list(range(7))
-    # Who cannot send a call leaves it to a relay, which looks every second; not to a recall.
+    # A process that cannot send a message leaves it to a relay, which looks every second, and not
+    # to a recall.
     moments = [step.at_s for step in shop.steps("began")]
     assert max(later - one for one, later in pairwise(moments[1:])) < 5
 

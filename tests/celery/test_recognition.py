@@ -78,7 +78,7 @@ def deliver_elsewhere(task: Task, *args: Any, task_id: str) -> Any:
 
 
 def test_a_direct_call_of_a_class_is_its_own(app: Celery) -> None:
-    """Of two that share a body, the one that is called names the work."""
+    """If two classes share a body, the class that is called names the work."""
     app.register_task(Charge()).bodies = []
     refund = app.register_task(Refund())
     refund.bodies = []

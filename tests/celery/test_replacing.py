@@ -34,7 +34,7 @@ ENDS = {
 
 
 def state(app: Celery, work: str) -> str:
-    """What the ledger says of it."""
+    """Return the work's state in the ledger."""
     ledger: Any = taskguard_celery.runtime_of(app).ledger
     return str(ledger.view(work).state.value)
 
@@ -107,7 +107,7 @@ def test_a_transaction_that_is_left_by_ignore_is_not_done(app: Celery) -> None:
 def test_work_that_goes_on_in_its_own_place_is_not_done(
     app: Celery, deep: bool, namespace: str
 ) -> None:
-    """What is in its place is the same work, which it claims; at its end it is DONE."""
+    """A replacement that is the same work claims it. At its end the work is DONE."""
     app.conf.taskguard_namespace = namespace
     work = "fetch shop:feed:1" if namespace else "fetch feed:1"
     turns = []

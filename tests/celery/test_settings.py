@@ -1,4 +1,4 @@
-"""What a worker says about its settings, and what it does where they are wrong."""
+"""Warnings of a worker about its settings, and its behaviour if they are wrong."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def make_app(broker: str = "redis://localhost", **settings: Any) -> Celery:
 
 
 def found(app: Celery) -> list[str]:
-    """What was found that loses or repeats the guarded task's work."""
+    """Return the findings that lose or repeat the guarded task's work."""
     app.finalize()
     losing = {"early_ack", "worker_lost_ack", "visibility_timeout"}
     return [str(each) for each in configuration_of(app).findings if each.name in losing]
@@ -175,7 +175,8 @@ def test_guarded_task_over_shared_task_says_so_too() -> None:
 
 
 def test_lost_children_are_looked_for_well_within_a_lease() -> None:
-    """By a timer for each connection of a worker; one without guarded tasks is left alone."""
+    """A timer for each connection of a worker looks for lost children. A worker without guarded
+    tasks has none."""
     started: list[tuple[float, Mock]] = []
 
     def call_repeatedly(delay_s: float, _: Any) -> Mock:
@@ -326,7 +327,7 @@ def test_what_celery_shows_of_its_settings_has_no_password(namespace: str | None
         assert "taskguard_l" in shown.lower()
         assert SECRET not in shown
         value = app.conf[next(iter(each))]
-        assert str(value) == str(next(iter(each.values()))), "whoever asks for it gets it"
+        assert str(value) == str(next(iter(each.values()))), "the setting itself keeps its value"
 
 
 def test_tables_dropped_under_a_worker_lose_nothing(shop: Any) -> None:

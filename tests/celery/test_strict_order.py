@@ -1,4 +1,4 @@
-"""`order="strict"` with real workers: nobody goes before one that waits for its own retry."""
+"""`order="strict"` with real workers: no message goes before one that waits for its retry."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from taskguard_celery import enqueue
 
 
 def began(shop: Any) -> list[int]:
-    """Whose bodies began, one after the other; attempts of one in a row count once."""
+    """Return the numbers of the bodies in the order in which they began. Consecutive attempts count
+    once."""
     numbers = [int(step.item.split()[1]) for step in shop.steps("began")]
     return [n for at, n in enumerate(numbers) if at == 0 or numbers[at - 1] != n]
 
@@ -36,7 +37,7 @@ def heads(shop: Any) -> list[Any]:
 
 
 def places(shop: Any) -> list[str]:
-    """Whose work still has a place."""
+    """Return the works that still have a position."""
     with shop.engine.connect() as db:
         select = sa.select(WORK.c.id).where(WORK.c.parked.is_not(None))
         return list(db.execute(select).scalars())
@@ -52,8 +53,8 @@ def send_behind(shop: Any, hows: dict[int, str], count: int = 9) -> list[Any]:
 
 
 def test_retries_keep_their_place(shop: Any) -> None:
-    """By autoretry_for, by self.retry(), and one that has no retries left: the order of all is
-    that in which they were sent, and those that are behind it go on."""
+    """Messages keep their order with autoretry_for, with self.retry(), and if one has no retries
+    left."""
     keep_their_place(shop)
 
 
@@ -83,7 +84,7 @@ def keep_their_place(shop: Any) -> None:
 @pytest.mark.usefixtures("short_leases")
 @pytest.mark.once
 def test_a_head_that_kills_its_worker(make_shop: Any) -> None:
-    """Is taken over by its own message, and goes first all the same."""
+    """A message that kills its worker is taken over, and still goes first."""
     shop = make_shop(SHOP_VISIBILITY_S="3")
     with shop.worker(concurrency=3):
         results = send_behind(shop, {0: "dies", 2: "dies"}, count=5)
@@ -125,8 +126,8 @@ def test_one_that_was_revoked_while_it_waits_for_its_retry(shop: Any) -> None:
 
 @pytest.mark.once
 def test_enqueued_in_order(shop: Any) -> None:
-    """By `enqueue()` each has its place before it is sent: several workers with nothing else to do
-    take them in no other order."""
+    """`enqueue()` gives each message a position before it is sent, so idle workers take them in
+    order."""
     with shop.worker(concurrency=3), shop.worker(concurrency=3):
         shop.let_go()
         results = [
@@ -159,8 +160,11 @@ def test_what_was_enqueued_and_the_broker_has_lost(shop: Any) -> None:
     ("of", "before_s"), [("message", "0"), ("worker", "0"), ("message", "0.3")]
 )
 def test_a_head_over_its_hard_time_limit(make_shop: Any, of: str, before_s: str) -> None:
-    """Each run counts as a crash, so that it is DEAD in the end, and those behind it go on; also
-    where handlers of task_prerun take a good part of its time."""
+    """Each run over the hard time limit counts as a crash. In the end the work is DEAD, and the
+    next ones go on.
+
+    That holds even if handlers of task_prerun take a large part of its time.
+    """
     shop = make_shop(SHOP_SETTINGS=json.dumps({"task_time_limit": 1} if of == "worker" else {}))
     options = {"time_limit": 1} if of == "message" else {}
     shop.let_go()

@@ -36,7 +36,8 @@ def messages(shop: Any) -> Counter[str]:
 
 
 def test_a_tick_that_two_beats_sent_runs_once(shop: Any) -> None:
-    """Beside it, without a guard: twice. The second beat's clock is apart from the first one's."""
+    """A tick that two beats sent runs once with a guard, and twice without one. The beats' clocks
+    differ."""
     missing = clock_shim.unavailable()
     if missing:
         pytest.skip(missing)

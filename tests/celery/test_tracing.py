@@ -1,4 +1,4 @@
-"""What a child of a prefork pool sends to its parent of how a message ended."""
+"""What a child of a prefork pool tells its parent about the end of a message."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def app() -> Any:
 
 
 def traced(app: Any, how: str) -> Any:
-    """What the tracer of a child answers, as its parent gets it."""
+    """Return the answer of a child's tracer, as its parent gets it."""
     request = {"id": how, "args": (how,), "kwargs": {}, "delivery_info": {"is_eager": False}}
     answer = app.tasks["ends"].__trace__(how, (how,), {}, request)
     return pickle.loads(pickle.dumps(answer.retval))
 
 
 def test_an_ignore_is_short(app: Any) -> None:
-    """It says that the message is to be ignored, and nothing of Celery's own frames."""
+    """An Ignore contains only the fact that the message is ignored, and no frames of Celery."""
     app.tasks["ends"].__trace__ = trace.build_tracer("ends", app.tasks["ends"], app=app)
     long = traced(app, "ignore")
     trace_briefly(app, "host")

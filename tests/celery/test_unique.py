@@ -91,7 +91,7 @@ def test_skipped_or_refused_nothing_is_sent(shop: Any) -> None:
 
 
 def test_the_newest_arguments_run_under_the_first_id(shop: Any) -> None:
-    """All messages come; the older ones do nothing, and everybody waits for one result."""
+    """All messages arrive. The older ones do nothing, and all callers wait for one result."""
     index = shop.tasks.index
     calls = [enqueue(index, (1, words), duplicate="replace") for words in ("a", "b", "c")]
     assert [each.outcome for each in calls] == ["sent", "replaced", "replaced"]

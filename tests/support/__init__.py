@@ -1,1 +1,1 @@
-"""What several tests use: waiting on conditions, and more beside it."""
+"""Helpers of several tests: waiting for conditions, and others."""

@@ -1,4 +1,4 @@
-"""Sessions of a database under test that hold locks: whose they are, how they end."""
+"""Sessions of a database under test that hold locks: how to find and end them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support.waiting import wait_until
 from taskguard.advisory_locks import AdvisoryLocks
 from taskguard.locks.base import LockProvider
 
-# What shows all locks of a server; MariaDB's has to be installed.
+# Queries for all locks of a server; MariaDB's plugin has to be installed.
 _STANDING = {
     "postgresql+psycopg": "select classid, objid from pg_locks join pg_database d"
     " on d.oid = database where locktype = 'advisory' and d.datname = current_database()",
@@ -27,7 +27,7 @@ _STANDING = {
 
 
 def execute(url: str, statement: str) -> list[Any]:
-    """Past everything that is tested."""
+    """Execute a statement past everything that is tested."""
     engine = sa.create_engine(url, poolclass=sa.NullPool, isolation_level="AUTOCOMMIT")
     with engine.connect() as db:
         result = db.exec_driver_sql(statement)
@@ -35,25 +35,26 @@ def execute(url: str, statement: str) -> list[Any]:
 
 
 def advisory_url(url: str) -> str:
-    """With the locks' own word in the place of the driver."""
+    """Return the URL of advisory locks for a database's URL."""
     kind, _, rest = url.partition("+")
     return f"{kind}+advisory://{rest.partition('://')[2]}"
 
 
 def kill(url: str, session: int) -> None:
-    """As an administrator does it. When this returns the session is gone, and its locks are."""
+    """Kill the session as an administrator does. When this returns, the session and its locks are
+    gone."""
     if url.startswith("postgresql"):
         execute(url, f"select pg_terminate_backend({session})")
         left = f"select pid from pg_stat_activity where pid = {session}"
     else:
-        with contextlib.suppress(sa.exc.OperationalError):  # it is gone already
+        with contextlib.suppress(sa.exc.OperationalError):  # the session has ended already
             execute(url, f"kill {session}")
         left = f"select id from information_schema.processlist where id = {session}"
     wait_until(lambda: not execute(url, left))
 
 
 def session_of(locks: LockProvider) -> int:
-    """The server's number of it."""
+    """Return the server's number of the session."""
     assert isinstance(locks, AdvisoryLocks)
     assert locks._current is not None
     return locks._current.opened.number
@@ -61,7 +62,7 @@ def session_of(locks: LockProvider) -> int:
 
 @contextmanager
 def advisory_kind(url: str) -> Iterator[LockServer]:
-    """It as the contract suite wants it; its providers are closed at the end."""
+    """Describe it for the contract suite. Its providers are closed at the end."""
     made: list[AdvisoryLocks] = []
 
     def connect() -> AdvisoryLocks:

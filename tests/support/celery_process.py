@@ -1,4 +1,4 @@
-"""Celery's way of a message within the test's own process: no broker, no worker, no results."""
+"""Deliver Celery messages within the test's own process: no broker, no worker, no results."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ __all__ = ["come", "deliver", "local_app", "messages_of", "next_message"]
 
 @contextmanager
 def local_app(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
-    """An app whose broker is this process's memory, and whose ledger decides alone."""
-    memory.Channel.queues.clear()  # In a process all such brokers are one.
-    # Its own tasks only, whatever was imported before.
+    """Return an app whose broker is this process's memory, and that has a ledger but no lock
+    server."""
+    memory.Channel.queues.clear()  # All such brokers of a process are one.
+    # Only its own tasks, whatever was imported before.
     monkeypatch.setattr("celery._state._on_app_finalizers", set())
     ledger = SqlLedger(url)
     ledger.create_schema()
@@ -38,13 +39,13 @@ def local_app(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
 
 
 def deliver(task: Task, *args: Any, task_id: str, **request: Any) -> Any:
-    """What a worker's child does with a message; `request` is what it carries besides."""
+    """Run a message as a worker's child does. `request` has further fields of the message."""
     carried = {"id": task_id, "delivery_info": {}, "is_eager": False, **request}
     return build_tracer(task.name, task, app=task.app)(task_id, args, {}, carried)
 
 
 def next_message(app: Celery) -> Any:
-    """What was published and not read yet; raises queue.Empty if there is nothing."""
+    """Return the next published message. Raise queue.Empty if there is none."""
     with app.connection_for_read() as connection, connection.SimpleQueue("celery") as queue:
         message = queue.get(block=False)
         message.ack()
@@ -52,7 +53,7 @@ def next_message(app: Celery) -> Any:
 
 
 def messages_of(app: Celery) -> list[Any]:
-    """What was published to the app's queues and not read yet."""
+    """Return the messages that were published to the app's queues, and take them out."""
     found = []
     with app.connection_for_read() as connection:
         for declared in app.amqp.queues.values():
@@ -65,7 +66,7 @@ def messages_of(app: Celery) -> list[Any]:
 
 
 def come(message: Any) -> Any:
-    """What a worker does with a message that `messages_of()` has read."""
+    """Run a message that `messages_of()` has returned, as a worker does."""
     task = message.app.tasks[message.headers["task"]]
     args, kwargs, embed = message.payload
     request = Request(message, app=message.app, task=task).request_dict

@@ -1,6 +1,6 @@
-"""A shop with real Celery workers: its database, its app in this process as the producer.
+"""A shop with real Celery workers: its database, and its app in this process as the producer.
 
-A conftest makes a fixture of `shops()`; what its workers run is `support.shop`.
+A conftest makes a fixture of `shops()`. Its workers run `support.shop`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from taskguard.ledger.sql import SqlLedger
 
 @dataclass(frozen=True)
 class Step:
-    """Where a body was: `at_s` by the database's clock."""
+    """A point that a body has reached: `at_s` by the database's clock."""
 
     item: str
     pid: int
@@ -40,7 +40,7 @@ class Step:
 
 
 class Shop:
-    """Everything that a test of real workers looks at."""
+    """A shop, its database and its workers."""
 
     def __init__(self, environment: dict[str, str], folder: Path, *, tables: bool = True) -> None:
         self.environment = environment
@@ -50,7 +50,7 @@ class Shop:
             self.ledger.create_schema()
         self.engine = sa.create_engine(environment["SHOP_DATABASE"], pool_pre_ping=True)
         with self.engine.begin() as db:
-            # No unique index: a double effect has to be seen.
+            # No unique index: the test has to see a double effect.
             db.execute(sa.text("create table effects (item text, fence bigint)"))
             db.execute(
                 sa.text(
@@ -63,38 +63,38 @@ class Shop:
         self._workers = 0
 
     def worker(self, environment: dict[str, str] | None = None, **options: Any) -> CeleryWorker:
-        """A worker to be entered with `with`; `environment` differs from the shop's."""
+        """Return a worker for `with`. `environment` overrides the shop's variables."""
         self._workers += 1
         log = self.folder / f"worker-{self._workers}.log"
         return CeleryWorker({**self.environment, **(environment or {})}, log=log, **options)
 
     def let_go(self, go: str = "go") -> None:
-        """Bodies that are at work until they may go on go on."""
+        """Let waiting bodies go on."""
         with self.engine.begin() as db:
             db.execute(sa.text("insert into steps values ('', :name, 0)"), {"name": go})
 
     def revoke(self, result: Any) -> None:
-        """Until its one worker has heard of it."""
+        """Revoke a message, and wait until its one worker knows."""
         inspect = self.tasks.app.control.inspect(limit=1, timeout=10)
 
         def is_heard() -> bool:
-            """Said again until then: who is not there yet never hears it."""
+            """Repeat until it is known: a worker that starts later never gets it."""
             result.revoke()
             return any(result.id in ids for ids in (inspect.revoked() or {}).values())
 
         wait_until(is_heard, message="a revoke")
 
     def kill_holder(self, pid: int, task: str, order: object) -> float:
-        """SIGKILL to the process that is at work on it: until when its lease lasts, at least."""
+        """Kill (SIGKILL) the process that runs it. Return the earliest end of its lease."""
         before = self.work(task, order)
         os.kill(pid, signal.SIGKILL)
         after = self.work(task, order)
-        held = after if after.fence == before.fence else before  # else it is taken over by now
+        held = after if after.fence == before.fence else before  # otherwise it is taken over by now
         return float(held.lease_until_s)
 
     @contextmanager
     def without_relay(self) -> Iterator[None]:
-        """No worker is elected: this process has the relay's lease, and calls nobody."""
+        """Run without a relay: this process holds the relay's lease, and promotes no message."""
         over, leads = threading.Event(), threading.Event()
 
         def lead(_: Any) -> None:
@@ -114,19 +114,19 @@ class Shop:
             thread.join()
 
     def logs(self) -> str:
-        """What all workers said."""
+        """Return the logs of all workers."""
         logs = sorted(self.folder.glob("worker-*.log"))
         return "".join(log.read_text(errors="replace") for log in logs)
 
-    # -- what happened
+    # -- events
 
     def effects(self) -> Counter[str]:
-        """How often each item's effect stands in the database."""
+        """Return how often each item's effect is in the database."""
         with self.engine.connect() as db:
             return Counter(db.execute(sa.text("select item from effects")).scalars())
 
     def steps(self, name: str) -> list[Step]:
-        """Who got to the step `name`, in that order."""
+        """Return the items and processes that reached the step `name`, in order."""
         with self.engine.connect() as db:
             rows = db.execute(
                 sa.text(
@@ -138,7 +138,7 @@ class Shop:
             return [Step(row.item, row.pid, row.at_s) for row in rows]
 
     def go(self) -> None:
-        """Bodies that wait for it may end."""
+        """Let bodies end that wait for it."""
         with self.engine.begin() as db:
             db.execute(sa.text("insert into steps (item, name, pid) values ('go', 'go', 0)"))
 
@@ -149,7 +149,7 @@ class Shop:
             return float(db.execute(select).scalar_one())
 
     def work(self, task: str, order: object) -> Any:
-        """The record of the work of `task` on `order`."""
+        """Return the record of the work of `task` on `order`."""
         view = self.ledger.view(f"{task} order:{order}")
         assert view is not None, f"{task} order:{order} is not in the ledger"
         return view
@@ -157,16 +157,17 @@ class Shop:
     # -- messages
 
     def publish_raw(self, task: Any, args: list[Any], *, times: int, task_id: str) -> None:
-        """The same message, `times` times: same id, same delivery information."""
+        """Publish the same message `times` times: same id, same delivery information."""
         for _ in range(times):
             task.apply_async(args, task_id=task_id)
 
     def broker(self) -> redis.Redis:
-        """A client of the Redis that is the broker. The caller closes it."""
+        """Return a client of the Redis that is the broker. The caller closes it."""
         return redis.Redis.from_url(self.environment["SHOP_BROKER"])
 
     def messages(self, broker: redis.Redis) -> int:
-        """Messages in the Redis broker at this moment: in the queue, or not acknowledged."""
+        """Return the messages in the Redis broker at this moment: in the queue, or not
+        acknowledged."""
         with broker.pipeline(transaction=True) as pipe:
             pipe.llen(self.tasks.app.conf.task_default_queue)
             pipe.hlen("unacked")
@@ -186,7 +187,7 @@ class Shop:
         return self.steps(name)
 
     def wait_until_acknowledged(self) -> None:
-        """Until its one worker has no message in hand: an answer is stored before that."""
+        """Wait until its one worker has no message in hand: an answer is stored before that."""
         inspect = self.tasks.app.control.inspect(limit=1, timeout=10)
 
         def has_none() -> bool:
@@ -196,7 +197,7 @@ class Shop:
         wait_until(has_none, message="all acknowledged")
 
     def wait_for_quiet(self) -> None:
-        """Until the Redis broker has no message left."""
+        """Wait until the Redis broker has no message left."""
         with self.broker() as broker:
             wait_until(
                 lambda: not self.messages(broker),
@@ -216,7 +217,7 @@ class Shop:
         app.backend.client.connection_pool.disconnect()
         kombu.pools.reset()
         app.close()
-        if celery._state._tls.current_app is app:  # a closed one takes no shared tasks any more
+        if celery._state._tls.current_app is app:  # a closed app takes no shared tasks
             celery._state._set_current_app(None)
         for engine in self.tasks._engines.values():
             engine.dispose()
@@ -228,7 +229,7 @@ class Shop:
 def shops(
     valkey: Any, database: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., Shop]]:
-    """Gives a function that makes the test's shop; environment variables are given by name."""
+    """Return a function that makes the test's shop. Environment variables are given by name."""
     made: list[Shop] = []
 
     def make(*, tables: bool = True, **environment: str) -> Shop:

@@ -1,6 +1,7 @@
-"""Certificates for a run, made by the command `openssl`: an authority's, a server's, a client's.
+"""Make certificates with the command `openssl`: of an authority, a server and a client.
 
-The server's is valid for 127.0.0.1 alone. Its key is `nobody`'s, as whom databases run.
+The server's is valid for 127.0.0.1 only. Its key belongs to the user `nobody`, which runs
+databases.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ __all__ = ["Certificates", "unavailable"]
 
 
 def unavailable() -> str | None:
-    """None where certificates can be made, else the reason in words."""
+    """Return None if certificates can be made, else the reason in words."""
     return None if shutil.which("openssl") else "openssl is not installed"
 
 
 @dataclass(frozen=True)
 class Certificates:
-    """Files in PEM, each beside its key."""
+    """Files in PEM, each with its key."""
 
     folder: Path
 
     @classmethod
     def make(cls, folder: Path) -> Certificates:
-        """All three of them, valid for a day."""
+        """Make all three of them, valid for a day."""
         made = cls(folder)
         folder.chmod(0o755)
         _certificate(made.authority, "keyUsage = critical, keyCertSign", authority=True)
@@ -44,21 +45,22 @@ class Certificates:
 
     @property
     def server(self) -> Path:
-        """The server's."""
+        """Return the path of the server's certificate."""
         return self.folder / "server.crt"
 
     @property
     def key(self) -> Path:
-        """The server's key."""
+        """Return the path of the server's key."""
         return self.server.with_suffix(".key")
 
     @property
     def authority(self) -> Path:
-        """Who signs."""
+        """Return the path of the authority's certificate."""
         return self.folder / "ca.crt"
 
     def of_server(self) -> dict[str, str]:
-        """Options of a Redis that speaks TLS with its own, and wants a client's certificate."""
+        """Return the options of a Redis with TLS and this certificate, which requires a client's
+        certificate."""
         return {
             "tls_cert_file": str(self.folder / "server.crt"),
             "tls_key_file": str(self.folder / "server.key"),
@@ -68,7 +70,7 @@ class Certificates:
         }
 
     def of_client(self) -> str:
-        """Options of a URL."""
+        """Return the options of a URL."""
         crt, key = self.folder / "client.crt", self.folder / "client.key"
         return f"ssl_ca_certs={self.authority}&ssl_certfile={crt}&ssl_keyfile={key}"
 

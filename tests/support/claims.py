@@ -1,6 +1,6 @@
-"""Claims as a test makes them by hand: of the work `ship order:<number>`, on its key.
+"""Claims that a test makes by hand: of the work `ship order:<number>`, on its key.
 
-Guarantees that each is an owner's of its own, as from another process.
+Each has an owner of its own, as if from another process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["end_leases", "overtake", "request"]
 
 
 def request(number: int = 1, *, message: MessageRef | None = None, **values: Any) -> ClaimRequest:
-    """What a delivery of the message "m" asks for; `values` are fields of the request."""
+    """Return the claim request of message "m". `values` are fields of the request."""
     message = message or MessageRef("m")
     values = {
         "keys": (f"order:{number}",),
@@ -31,13 +31,13 @@ def request(number: int = 1, *, message: MessageRef | None = None, **values: Any
 
 
 def end_leases(engine: sa.Engine) -> None:
-    """Every holder looks as if it had been paused for longer than its lease."""
+    """Expire all leases, as if their holders had been paused."""
     with engine.begin() as db:
         for table in (KEYS, WORK):
             db.execute(sa.update(table).values(lease_until=1))
 
 
 def overtake(shop: Any) -> None:
-    """The leases in a shop's `engine` run out, and somebody else takes order 1 over."""
+    """Expire the leases in a shop's `engine`, and let another owner take order 1 over."""
     end_leases(shop.engine)
     assert isinstance(shop.ledger.claim(request()), Claimed)

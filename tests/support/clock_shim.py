@@ -30,7 +30,7 @@ SOURCE = Path(__file__).with_name("clock_shim.c")
 
 
 def unavailable() -> str | None:
-    """None where clocks can be moved, else the reason in words."""
+    """Return None if clocks can be moved, else the reason in words."""
     if not sys.platform.startswith("linux"):
         return "clocks can be moved on Linux only (LD_PRELOAD)"
     return (
@@ -39,7 +39,7 @@ def unavailable() -> str | None:
 
 
 class ServerClock:
-    """By how much the clock of the servers that have it differs from the machine's.
+    """The difference between the clock of these servers and the machine's.
 
     Attributes:
         offset_s: the sum of all jumps.
@@ -54,9 +54,9 @@ class ServerClock:
         subprocess.run(build, check=True, capture_output=True, timeout=patience_s())
 
     def jump(self, seconds: float) -> None:
-        """The clock goes forward by so much, or back."""
+        """Move the clock forward, or back."""
         self.offset_s += seconds
-        # Into the file as it is: the servers have it mapped.
+        # Overwrite the file in place: the servers have it mapped.
         with self._file.open("r+b") as file:
             file.write(struct.pack("=q", int(self.offset_s * 1_000_000)))
 
@@ -67,7 +67,7 @@ class ServerClock:
 
 @contextmanager
 def server_clock() -> Iterator[ServerClock]:
-    """A clock that shows the right time, in a folder that servers of any user can read."""
+    """Yield a clock that shows the right time, in a folder that servers of any user can read."""
     with tempfile.TemporaryDirectory(prefix="clock-") as name:
         folder = Path(name)
         folder.chmod(0o755)

@@ -1,9 +1,9 @@
-"""A process that does work in competition with others like it, by the ledger alone.
+"""A process that competes with others for the same work, through the ledger alone.
 
     python -m support.competing URL url|engine SEED
 
-Work items are neighbours in the index, share keys crosswise, and are met in another order by each
-process; some holders are late. The last line it prints is JSON: how often what happened.
+Work items are neighbours in the index, share keys crosswise, and come in another order in each
+process. Some holders are late. The last line of its output is JSON: counts of the outcomes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ EFFECT = sa.text("insert into effects values (:item)")
 
 
 def main(url: str, kind: str, seed: str) -> None:
-    """Until all work is done, by whomever."""
+    """Run until all work is done by some process."""
     ledger = SqlLedger(sa.create_engine(url) if kind == "engine" else url)
     mine = random.Random(int(seed))
     todo = list(range(COUNT))
@@ -42,7 +42,7 @@ def main(url: str, kind: str, seed: str) -> None:
         found = ledger.claim(request)
         counts[type(found).__name__] += 1
         if isinstance(found, Answer):
-            # Any other answer would leave the work to a message that nobody here has.
+            # Any other answer would leave the work to a message that no process here has.
             assert found.decision is Decision.DONE, found
             continue
         if isinstance(found, Claimed):
@@ -57,7 +57,7 @@ def main(url: str, kind: str, seed: str) -> None:
             except StaleTokenError:
                 counts["stale"] += 1
             except (TransactionRetryError, LedgerUnavailableError):
-                counts["again"] += 1  # as the runner does; SQLite's one writer was another for long
+                counts["again"] += 1  # SQLite had another writer for long
         else:
             counts["put off"] += _put_off(ledger, request, deferrals, work)
         todo.insert(0, work)
@@ -66,7 +66,7 @@ def main(url: str, kind: str, seed: str) -> None:
 
 
 def request_for(work: int, who: str, message: MessageRef) -> ClaimRequest:
-    """What `who` asks of the ledger for this work."""
+    """Return the claim request of owner `who` for this work."""
     return ClaimRequest(
         keys=(f"goods:{work // 4}", f"order:{work:04}")[: 1 + work % 2],
         owner=new_owner(who),
@@ -81,7 +81,7 @@ def request_for(work: int, who: str, message: MessageRef) -> ClaimRequest:
 def _put_off(
     ledger: SqlLedger, request: ClaimRequest, deferrals: dict[int, int], work: int
 ) -> bool:
-    """From then on the message is the one that was published again."""
+    """Defer the message: from then on it is the one that was published again."""
     try:
         return ledger.defer(request, lambda number: deferrals.update({work: number}))
     except LedgerUnavailableError:

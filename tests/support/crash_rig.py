@@ -1,4 +1,4 @@
-"""Where deliveries crash: real workers of `crashing.py`, its queue, and what they left."""
+"""Deliveries that crash: real workers of `crashing.py`, their queue, and their results."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ _ANSWERS: dict[JobStatus, str] = {
     JobStatus.CANCELED: "REVOKED",
     JobStatus.FAILED: "FAILURE",
 }
-# On an idle machine, for all crash points of a test: each takes a lease and a redelivery.
+# Time on an idle machine for all crash points of a test: each takes a lease and a redelivery.
 _CRASHES_S = 120.0
 
 
 class CrashRig:
-    """Where deliveries crash: a queue, its workers, and what they left."""
+    """A queue and its workers, whose deliveries crash, and their results."""
 
     def __init__(self, queue: str, broker: str, database: str, folder: Path) -> None:
         self.folder = folder
-        self.faults = Counter[str]()  # how many there were of those that are asked for
+        self.faults = Counter[str]()  # number of each fault that messages can ask for
         self.queue = queue
         self.by_redis = broker.startswith("redis")
         self.ledger = SqlLedger(database)
         self.ledger.create_schema()
         self.engine = sa.create_engine(database)
         with self.engine.begin() as db:
-            # No unique index: a double effect has to be seen.
+            # No unique index: the test has to see a double effect.
             db.execute(sa.text("create table effects (item text)"))
         sys.modules.pop("support.crashing", None)
         self.jobs: Any = importlib.import_module("support.crashing")
@@ -65,12 +65,12 @@ class CrashRig:
         return RQWorker("crashing", url=broker, python_path=HERE, imports="support.crashing")
 
     def send(self, item: str, kind: str, at: str | None = None) -> None:
-        """One message; for "twice" two deliveries of it."""
+        """Send one message, or for "twice" two deliveries of it."""
         if self.queue == "celery":
             for _ in range(1 + (kind == "twice")):
                 self.jobs.by_celery.apply_async((item, kind, at), task_id=item)
             return
-        # A horse that is killed is one retry, a body that fails another.
+        # A killed horse takes one retry, a failing body another.
         job = self._rq.enqueue(
             self.jobs.by_rq, item, kind, at, job_id=item, retry=Retry(max=5, interval=1)
         )
@@ -78,7 +78,7 @@ class CrashRig:
             self._rq.push_job_id(job.id)
 
     def send_in_line(self, item: str, line: str, at: str | None) -> None:
-        """One message of a line, of the rig's task."""
+        """Send one message of a line, for the rig's task."""
         job = getattr(self.jobs, self.task.rpartition(".")[2])
         if self.queue == "celery":
             job.apply_async((item, line, at), task_id=item)
@@ -87,7 +87,7 @@ class CrashRig:
             self._rq.enqueue(job, item, line, at, job_id=item, retry=retry, result_ttl=-1)
 
     def enqueue(self, item: str, args: tuple[Any, ...]) -> None:
-        """The same with a place from now on; it may fail twice, of which the second is for good."""
+        """Enqueue it with a position from now on. It may fail twice, the second time for good."""
         job = getattr(self.jobs, self.task.rpartition(".")[2])
         if self.queue == "celery":
             taskguard_celery.enqueue(job, args, task_id=item)
@@ -109,7 +109,7 @@ class CrashRig:
         )
 
     def wait_until_answered(self, items: list[str]) -> dict[str, str]:
-        """What the callers of these messages are told."""
+        """Wait, and return the answers that the callers of these messages get."""
         wait_until(
             lambda: not self.unanswered(items),
             takes_s=_CRASHES_S,
@@ -119,33 +119,34 @@ class CrashRig:
         return {item: str(self._answer(item)) for item in items}
 
     def unanswered(self, items: list[str]) -> list[str]:
-        """Those of these messages whose callers are told nothing so far."""
+        """Return those of these messages whose callers have no answer so far."""
         return [item for item in items if self._answer(item) is None]
 
     def _answer(self, item: str) -> str | None:
-        """What the caller of a message is told, in Celery's words; None: nothing so far."""
+        """Return the state that the caller of a message sees, in Celery's words, or None if it has
+        no answer."""
         if self.queue == "rq":
             return _ANSWERS.get(Job.fetch(item, self.broker).get_status())
         result = self.jobs.app.AsyncResult(item)
         return result.state if result.ready() else None
 
     def messages_due(self) -> list[str]:
-        """The names of messages that were sent, or are to be sent, and will be sent again."""
+        """Return the names of messages that will be sent again."""
         with self.engine.connect() as db:
             return list(
                 db.execute(sa.select(WORK.c.message).where(WORK.c.due.is_not(None))).scalars()
             )
 
     def allow_relay(self) -> None:
-        """From here on there is one, where there was none so far."""
+        """Allow a relay from now on."""
         (self.folder / "relay").touch()
 
     def wait_until_quiet(self) -> None:
-        """Until no message is in a queue on Redis, nor in a worker."""
+        """Wait until no message is in a queue on Redis, or in a worker."""
         quiet: list[bool] = []
 
         def is_quiet() -> bool:
-            # Between a queue and the list of what is in a worker kombu has a message for a moment.
+            # For a moment kombu has a message between a queue and the worker's list.
             quiet.append(self._in_queues() == 0)
             return quiet[-20:] == [True] * 20
 
@@ -159,7 +160,7 @@ class CrashRig:
         return int(queues + self.broker.hlen("unacked"))
 
     def seen(self, item: str) -> list[str]:
-        """The boundaries that the deliveries of an item came by."""
+        """Return the boundaries that the deliveries of an item reached."""
         file = self.folder / f"seen {item}"
         return file.read_text().split("\n")[:-1] if file.exists() else []
 
@@ -167,11 +168,11 @@ class CrashRig:
         return (self.folder / f"struck {item}").exists()
 
     def began(self, line: str) -> list[str]:
-        """Which bodies of a line began, one after the other."""
+        """Return the bodies of a line in the order in which they began."""
         return [item for what, item in self._turns(line) if what == "began"]
 
     def overlapped(self, line: str) -> bool:
-        """Whether a body of a line began before another one had ended."""
+        """Return whether a body of a line began before another one had ended."""
         at_work = ""
         for what, item in self._turns(line):
             if what == "began" and at_work not in ("", item):
@@ -208,9 +209,9 @@ def crash_rig(
     broker: str | None = None,
     **variables: str,
 ) -> Iterator[CrashRig]:
-    """Of "celery" or "rq", on a database that is there.
+    """Return a rig of "celery" or "rq" on an existing database.
 
-    `variables` say what the workers are told otherwise: CRASH_LEDGER="…", for example.
+    `variables` override those of the workers: CRASH_LEDGER="…", for example.
     """
     broker = broker or valkey.url_of(2)
     for name, value in {
@@ -221,7 +222,7 @@ def crash_rig(
         **variables,
     }.items():
         monkeypatch.setenv(name, value)
-    # What the jobs set in a process, and this one imports them as well, is as it was afterwards.
+    # The jobs change these in a process. This process imports them as well, so restore them.
     for module, name, value in (
         (taskguard_celery.decorator, "CeleryQueue", taskguard_celery.decorator.CeleryQueue),
         (taskguard_celery.decorator, "CeleryParking", taskguard_celery.decorator.CeleryParking),

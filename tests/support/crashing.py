@@ -1,8 +1,8 @@
-"""Celery tasks and RQ jobs that are killed at a boundary which their message names, once.
+"""Celery tasks and RQ jobs that are killed once, at a boundary that their message names.
 
 "ledger.park done" kills there; "flush: ledger.park done" asks the test for another fault.
 
-Imported by real workers; URLs and the folder for what they have to say come from the environment.
+Real workers import this module. URLs and the folder of their logs come from the environment.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ FOLDER = Path(os.environ["CRASH_FOLDER"])
 
 
 class Boom(Exception):  # noqa: N818
-    """What a body raises that fails."""
+    """The error of a failing body."""
 
 
 class _InHand:
@@ -68,7 +68,7 @@ def _strike() -> None:
 
 
 class _OfDeliveries(Crashes):
-    """What a relay asks, in a thread of its own, is no boundary of a delivery."""
+    """Ignores calls of a relay's thread, which are no boundary of a delivery."""
 
     def reach(self, boundary: str) -> None:
         if threading.current_thread().name != "taskguard-relay":
@@ -90,7 +90,7 @@ taskguard_rq.configure(locks=locks, ledger=ledger)
 
 
 def crashing(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Around a guarded function: where its messages' crashes begin and what they came by."""
+    """Wrap a guarded function, so that its messages crash, and record their boundaries."""
 
     @functools.wraps(function)
     def watched(item: str, kind: str, at: str | None = None) -> Any:
@@ -110,7 +110,7 @@ def crashing(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def work(item: str, kind: str, guard: Guard) -> str:
-    """What each kind of body does; its effect is a row of `effects`."""
+    """Do the work of each kind of body. Its effect is a row of `effects`."""
     with crashes.around("body"):
         if kind == "fails" and guard.attempt == 1:
             raise Boom(item)
@@ -134,7 +134,7 @@ _run_relay = Relay.run
 
 
 def _run_relay_when_allowed(relay: Relay) -> None:
-    """Where there is to be no relay until the test says so."""
+    """Run the relay only after the test has allowed it."""
     while not relay._stopped.wait(0.2):
         if (FOLDER / "relay").exists():
             _run_relay(relay)
@@ -154,7 +154,7 @@ app.conf.update(
     task_acks_late=True,
     task_reject_on_worker_lost=True,
     worker_prefetch_multiplier=1,
-    worker_enable_remote_control=False,  # on RabbitMQ two workers of one name do not share it
+    worker_enable_remote_control=False,  # two workers of one name on RabbitMQ do not share it
     broker_connection_retry_on_startup=True,
     broker_transport_options=_of_redis if BROKER[:5] == "redis" else {"confirm_publish": True},
     taskguard_locks=locks,
@@ -163,7 +163,7 @@ app.conf.update(
 
 
 class _Turn:
-    """A body of a line, from its beginning to just before its COMMIT; the rig reads that."""
+    """A body of a line, from its beginning to just before its COMMIT. The rig reads that."""
 
     def __init__(self, item: str, line: str) -> None:
         self._item = item
@@ -202,7 +202,8 @@ def by_celery(item: str, kind: str, at: str | None, guard: Guard) -> str:
     key="line:<kind>", once_per="item:<item>", busy="park", ttl_s=TTL_S, max_crashes=20
 )
 def in_line(item: str, kind: str, at: str | None, guard: Guard) -> None:
-    """Of the line `kind`. Its first one takes a moment, so that others find the key taken."""
+    """Work in the line `kind`. The first message takes a moment, so that others find the
+    key taken."""
     del at
     _take_turn(item, kind, 0.3, guard)
 
@@ -220,7 +221,7 @@ def _take_turn(item: str, line: str, seconds: float, guard: Guard) -> None:
 @crashing
 @taskguard_celery.guarded_task(**STRICTLY)
 def strictly(item: str, kind: str, at: str | None, guard: Guard) -> None:
-    """Of the line `kind`. Its first one fails once, the second one for good."""
+    """Work in the line `kind`. Its first message fails once, the second one for good."""
     del at
     _take_strict_turn(item, kind, guard)
 
@@ -238,7 +239,7 @@ def _take_strict_turn(item: str, line: str, guard: Guard) -> None:
 @crashing
 @taskguard_celery.guarded_task(busy="latest", **NEWEST)
 def latest(item: str, kind: str, at: str | None, guard: Guard) -> None:
-    """Of the line `kind`. Of those that wait the newest runs."""
+    """Work in the line `kind`. The newest of the waiting messages runs."""
     del at
     _take_turn(item, kind, 0.3, guard)
 
@@ -247,7 +248,7 @@ def latest(item: str, kind: str, at: str | None, guard: Guard) -> None:
 @crashing
 @taskguard_celery.guarded_task(busy="supersede", **NEWEST)
 def supersede(item: str, kind: str, at: str | None, guard: Guard) -> None:
-    """Of the line `kind`. The newest takes the key from the others."""
+    """Work in the line `kind`. The newest message takes the key from the others."""
     del at
     _take_turn(item, kind, 0.3, guard)
 
@@ -255,7 +256,7 @@ def supersede(item: str, kind: str, at: str | None, guard: Guard) -> None:
 @crashing
 @taskguard_rq.guarded_job(busy="latest", **NEWEST)
 def latest_by_rq(item: str, kind: str, at: str | None, guard: Guard) -> None:
-    """The same; a work horse takes longer to come."""
+    """Do as `latest` does. A work horse takes longer to start."""
     del at
     _take_turn(item, kind, 1.0, guard)
 
@@ -263,7 +264,7 @@ def latest_by_rq(item: str, kind: str, at: str | None, guard: Guard) -> None:
 @crashing
 @taskguard_rq.guarded_job(busy="supersede", **NEWEST)
 def supersede_by_rq(item: str, kind: str, at: str | None, guard: Guard) -> None:
-    """The same."""
+    """Do as `supersede` does."""
     del at
     _take_turn(item, kind, 1.0, guard)
 
@@ -271,7 +272,7 @@ def supersede_by_rq(item: str, kind: str, at: str | None, guard: Guard) -> None:
 @crashing
 @taskguard_rq.guarded_job(**STRICTLY)
 def strictly_by_rq(item: str, kind: str, at: str | None, guard: Guard) -> None:
-    """The same; RQ is told how often to retry it by each job."""
+    """Do as `strictly` does. Each job tells RQ its number of retries."""
     del at
     _take_strict_turn(item, kind, guard)
 
@@ -288,6 +289,6 @@ def by_rq(item: str, kind: str, at: str | None, guard: Guard) -> str:
     key="line:<kind>", once_per="item:<item>", busy="park", ttl_s=TTL_S, max_crashes=20
 )
 def in_line_by_rq(item: str, kind: str, at: str | None, guard: Guard) -> None:
-    """The same; a work horse takes longer to come."""
+    """Do as `in_line` does. A work horse takes longer to start."""
     del at
     _take_turn(item, kind, 1.0, guard)

@@ -1,6 +1,6 @@
-"""What `rq cron` enqueues in tests: a guarded job and one that nothing guards, twice a second.
+"""Entries of `rq cron` in tests: a guarded job and an unguarded one, twice a second.
 
-Seconds are RQ's least interval, so a cron string with seconds says when.
+Seconds are RQ's least interval, so a cron string with seconds gives the times.
 """
 
 from __future__ import annotations

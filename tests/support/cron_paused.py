@@ -1,4 +1,4 @@
-"""What `rq cron` enqueues in tests, from a broker that stands still when this has been loaded."""
+"""Entries of `rq cron` in tests, with a broker that is paused when this module is loaded."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ _DEPLOY = os.environ.get("SHOP_GUARD", "former")
 
 
 def guard_of(key: str) -> dict[str, Any]:
-    """Options of the guard: of the former one, of the new one, and of the new one where nobody
-    has said what it was."""
+    """Return the guard's options: the former ones, the new ones, or the new ones without
+    `formerly`."""
     deploys: dict[str, dict[str, Any]] = {
         "former": {"key": key},
         "new": {"key": f"shop:{key}", "formerly": Former(key=key)},
@@ -33,9 +33,9 @@ def work(
     lingers: str,
     guard: Guard,
 ) -> str:
-    """Takes `seconds`, then has its effect; in the deploy `lingers` it goes on after that.
+    """Take `seconds`, then write the effect. In the deploy `lingers` the body goes on after that.
 
-    `step` and `effect` note what happened, as the shop does, or the office.
+    `step` and `effect` record events, as those of the shop or the office do.
     """
     step(item, "began")
     time.sleep(seconds)

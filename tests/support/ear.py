@@ -1,4 +1,4 @@
-"""Celery's events, as Flower and other monitors hear them."""
+"""Celery's events, as Flower and other monitors receive them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from support.waiting import patience_s
 
 
 class Ear:
-    """Hears the events of an app's workers, as Flower does."""
+    """Receives the events of an app's workers, as Flower does."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
@@ -38,5 +38,5 @@ class Ear:
                         self._listens.set()  # subscribed, and nothing is there
 
     def of(self, task_id: str) -> list[str]:
-        """What was heard of a task, in order."""
+        """Return the events of a task, in order."""
         return [event["type"] for event in self.heard if event.get("uuid") == task_id]

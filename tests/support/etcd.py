@@ -1,4 +1,4 @@
-"""An etcd under test: what stands in it, and how it forgets."""
+"""An etcd under test: its keys, and how to empty it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EVERYTHING = {"key": "AA==", "range_end": "AA=="}  # from the first possible key
 
 
 def ask(url: str, path: str, message: dict[str, Any]) -> dict[str, Any]:
-    """One question, past everything that is tested."""
+    """Send one request, past everything that is tested."""
     server = parse_url(url, plain="etcd", tls="etcds", port=2379)
     link = EtcdLink(server, socket_timeout_s=10.0, connect_timeout_s=10.0)
     try:
@@ -30,26 +30,26 @@ def ask(url: str, path: str, message: dict[str, Any]) -> dict[str, Any]:
 
 
 def standing(url: str) -> list[str]:
-    """The keys that stand in it."""
+    """Return the existing keys."""
     found = ask(url, "/v3/kv/range", EVERYTHING | {"keys_only": True}).get("kvs", [])
     return sorted(base64.b64decode(each["key"]).decode("utf-8", "replace") for each in found)
 
 
 def write(url: str, key: str, value: str) -> None:
-    """As somebody else would, without a lease."""
+    """Write a key as another program would, without a lease."""
     packed = [base64.b64encode(text.encode()).decode() for text in (key, value)]
     ask(url, "/v3/kv/put", dict(zip(("key", "value"), packed, strict=True)))
 
 
 def forget(url: str) -> None:
-    """No key is left, and no lease."""
+    """Delete every key and every lease."""
     ask(url, "/v3/kv/deleterange", EVERYTHING)
     for lease in ask(url, "/v3/lease/leases", {}).get("leases", []):
         ask(url, "/v3/lease/revoke", {"ID": lease["ID"]})
 
 
 def etcd_kind(server: Etcd) -> LockServer:
-    """It as the contract suite wants it, empty."""
+    """Describe an empty etcd for the contract suite."""
     forget(server.url)
 
     def leftovers() -> list[str]:
@@ -76,7 +76,7 @@ def _deafened(port: int) -> Iterator[LockProvider]:
 
 @contextmanager
 def cluster(count: int = 3) -> Iterator[list[Etcd]]:
-    """So many members of one cluster, which lets a lost leader's place stand empty for a second."""
+    """Start the members of one cluster. It may have no leader for a second after it lost one."""
     names = [f"m{number}" for number in range(count)]
     peers = {name: f"http://127.0.0.1:{free_port()}" for name in names}
     members = [
@@ -91,11 +91,11 @@ def cluster(count: int = 3) -> Iterator[list[Etcd]]:
     with ExitStack() as stack:
         for member in members:
             stack.callback(member.stop)
-        with ThreadPoolExecutor(count) as pool:  # none answers before most of them are there
+        with ThreadPoolExecutor(count) as pool:  # no member answers before most of them run
             list(pool.map(lambda member: member.start(), members))
         yield members
 
 
 def url_of(members: list[Etcd]) -> str:
-    """The URL of all of them."""
+    """Return the URL of all members."""
     return "etcd://" + ",".join(f"127.0.0.1:{member.port}" for member in members)

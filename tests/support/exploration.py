@@ -1,7 +1,7 @@
-"""How far a run looks: a bounded part in `make test`, everything in `make explore`.
+"""How many cases a run tries: a limited number in `make test`, all of them in `make explore`.
 
-Guarantees: what is drawn depends on the seed alone, which is 1 in `make test`. Nothing that a
-bounded run tries is left out by one that explores.
+Choices depend only on the seed, which is 1 in `make test`. `make explore` tries everything that
+`make test` does.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class Exploration:
-    """What a test asks that could go on for hours.
+    """The number of cases for a test that could run for hours.
 
     Attributes:
-        seed: of whatever is drawn.
-        whole: nothing is left out.
+        seed: for all random choices.
+        whole: try all cases.
     """
 
     seed: int = 1
     whole: bool = False
 
     def pick(self, each: Sequence[_T], at_most: int) -> list[_T]:
-        """All of them, or so many, in their order."""
+        """Return all of them, or at most this many, in their order."""
         if self.whole or len(each) <= at_most:
             return list(each)
         numbers = random.Random(self.seed).sample(range(len(each)), at_most)
@@ -43,5 +43,5 @@ class Exploration:
             at += 1 if self.whole else step
 
     def amount(self, bounded: int, whole: int) -> int:
-        """How many of something that never ends."""
+        """Return the amount for a test without an end."""
         return whole if self.whole else bounded

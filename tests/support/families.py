@@ -1,7 +1,7 @@
-"""A process with all that it has started, also what outlives it.
+"""A process with all processes that it has started, including those that outlive it.
 
-Guarantees: by a mark in their environment they are known, whoever's children they are by now: a
-scheduler or a work horse whose worker was killed would go on, in the next test's queue.
+A mark in their environment identifies them, even if their parent has ended. Otherwise a scheduler
+or work horse whose worker was killed would go on in the next test's queue.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Family:
     """A process that is started at once, and its descendants.
 
     Args:
-        fresh: start Python anew, for a test that depends on what is imported, and when. Otherwise a
+        fresh: start a new Python, for a test that depends on imports and their time. Otherwise a
             worker may be forked from a process that has imported what workers import.
 
     Attributes:
@@ -47,16 +47,17 @@ class Family:
         self.process = child or _started(command, environment, log, cwd)
 
     def abort(self) -> None:
-        """SIGABRT to all that live: those with PYTHONFAULTHANDLER write where each thread is."""
+        """Send SIGABRT to all live processes: those with PYTHONFAULTHANDLER log the stack of each
+        thread."""
         found = set(self._members())
         _signal(found, signal.SIGABRT)
         with contextlib.suppress(AssertionError):
             wait_until(lambda: all(map(_ended, found)), message="ended")
 
     def kill(self) -> None:
-        """SIGKILL to all that live; returns when they have ended.
+        """Send SIGKILL to all live processes. Return when they have ended.
 
-        They are stopped before it is looked for others: none has the time to start another.
+        They are stopped before the search for others, so that none can start another one.
         """
         found: set[psutil.Process] = set()
         while more := set(self._members()) - found:
@@ -64,22 +65,22 @@ class Family:
             found |= more
         _signal(found, signal.SIGKILL)
         self.process.wait(patience_s())
-        # Not waited for as processes: they are init's, which may take a second to collect them.
+        # Do not wait for them as child processes: init may take a second to collect them.
         wait_until(lambda: all(map(_ended, found)), message=f"{found} have ended")
 
     def _members(self) -> Iterator[psutil.Process]:
-        # Not process_iter(): it remembers processes by their ids, which come again in a long run,
-        # and one whose id was another's seems to have ended.
+        # Not process_iter(): it remembers processes by their ids, which come again in a long run. A
+        # process with the id of an ended one would seem to have ended.
         for pid in psutil.pids():
-            # Of what has ended nothing is told, nor of other users' processes.
+            # Skip processes that have ended, and those of other users.
             with contextlib.suppress(psutil.Error, OSError):
                 if self._is_marked(pid) and not _ended(process := psutil.Process(pid)):
                     yield process
 
     def _is_marked(self, pid: int) -> bool:
-        try:  # a fifth of what psutil takes, for hundreds of processes at each end of a worker
+        try:  # a fifth of psutil's time, for hundreds of processes at each end of a worker
             return f"{MARK}={self._mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes()
-        except FileNotFoundError:  # it has ended, or this is no Linux
+        except FileNotFoundError:  # it has ended, or this is not Linux
             return psutil.Process(pid).environ().get(MARK) == self._mark
 
 

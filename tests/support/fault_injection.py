@@ -36,14 +36,14 @@ def inject(port: int, fault: str, line: str) -> None:
 
 
 class FaultInjector:
-    """Brings faults about, one after the other.
+    """Causes faults, one after the other.
 
     Args:
-        faults: what to do, by name, with the id of the process that asked for it, and its line.
+        faults: functions by name, called with the process id and the line that requested the fault.
 
     Attributes:
         counts: how many of each there were.
-        failed: what went wrong with one.
+        failed: errors of faults that could not be caused.
     """
 
     def __init__(self, faults: Mapping[str, Callable[[int, str], object]]) -> None:
@@ -60,7 +60,7 @@ class FaultInjector:
                         faults[fault](int(pid), line)
                         counts[fault] += 1
                     self.wfile.write(b"done\n")
-                except Exception as error:  # it is told to who asked
+                except Exception as error:  # the process that requested it gets the error
                     failed.append(f"{fault}: {error!r}")
                     self.wfile.write(f"{error!r}\n".encode())
 

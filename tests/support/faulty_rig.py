@@ -1,16 +1,16 @@
-"""A crash rig whose workers can ask for more than to be killed.
+"""A crash rig whose workers can request other faults than being killed.
 
-| fault | what happens to who asks for it |
+| fault | what happens to the process that requests it |
 | --- | --- |
 | flush | the lock server is emptied |
-| forget | it loses what it knows of the line, and of no other |
+| forget | the lock server loses this line, and no other |
 | locks | the reply to its next script at the lock server is lost |
-| commit | the reply to its next statement that ends a transaction is lost: it has taken effect |
+| commit | the reply to its next COMMIT is lost, after it took effect |
 | publish | the broker's answer to the next message that it publishes is lost |
-| broker | the broker is killed, and started again with what it has acknowledged |
+| broker | the broker is killed, and restarted with the messages it has acknowledged |
 
-The broker dies once the test has sent the whole line. Each loss breaks the connection. The servers
-of queue and locks are behind a proxy, and so is the database: a PostgreSQL or a MariaDB.
+The broker dies after the test has sent the whole line. Each loss breaks the connection. Proxies
+stand before the servers of queue and locks, and before the database: a PostgreSQL or a MariaDB.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["FAULTS", "faulty_rig"]
 FAULTS = ("flush", "locks", "commit", "publish")
 """The faults that come alone: all of them may be asked for by one set of workers."""
 
-_TTL_S = "5"  # nobody is late by so much: a lease that ran out would hide a fault
+_TTL_S = "5"  # long enough for any delay: an expired lease would hide a fault
 _BASIC_PUBLISH = b"\0\x3c\0\x28"
 
 
@@ -50,7 +50,8 @@ def faulty_rig(
     monkeypatch: pytest.MonkeyPatch,
     **variables: str,
 ) -> Iterator[tuple[CrashRig, FaultInjector]]:
-    """Of "celery" or "rq" on `broker`, a server of the test's own; locks on `valkey`."""
+    """Return a rig of "celery" or "rq" on `broker`, the test's own server, with locks on
+    `valkey`."""
     there = sa.make_url(database)
     backend = there.get_backend_name()
     with ExitStack() as stack:
@@ -115,10 +116,10 @@ def faulty_rig(
 
 
 def _wait_until_fetched(url: str) -> None:
-    """Until no message is between Redis and a worker.
+    """Wait until no message is between Redis and a worker.
 
-    kombu takes a message first, and tells Redis after that who has it: one that was taken when
-    Redis dies is lost to its queue, whatever that had saved. That is not what is asked here.
+    kombu takes a message first, and tells Redis its worker afterwards. If Redis dies in between,
+    the queue loses the message, whatever it had saved. This rig does not test that.
     """
     with redis.Redis.from_url(url) as client:
         seen: list[bool] = []

@@ -41,8 +41,8 @@ MARK = "TASKGUARD_TEST_FAMILY"
 _NO_MARK = "0" * 32
 
 _TESTS = Path(__file__).resolve().parent.parent
-# What is imported before a main module runs: modules of libraries. Not taskguard's own: some make
-# what belongs to one worker, such as its name and memory that it shares with its children.
+# Modules of libraries, imported before a main module runs. Not taskguard's own: some make parts of
+# one worker, such as its name and the memory that it shares with its children.
 _STORES = ("psycopg", "redis", "sqlalchemy.dialects.postgresql.psycopg")
 _CELERY = (
     *("celery.apps.worker", "celery.backends.redis", "celery.bin.celery", "celery.worker.consumer"),

@@ -30,7 +30,7 @@ HOUR_S = 3600.0
 
 
 class Independent:
-    """The servers, and what stands in each of them."""
+    """The servers, and access to the data of each."""
 
     def __init__(self, servers: Sequence[RedisServer]) -> None:
         self.servers = servers
@@ -38,7 +38,7 @@ class Independent:
         self._made: list[RedlockLocks] = []
 
     def connect(self, **options: Any) -> RedlockLocks:
-        """Locks that are closed by `close()`."""
+        """Return locks that `close()` closes."""
         made = RedlockLocks(self.url, **{"socket_timeout_s": 1.0, **options})
         self._made.append(made)
         return made
@@ -48,17 +48,17 @@ class Independent:
             self._made.pop().close()
 
     def owners(self, key: str) -> list[str | None]:
-        """Who holds it, by server; None where nobody does, and where the server is down."""
+        """Return the holder at each server; None if there is none, or the server is down."""
         return [_owner(server, key) for server in self.servers]
 
     def give(self, key: str, owner: str, *numbers: int) -> None:
-        """What a holder that nobody knows of has left."""
+        """Write a lease of a vanished holder."""
         for number in numbers:
             with redis.Redis(port=self.servers[number].port) as client:
                 client.set(f"taskguard:{{{key}}}", owner, px=60_000)
 
     def empty(self, *numbers: int) -> None:
-        """They forget everything, while they run."""
+        """Empty the servers while they run."""
         for number in numbers or range(len(self.servers)):
             with redis.Redis(port=self.servers[number].port) as client:
                 client.flushall()
@@ -80,7 +80,7 @@ def _owner(server: RedisServer, key: str) -> str | None:
 def independent(
     count: int = 5, *, clock: clock_shim.ServerClock | None = None, **options: Any
 ) -> Iterator[Independent]:
-    """New ones. With a clock they forget what they knew when they are killed."""
+    """Start new servers. With a clock they lose their data when they are killed."""
     with ExitStack() as stack:
         servers: list[RedisServer] = []
         for _ in range(count):

@@ -1,4 +1,4 @@
-"""RQ jobs for tests with real workers; configured by environment variables alone."""
+"""RQ jobs for tests with real workers, configured by environment variables alone."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _engines: dict[int, sa.Engine] = {}
 
 
 def engine() -> sa.Engine:
-    """One engine a process, also for bodies in several threads, which ask for it at once."""
+    """Return the engine, one for each process, also for bodies in several threads."""
     if os.getpid() not in _engines:
         made = sa.create_engine(os.environ["TASKGUARD_LEDGER_URL"])
         return _engines.setdefault(os.getpid(), made)
@@ -36,14 +36,14 @@ def engine() -> sa.Engine:
 
 
 def close() -> None:
-    """The next body in this process has the database that the environment then names."""
+    """Close it: the next body in this process uses the database of the environment at that time."""
     for made in _engines.values():
         made.dispose()
     _engines.clear()
 
 
 def step(item: object, name: str) -> None:
-    """Say where the body is, at once and for everybody to see."""
+    """Record that the body has reached this point, at once and visible to all."""
     with engine().begin() as db:
         db.execute(
             sa.text("insert into steps values (:item, :name, :pid)"),
@@ -52,7 +52,7 @@ def step(item: object, name: str) -> None:
 
 
 def effect(db: Any, item: object, guard: Guard) -> None:
-    """What must happen once."""
+    """Write the effect, which must happen once."""
     db.execute(
         sa.text("insert into effects values (:item, :fence)"),
         {"item": str(item), "fence": guard.fence},
@@ -61,7 +61,7 @@ def effect(db: Any, item: object, guard: Guard) -> None:
 
 @guarded_job(key="invoice:<invoice>", ttl_s=TTL_S)
 def charge(invoice: int, seconds: float = 0.0, *, guard: Guard) -> dict[str, int]:
-    """Takes `seconds`, then charges; later attempts take no time."""
+    """Take `seconds`, then charge; later attempts take no time."""
     step(invoice, "began")
     if guard.attempt == 1:
         time.sleep(seconds)
@@ -73,7 +73,7 @@ def charge(invoice: int, seconds: float = 0.0, *, guard: Guard) -> dict[str, int
 
 @guarded_job(key="invoice:<invoice>", ttl_s=TTL_S, recoverable=True)
 def recover(invoice: int, seconds: float = 0.0, *, guard: Guard) -> None:
-    """As `charge`, and its call is stored."""
+    """Do as `charge` does, with a stored message."""
     step(invoice, "began")
     if guard.attempt == 1:
         time.sleep(seconds)
@@ -83,7 +83,7 @@ def recover(invoice: int, seconds: float = 0.0, *, guard: Guard) -> None:
 
 @guarded_job(key="account:<account>", once_per="message", limit=2, ttl_s=TTL_S)
 def book_by_two(account: str, number: int, seconds: float, *, guard: Guard) -> int:
-    """Two at a time for each account. Returns how many were at work when it began."""
+    """Run two at a time for each account. Return the number of running bodies when it began."""
     step(account, "began")
     with engine().connect() as db:
         count = sa.text("select count(*) from steps where item = :item and name = :name")
@@ -94,7 +94,7 @@ def book_by_two(account: str, number: int, seconds: float, *, guard: Guard) -> i
     time.sleep(seconds)
     with guard.transaction() as db:
         effect(db, f"{account} {number}", guard)
-        step(account, "ended")  # not after the COMMIT, which lets the next body begin
+        step(account, "ended")  # before the COMMIT, which lets the next body begin
     return int(began - ended)
 
 
@@ -222,7 +222,7 @@ def book_unless_busy(account: int, guard: Guard) -> int:
 
 @guarded_job(key="queue:<name>", once_per="message", busy="park", ttl_s=TTL_S)
 def queue_up(name: str, number: int, waits: bool = False, *, guard: Guard) -> int:
-    """Stands in line for its key; the first attempt may wait for a step "go"."""
+    """Wait in line for the key. The first attempt may wait for a step "go"."""
     item = f"{name} {number}"
     step(item, "began")
     while waits and guard.attempt == 1 and not _may_go():
@@ -234,7 +234,7 @@ def queue_up(name: str, number: int, waits: bool = False, *, guard: Guard) -> in
 
 @guarded_job(key="queue:<name>", once_per="message", busy="park", order="priority", ttl_s=TTL_S)
 def by_priority(name: str, number: int, *, guard: Guard) -> int:
-    """The queue says who goes first."""
+    """Wait in a line that is ordered by the queue's priority."""
     with guard.transaction() as db:
         step(f"{name} {number}", "began")
         effect(db, f"{name} {number}", guard)
@@ -243,7 +243,7 @@ def by_priority(name: str, number: int, *, guard: Guard) -> int:
 
 @guarded_job(key="queue:<name>", once_per="message", busy="park", order="strict", ttl_s=TTL_S)
 def strictly(name: str, number: int, how: str = "", *, guard: Guard) -> object:
-    """In a line in which nobody goes before one that is to be retried; `how` it ends at first."""
+    """Work in a line in which no message goes before a retry. `how` says how it ends at first."""
     item = f"{name} {number}"
     step(item, "began")
     while guard.attempt == 1 and number == 0 and not _may_go():
@@ -266,13 +266,13 @@ def strictly(name: str, number: int, how: str = "", *, guard: Guard) -> object:
 
 @guarded_job(key="queue:<name>", once_per="message", busy="latest", ttl_s=TTL_S)
 def latest(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> int:
-    """The newest of those that wait runs next."""
+    """Run the newest waiting message next."""
     return _newest(name, number, seconds, guard)
 
 
 @guarded_job(key="queue:<name>", once_per="message", busy="latest", rate="2/s", ttl_s=TTL_S)
 def latest_at_times(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> int:
-    """The newest of those that wait begins when the rate allows it."""
+    """Begin the newest waiting message when the rate allows it."""
     return _newest(name, number, seconds, guard)
 
 
@@ -280,7 +280,7 @@ def latest_at_times(name: str, number: int, seconds: float = 0.0, *, guard: Guar
     key="queue:<name>", once_per="message", busy="park", order="strict", rate="5/s", ttl_s=TTL_S
 )
 def strictly_at_times(name: str, number: int, fails: bool = False, *, guard: Guard) -> int:
-    """Five in a second, one after the other has ended; one of them may fail once."""
+    """Run five in a second, each after the last has ended. One of them may fail once."""
     step(f"{name} {number}", "began")
     if fails and guard.attempt == 1:
         raise ValueError(number)
@@ -291,7 +291,7 @@ def strictly_at_times(name: str, number: int, fails: bool = False, *, guard: Gua
 
 @guarded_job(key="queue:<name>", once_per="message", busy="supersede", ttl_s=TTL_S)
 def supersede(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> int:
-    """The newest takes the key from whoever of them is at work."""
+    """Take the key from an older message that runs."""
     return _newest(name, number, seconds, guard)
 
 
@@ -299,7 +299,7 @@ def supersede(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> 
     key="queue:<name>", once_per="message", busy="supersede", ttl_s=TTL_S, on_lost="interrupt"
 )
 def supersede_at_once(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> int:
-    """The same, and the body is interrupted: it does not ask."""
+    """Do as `supersede` does. The body is interrupted, and does not check its lease."""
     step(f"{name} {number}", "began")
     until_s = time.monotonic() + seconds
     while time.monotonic() < until_s:
@@ -310,8 +310,8 @@ def supersede_at_once(name: str, number: int, seconds: float = 0.0, *, guard: Gu
 
 
 def _newest(name: str, number: int, seconds: float, guard: Guard) -> int:
-    """Takes `seconds`, or until a step "go", or it hears that its lease is lost; a later attempt
-    takes no time."""
+    """Take `seconds`, or wait for a step "go" or the loss of the lease. A later attempt takes no
+    time."""
     item = f"{name} {number}"
     step(item, "began")
     until_s = time.monotonic() + (seconds if guard.attempt == 1 else 0.0)
@@ -326,7 +326,7 @@ def _newest(name: str, number: int, seconds: float, guard: Guard) -> int:
 
 @guarded_job(key="newest:<invoice>", busy="park", ttl_s=TTL_S)
 def index_in_line(invoice: int, words: str, waits: bool = False, *, guard: Guard) -> str:
-    """As `index`, in line behind who holds its key."""
+    """Do as `index` does, in line behind the holder of its key."""
     return index.__wrapped__(invoice, words, waits, guard=guard)  # type: ignore[no-any-return]
 
 

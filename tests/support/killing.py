@@ -1,4 +1,4 @@
-"""A forked process that is killed around one of its statements, whichever that is."""
+"""A forked process that is killed around one of its statements, selected by its number."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ __all__ = ["KillAt", "was_killed"]
 
 
 def was_killed(run: Callable[[], None]) -> bool:
-    """Runs it in a child, which has to inherit no open connection; whether it killed itself."""
+    """Run it in a child without open connections. Return whether it killed itself."""
     child = os.fork()
     if child == 0:
         try:
             run()
             os._exit(0)
-        except BaseException:  # nothing may get out into the parent's stack
+        except BaseException:  # the child must not return into the parent's stack
             traceback.print_exc()
         finally:
             os._exit(1)
@@ -34,18 +34,18 @@ def was_killed(run: Callable[[], None]) -> bool:
 
 
 class KillAt:
-    """SIGKILL at the boundary number `at`: around each statement and before each COMMIT.
+    """Sends SIGKILL at boundary number `at`: around each statement and before each COMMIT.
 
-    What goes by libpq itself has one more: it is sent, and its answer was not waited for.
+    Statements through libpq have one more boundary, between sending and waiting for the answer.
 
-    For a child alone: it counts what goes past SQLAlchemy, to the driver itself, for all ledgers.
+    For a child alone: it counts calls past SQLAlchemy, to the driver itself, of all ledgers.
     """
 
     def __init__(self, engine: sa.Engine, at: int) -> None:
         self._left = at
         for event in ("before_cursor_execute", "after_cursor_execute"):
             sa.event.listen(engine, event, self.count)
-        # Not by a listener: where others hear of a COMMIT, it does not go with what completes.
+        # Not by a listener: if one exists, COMMIT is not sent in one message with the completion.
         dialect: Any = engine.dialect
         dialect.do_commit = self.sent(dialect.do_commit)
         for name in ("ask", "ask_and_commit", "ask_apart", "ask_in", "read"):
@@ -54,13 +54,13 @@ class KillAt:
             setattr(Libpq, name, self.sent(getattr(Libpq, name)))
 
     def count(self, *_: Any) -> None:
-        """A boundary comes by."""
+        """Count one boundary."""
         self._left -= 1
         if self._left == 0:
             kill_process()
 
     def around(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The same function, with a boundary before it and one after."""
+        """Return the function with a boundary before it and one after."""
 
         def counted(*args: Any, **kwargs: Any) -> Any:
             self.count()
@@ -71,7 +71,7 @@ class KillAt:
         return counted
 
     def sent(self, wait: Callable[..., Any]) -> Callable[..., Any]:
-        """What commits or waits for an answer, with a boundary before it."""
+        """Return a function that commits or waits for an answer, with a boundary before it."""
 
         def counted(*args: Any) -> Any:
             self.count()

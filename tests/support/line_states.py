@@ -12,7 +12,7 @@ from taskguard.model.states import State
 
 __all__ = ["LineWatch", "check_line"]
 
-# What may happen to lines in a method of a ledger.
+# Events that may happen to lines in each method of a ledger.
 _METHODS: Mapping[str, tuple[Event, ...]] = {
     "claim": (Event.CLAIM, Event.SUPERSEDE, Event.END),
     "peek": (),

@@ -1,6 +1,7 @@
-"""Lock providers with something wrong, each with the test of the contract suite that has to fail.
+"""Wrong lock providers, each with the test of the contract suite that has to fail.
 
-Two that are right, in memory, are broken one at a time; `MUTANTS` are named for what is wrong.
+Two correct providers in memory are broken in one part at a time. `MUTANTS` are named for their
+mistake.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ MUTANTS: dict[str, tuple[Callable[[], LockServer], str]] = {}
 
 
 def caught_by(test: str) -> Callable[[type[MemoryLocks]], type[MemoryLocks]]:
-    """Registers a mutant of the provider in memory."""
+    """Register a mutant of the provider in memory."""
 
     def register(kind: type[MemoryLocks]) -> type[MemoryLocks]:
         def server() -> LockServer:
@@ -33,7 +34,7 @@ def caught_by(test: str) -> Callable[[type[MemoryLocks]], type[MemoryLocks]]:
 
 
 def session_caught_by(test: str) -> Callable[[type[SessionLocks]], type[SessionLocks]]:
-    """The same for the provider of sessions."""
+    """Register a mutant of the provider of sessions."""
 
     def register(kind: type[SessionLocks]) -> type[SessionLocks]:
         def made() -> LockServer:
@@ -47,7 +48,7 @@ def session_caught_by(test: str) -> Callable[[type[SessionLocks]], type[SessionL
 
 
 class Locks(MemoryLocks):
-    """Short ways to do the right thing within a wrong one."""
+    """Correct implementations, for use within a wrong one."""
 
     def ask(self, keys: tuple[str, ...], owner: Owner, ttl_s: float = 30.0) -> Granted | Held:
         return MemoryLocks.acquire(self, keys, owner, ttl_s=ttl_s, with_fence=True, wait_s=0.0)
@@ -295,7 +296,7 @@ class NeverWakes(Locks):
 @caught_by("TestWait::test_bounded")
 class NeverWaits(Locks):
     def wait(self, key: str, owner: Owner, *, timeout_s: float) -> None:
-        """Whoever waits asks all the time."""
+        """A waiter polls without a pause."""
 
 
 @caught_by("TestOrder::test_nobody_barges_in")

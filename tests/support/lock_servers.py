@@ -23,7 +23,7 @@ def take(
     ttl_s: float = 30.0,
     with_fence: bool = False,
 ) -> Granted | Held:
-    """Ask once for the keys."""
+    """Request the keys once."""
     owner = owner or new_owner("m")
     return locks.acquire(keys, owner, ttl_s=ttl_s, with_fence=with_fence, wait_s=0.0)
 
@@ -49,13 +49,15 @@ def answered(locks: LockProvider) -> int:
 
 
 def redlock_url(*ports: int) -> str:
-    """Of several servers on this machine."""
+    """Return the URL of several servers on this machine."""
     return "redlock://" + ",".join(f"127.0.0.1:{port}" for port in ports)
 
 
 def connect_by_a_lock(locks: LockProvider, key: str = "none") -> None:
-    """Takes a lock and frees it: whatever a provider makes at first is there then, however often a
-    server that is busy does not answer within the provider's own, short time."""
+    """Take a lock and release it, so that the provider has made its connections.
+
+    Repeat that while a busy server does not answer within the provider's own short timeout.
+    """
     owner, with_fence = new_owner(), locks.traits.tokens
 
     def is_connected() -> bool:

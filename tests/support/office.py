@@ -21,15 +21,15 @@ from taskguard.ledger.sql import SqlLedger
 
 HERE = Path(__file__).resolve().parent.parent
 
-# For the worker of a holder that is to lose its lease: by default a lease of invoices.py outlasts a
-# stall of the machine, and nobody loses one by accident.
+# For workers of a holder that has to lose its lease. By default, a lease of invoices.py outlasts a
+# pause of the machine, so that none is lost by accident.
 SHORT_LEASES = {"SHOP_TTL_S": "2"}
-# The same where somebody waits for the key who would take it over at a stall.
+# For tests with a waiter, which would take the key over after a pause of the machine.
 FAIRLY_SHORT_LEASES = {"SHOP_TTL_S": "5"}
 
 
 class Office:
-    """Everything that a test of real RQ workers looks at."""
+    """Real RQ workers, their queue and their database."""
 
     def __init__(
         self, *, broker: str, locks: str, database: str, folder: Path, tables: bool = True
@@ -48,7 +48,7 @@ class Office:
     def _create_tables(self) -> None:
         self.ledger.create_schema()
         with self.engine.begin() as db:
-            # No unique index: a double effect has to be seen.
+            # No unique index: the test has to see a double effect.
             db.execute(sa.text("create table effects (item text, fence bigint)"))
             db.execute(sa.text("create table steps (item text, name text, pid int)"))
 
@@ -71,7 +71,7 @@ class Office:
             **self.environment,
             **environment,
             "PYTHONPATH": str(HERE),
-            # What a killed worker leaves behind goes with the test's folder.
+            # Files of a killed worker are removed with the test's folder.
             "TMPDIR": str(self.folder),
         }
         worker = Family(command, environment=environment, log=log, cwd=HERE.parent, fresh=fresh)
@@ -106,13 +106,13 @@ class Office:
             raise
 
     def let_go(self) -> None:
-        """Bodies that wait for a step "go" go on."""
+        """Let bodies go on that wait for a step "go"."""
         with self.engine.begin() as db:
             db.execute(sa.text("insert into steps values ('', 'go', 0)"))
 
     @contextmanager
     def holding(self, key: str) -> Iterator[None]:
-        """Somebody else holds the key."""
+        """Hold the key as another process."""
         locks = self.environment["TASKGUARD_LOCKS_URL"]
         other = taskguard.connect(locks=locks, ledger=self.environment["TASKGUARD_LEDGER_URL"])
         try:

@@ -91,7 +91,7 @@ class Step:
         return contextvars.Context().run(runner.deliver, delivery, run)
 
     def request(self, message: str, *, call: Any, order: Any = 7) -> Any:
-        """What enqueueing it would write."""
+        """Return the request that enqueueing it would write."""
         delivery = self.compiled.delivery(
             (order,),
             {},
@@ -168,7 +168,7 @@ class Shop:
 
     @property
     def reasons(self) -> list[str]:
-        """Of events that say why there was no body."""
+        """Return the reasons of events without a body."""
         return [event.reason for event in self.events if hasattr(event, "reason")]
 
     def close(self) -> None:

@@ -1,12 +1,11 @@
-"""What stands around the blocks of Python on each page, and what has to come of them.
+"""Code around the blocks of Python on each page, and checks of their results.
 
-One function for each page that has such blocks. It is a generator: what stands before its first
-`yield` is there before the first block, what stands between two is checked after the one block and
-makes room for the next, what stands after the last is checked at the end. So a block that is added
-to a page fails its test until somebody says here what comes of it.
+Each page with such blocks has one function. It is a generator. The code before its first `yield`
+prepares the first block. The code between two checks one block and prepares the next. The code
+after the last checks the end. So a new block fails its test until its result is checked here.
 
-FastAPI, Flask and prometheus_client are no dependencies of the developers': in their place stand
-modules of a few lines, which know how to take a handler, and to call it.
+FastAPI, Flask and prometheus_client are not installed for development. Modules of a few lines
+replace them, which register a handler and call it.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ SURROUNDINGS: dict[str, Callable[[Place], Iterator[None]]] = {}
 
 @dataclass
 class Place:
-    """Where the blocks of one page run.
+    """The environment of one page's blocks.
 
     Attributes:
         names: the module that the blocks are the text of.
         memory: `taskguard_memory`, on which all guards run.
-        url: of the database that the ledger is in.
+        url: of the ledger's database.
         fixture: gets a fixture of pytest's by its name.
-        apps: Celery apps that somebody has to close.
+        apps: Celery apps to close at the end.
     """
 
     names: types.ModuleType
@@ -58,7 +57,7 @@ class Place:
         return getattr(self.names, name)
 
     def give(self, **names: Any) -> None:
-        """Names that the page leaves out."""
+        """Define names that the page leaves out."""
         vars(self.names).update(names)
 
     def app(self) -> Any:
@@ -101,7 +100,7 @@ class Place:
             return list(done.scalars()) if done.returns_rows else []
 
     def deliver_all(self, app: Any) -> int:
-        """What a worker does with the messages that were published; how many there were."""
+        """Run the published messages as a worker does. Return their number."""
         count = 0
         with app.connection_for_read() as connection, connection.SimpleQueue("celery") as queue:
             with contextlib.suppress(queue.Empty):
@@ -130,7 +129,7 @@ class Place:
 
 
 def around(page: str) -> Callable[[Any], Any]:
-    """Registers a page's surroundings."""
+    """Register the surroundings of a page."""
 
     def register(function: Callable[[Place], Iterator[None]]) -> Any:
         SURROUNDINGS[page] = function
@@ -159,7 +158,7 @@ def tutorial(place: Place) -> Iterator[None]:
     assert place.twice(place.ship, 42) == ("shipped", "shipped")
     assert place.sql("select order_id from shipments") == [42]
     assert place.names.app.conf.task_reject_on_worker_lost
-    place.names.app.tasks.pop("shop.ship")  # the next block takes its place
+    place.names.app.tasks.pop("shop.ship")  # the next block replaces it
     yield
     place.names.time = types.SimpleNamespace(sleep=[].append)
     assert place.twice(place.ship, 43) == ("shipped", "shipped")
@@ -472,7 +471,7 @@ def _refuses(place: Place, ask: Callable[[], Any]) -> None:
 
 
 class RefusedError(Exception):
-    """What FastAPI calls HTTPException, and what Flask's abort raises."""
+    """Stands for FastAPI's HTTPException, and for the exception of Flask's abort."""
 
     def __init__(self, status_code: int, headers: dict[str, str] | None = None) -> None:
         super().__init__(status_code)
@@ -655,7 +654,7 @@ class Measured:
 
 
 def stand_ins() -> dict[str, types.ModuleType]:
-    """Modules in the place of what is no dependency."""
+    """Return modules that replace packages that are not installed."""
     contents: dict[str, dict[str, Any]] = {
         "fastapi": {"FastAPI": Routes, "Depends": Depends, "HTTPException": RefusedError},
         "flask": {"Flask": Routes, "abort": _abort},

@@ -77,5 +77,5 @@ def commands_of(page: str) -> list[tuple[Block, str]]:
 
 
 def inline_commands_of(page: str) -> list[str]:
-    """What its prose says to type of `make`."""
+    """Return the `make` commands in its prose."""
     return _MAKE.findall((ROOT / page).read_text(encoding="utf-8").replace("\n", " "))

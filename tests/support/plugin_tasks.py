@@ -16,7 +16,7 @@ ROWS = sa.Table("rows", sa.MetaData(), sa.Column("item", sa.Text))
 
 
 class Flaky(Exception):  # noqa: N818
-    """What a body raises that fails once."""
+    """The error of a body that fails once."""
 
 
 def _write(db: Any, item: object) -> None:

@@ -2,14 +2,14 @@
 
     with Proxy(server.port) as proxy:
         client = connect(proxy.port)
-        proxy.lose_reply_to(b"COMMIT")      # the server commits, the client never hears of it
-        proxy.mode = Mode.BLACK_HOLE        # nothing goes through any more, nothing is closed
+        proxy.lose_reply_to(b"COMMIT")      # the server commits, the client gets no reply
+        proxy.mode = Mode.BLACK_HOLE        # no data passes, connections stay open
         proxy.mode = Mode.PASS              # connections made from now on work
-    proxy.lose_reply_of(pid, asked=is_update)   # the same to one of several clients
+    proxy.lose_reply_of(pid, asked=is_update)   # for one of several clients
 
 Guarantees: a request whose reply is lost has been sent to the server in full. Does not guarantee
-that a connection that lost bytes is of any use afterwards, nor that a pattern is found which lies
-across two packets, or within TLS.
+that a connection that lost bytes is usable afterwards, nor that a pattern is found across two
+packets or within TLS.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Mode(enum.Enum):
-    """What happens to the bytes that pass."""
+    """How data pass through the proxy."""
 
     PASS = "pass"
     SWALLOW = "swallow"  # requests reach the server, replies vanish
@@ -53,10 +53,10 @@ class Proxy:
     """Listens on a free port of the loopback interface while the `with` block runs.
 
     Attributes:
-        connections: how many were accepted.
-        requests: how many pieces of data clients sent; one a round trip where they are short.
-        lost: how many bytes of replies were thrown away.
-        hit: how many replies `lose_reply_of` has kept from their clients.
+        connections: number of accepted connections.
+        requests: number of pieces of data from clients; one a round trip if they are short.
+        lost: number of bytes of replies that were thrown away.
+        hit: number of replies that `lose_reply_of` has kept from their clients.
     """
 
     def __init__(self, port: int, host: str = "127.0.0.1") -> None:
@@ -91,10 +91,11 @@ class Proxy:
     def lose_reply_to(
         self, pattern: bytes, *, then: Mode = Mode.SWALLOW, others: Mode = Mode.PASS
     ) -> None:
-        """The next request that contains `pattern` arrives; its reply does not.
+        """Lose the reply to the next request that contains `pattern`. The request arrives.
 
-        Its connection goes on as `then` says: SWALLOW (the client runs into its time-out) or CUT
-        (it hears at once that the connection broke), and all others from then on as `others` says.
+        `then` decides about its connection: SWALLOW (the client runs into its timeout) or CUT (it
+        learns at once that the connection broke). `others` is the mode of all other connections
+        from then on.
         """
         self._pattern = (pattern, then, others)
 
@@ -105,9 +106,9 @@ class Proxy:
         asked: Callable[[bytes], bool] = lambda _: True,
         answered: Callable[[bytes], bool] = lambda _: True,
     ) -> None:
-        """Of this process's next requests that `asked` is true of one reply does not arrive.
+        """Lose one reply to this process's next requests for which `asked` is true.
 
-        That is the first that `answered` is true of; its connection breaks.
+        It is the first reply for which `answered` is true. Its connection breaks.
         """
         self._losses.append(_Loss(pid, asked, answered))
 

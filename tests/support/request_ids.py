@@ -1,7 +1,7 @@
-"""What an application does so that a task knows the request on whose behalf it runs.
+"""An application that tells a task for which request it runs.
 
-A handler puts the request's id into each message that is published, whatever is there; another one
-takes it from the message that is to run. Celery's workers of the shop have both.
+One handler puts the request's id into each published message. Another one takes it from a message
+before it runs. Celery's workers of the shop have both.
 """
 
 from __future__ import annotations

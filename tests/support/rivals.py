@@ -57,7 +57,7 @@ class Rivals:
         return contextvars.Context().run(ship, order)
 
     def shipped(self, order: int = 1) -> list[str]:
-        """Who shipped it."""
+        """Return the names of those that shipped it."""
         return [who for who, what in map(str.split, self.first.effects) if what == str(order)]
 
     def close(self) -> None:

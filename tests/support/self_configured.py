@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
-# What the work horse has before it loads this module, or, where its worker has loaded that, at the
-# fork.
+# Modules that the work horse has before it loads this one, or at the fork if its worker has loaded
+# it.
 _found = set(sys.modules)
 os.register_at_fork(after_in_child=lambda: _found.update(sys.modules))
 

@@ -34,7 +34,7 @@ class Group:
 
     @property
     def master(self) -> DebianRedis:
-        """By its own word; the first in the list where there are two."""
+        """Return the master by its own report; the first in the list if there are two."""
         return self._first("master")
 
     @property
@@ -55,7 +55,7 @@ class Group:
             return client.execute_command("SENTINEL", *words)
 
     def values(self, sentinel: SentinelOf) -> dict[str, str]:
-        """What it knows of the master."""
+        """Return the Sentinel's data about the master."""
         return _named_values(self.ask(sentinel, "MASTER", "shop"))
 
     def named(self, sentinel: SentinelOf) -> int:

@@ -32,7 +32,7 @@ class Node:
 
 
 class SessionServer:
-    """The nodes and the sessions. Whoever waits is woken by every change."""
+    """The nodes and the sessions. Every change wakes all waiters."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition(threading.RLock())
@@ -70,7 +70,7 @@ class SessionServer:
         return self._revision
 
     def forget(self) -> None:
-        """Every node is gone, but nobody is told."""
+        """Delete every node, without telling a session."""
         with self.changed:
             self.nodes.clear()
 
@@ -148,7 +148,8 @@ class SessionLocks:
             self.server.end(self._session)
 
     def _hear(self) -> None:
-        """The reply: if none comes, the session is given up, for nobody knows what it holds."""
+        """Handle the reply. If there is none, give the session up, because its locks are
+        unknown."""
         if self.deaf:
             self.close()
             raise LockServerUnavailableError("No reply came.")

@@ -1,10 +1,10 @@
-"""A Celery app for tests with real workers; configured by environment variables alone.
+"""A Celery app for tests with real workers, configured by environment variables alone.
 
-Every body writes its effect into `effects`, which has no unique index, and its steps into
-`steps`, outside any transaction, so that a test can see who is where, and when.
+Every body writes its effect into `effects`, which has no unique index. It writes its steps into
+`steps`, outside any transaction, so that a test sees where each body is, and when.
 
-Tests import it anew for each shop. So no task is `shared`: Celery would register the tasks of
-every earlier import in every later app, under the same names.
+Tests import it anew for each shop. So no task is `shared`: Celery would register the tasks of every
+earlier import in every later app, under the same names.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ _engines: dict[int, sa.Engine] = {}
 
 
 def engine() -> sa.Engine:
-    """One engine a process, also for bodies in several threads, which ask for it at once."""
+    """Return the engine, one for each process, also for bodies in several threads."""
     if os.getpid() not in _engines:
         # Pinged first: where a test restarts the database, a body's step must not fail.
         return _engines.setdefault(os.getpid(), sa.create_engine(URL, pool_pre_ping=True))
@@ -99,14 +99,14 @@ def engine() -> sa.Engine:
 
 
 def take(seconds: float, go: str = "go") -> None:
-    """Takes `seconds`; UNTIL_GO: until a step `go`."""
+    """Take `seconds`; UNTIL_GO: wait for a step `go`."""
     while seconds == UNTIL_GO and not _may_go(go):
         time.sleep(0.05)
     time.sleep(max(seconds, 0.0))
 
 
 def step(item: object, name: str) -> None:
-    """Say where the body is, at once and for everybody to see."""
+    """Record that the body has reached this point, at once and visible to all."""
     with engine().begin() as db:
         db.execute(
             sa.text("insert into steps (item, name, pid) values (:item, :name, :pid)"),
@@ -115,7 +115,7 @@ def step(item: object, name: str) -> None:
 
 
 def effect(db: Any, item: object, guard: Guard) -> None:
-    """What must happen once."""
+    """Write the effect, which must happen once."""
     db.execute(
         sa.text("insert into effects values (:item, :fence)"),
         {"item": str(item), "fence": guard.fence},
@@ -125,7 +125,7 @@ def effect(db: Any, item: object, guard: Guard) -> None:
 @task(name="shop.ship")
 @guarded_task(key="order:<order>", ttl_s=TTL_S)
 def ship(order: int, seconds: float = 0.0, *, guard: Guard) -> dict[str, int]:
-    """Takes `seconds`, then ships; later attempts take no time."""
+    """Take `seconds`, then ship; later attempts take no time."""
     step(order, "began")
     if guard.attempt == 1:
         take(seconds)
@@ -151,14 +151,14 @@ def recover(order: int, seconds: float = 0.0, *, guard: Guard) -> int:
 @task(name="shop.queue_up")
 @guarded_task(key="queue:<name>", once_per="message", busy="park", ttl_s=TTL_S)
 def queue_up(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> int:
-    """Stands in line for its key, and takes `seconds`; later attempts take no time."""
+    """Wait in line for the key, and take `seconds`; later attempts take no time."""
     return _take_turn(name, number, seconds, guard)
 
 
 @task(name="shop.reject")
 @guarded_task(key="queue:<name>", once_per="message", busy="park", ttl_s=TTL_S)
 def reject(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> int:
-    """As `queue_up`, and the broker is to take the message out of its queue."""
+    """Do as `queue_up` does, and have the broker take the message out of its queue."""
     _take_turn(name, number, seconds, guard)
     raise Reject("not wanted", requeue=False)
 
@@ -166,28 +166,28 @@ def reject(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> int
 @task(name="shop.by_two")
 @guarded_task(key="queue:<name>", once_per="message", limit=2, ttl_s=TTL_S)
 def by_two(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> int:
-    """Two at a time; who comes too many is put off."""
+    """Run two at a time. A third delivery is deferred."""
     return _take_turn(name, number, seconds, guard)
 
 
 @task(name="shop.queue_up_by_two")
 @guarded_task(key="queue:<name>", once_per="message", busy="park", limit=2, ttl_s=TTL_S)
 def queue_up_by_two(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> int:
-    """Two at a time, the others in line."""
+    """Run two at a time, with the others in line."""
     return _take_turn(name, number, seconds, guard)
 
 
 @task(name="shop.at_times")
 @guarded_task(key="queue:<name>", once_per="message", rate="5/s", ttl_s=TTL_S)
 def at_times(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> int:
-    """Five in a second; who comes too early is put off."""
+    """Run five in a second. A delivery that comes too early is deferred."""
     return _take_turn(name, number, seconds, guard)
 
 
 @task(name="shop.queue_up_at_times")
 @guarded_task(key="queue:<name>", once_per="message", busy="park", limit=4, rate="5/s", ttl_s=TTL_S)
 def queue_up_at_times(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> int:
-    """Five in a second, the others in line."""
+    """Run five in a second, with the others in line."""
     return _take_turn(name, number, seconds, guard)
 
 
@@ -201,7 +201,7 @@ def queue_up_at_times(name: str, number: int, seconds: float = 0.0, *, guard: Gu
     ttl_s=TTL_S,
 )
 def by_priority(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> int:
-    """The same in a line whose order is that of priorities, with nine places."""
+    """Wait in a line of at most nine messages, ordered by priority."""
     return _take_turn(name, number, seconds, guard)
 
 
@@ -214,7 +214,7 @@ def by_priority(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -
 )
 @guarded_task(key="queue:<name>", once_per="message", busy="park", order="strict", ttl_s=TTL_S)
 def strictly(self: Task, name: str, number: int, how: str = "", *, guard: Guard) -> int:
-    """In a line in which nobody goes before one that is to be retried; `how` it ends at first."""
+    """Work in a line in which no message goes before a retry. `how` says how it ends at first."""
     item = f"{name} {number}"
     step(item, "began")
     while guard.attempt == 1 and number == 0 and not _may_go():
@@ -240,7 +240,7 @@ def strictly(self: Task, name: str, number: int, how: str = "", *, guard: Guard)
     key="queue:<name>", once_per="message", busy="park", order="strict", rate="5/s", ttl_s=TTL_S
 )
 def strictly_at_times(name: str, number: int, fails: bool = False, *, guard: Guard) -> int:
-    """Five in a second, one after the other has ended; one of them may fail once."""
+    """Run five in a second, each after the last has ended. One of them may fail once."""
     step(f"{name} {number}", "began")
     if fails and guard.attempt == 1:
         raise ValueError(number)
@@ -262,8 +262,8 @@ def _take_turn(name: str, number: int, seconds: float, guard: Guard) -> int:
 
 
 def _newest(name: str, number: int, seconds: float, guard: Guard) -> int:
-    """Takes `seconds`, or until a step "go", or it hears that its lease is lost; a later attempt
-    takes no time."""
+    """Take `seconds`, or wait for a step "go" or the loss of the lease. A later attempt takes no
+    time."""
     step(f"{name} {number}", "began")
     until_s = time.monotonic() + (seconds if guard.attempt == 1 else 0.0)
     while time.monotonic() < until_s and not _may_go():
@@ -279,21 +279,21 @@ def _newest(name: str, number: int, seconds: float, guard: Guard) -> int:
 @task(name="shop.latest")
 @guarded_task(key="newest:<name>", once_per="message", busy="latest", ttl_s=TTL_S)
 def latest(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> int:
-    """The newest of those that wait runs next."""
+    """Run the newest waiting message next."""
     return _newest(name, number, seconds, guard)
 
 
 @task(name="shop.latest_at_times")
 @guarded_task(key="queue:<name>", once_per="message", busy="latest", rate="2/s", ttl_s=TTL_S)
 def latest_at_times(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> int:
-    """The newest of those that wait begins when the rate allows it."""
+    """Begin the newest waiting message when the rate allows it."""
     return _newest(name, number, seconds, guard)
 
 
 @task(name="shop.supersede", autoretry_for=(Exception,), max_retries=2, default_retry_delay=0.1)
 @guarded_task(key="newest:<name>", once_per="message", busy="supersede", ttl_s=TTL_S)
 def supersede(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> int:
-    """The newest takes the key from whoever of them is at work."""
+    """Take the key from an older message that runs."""
     return _newest(name, number, seconds, guard)
 
 
@@ -302,7 +302,7 @@ def supersede(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> 
     key="newest:<name>", once_per="message", busy="supersede", ttl_s=TTL_S, on_lost="interrupt"
 )
 def supersede_at_once(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> int:
-    """The same, and the body is interrupted."""
+    """Do as `supersede` does. The body is interrupted."""
     step(f"{name} {number}", "began")
     until_s = time.monotonic() + seconds
     while time.monotonic() < until_s:
@@ -494,7 +494,7 @@ def complain(request: Any, error: BaseException, traceback: Any) -> None:
 @task(name="shop.instead", bind=True)
 @guarded_task(key="instead:<x>", once_per="message", ttl_s=TTL_S)
 def instead(self: Task, x: int) -> None:
-    """Puts `add` in its own place, with the same key."""
+    """Replace itself by `add`, with the same key."""
     step(x, "replaced")
     raise self.replace(instead_of_it.s(x))
 
@@ -534,7 +534,7 @@ def auto(order: int, guard: Guard) -> int:
 @task(name="shop.stubborn", autoretry_for=(Exception,), max_retries=2, default_retry_delay=0.1)
 @guarded_task(key="order:<order>", ttl_s=TTL_S)
 def stubborn(order: int, guard: Guard) -> int:
-    """Whatever is raised, autoretry_for takes it for a failure of the body."""
+    """Ship; autoretry_for takes every exception for a failure of the body."""
     step(order, "began")
     with guard.transaction() as db:
         effect(db, order, guard)
@@ -643,7 +643,7 @@ except ImportError:  # the test that needs it says so
 else:
 
     class Order(pydantic.BaseModel):  # type: ignore[misc,unused-ignore]
-        """What a message carries as a dict."""
+        """A model that a message carries as a dict."""
 
         number: int
         lines: list[str] = []

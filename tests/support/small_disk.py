@@ -1,7 +1,7 @@
-"""A folder that is a small file system of its own, for one call and what it starts.
+"""A folder that is a small file system of its own, for one call and the processes it starts.
 
-Guarantees that nobody else sees the file system, and that it is gone with the last process that
-does: it stands in a mount namespace of its own. Needs Linux, and the right to mount.
+No other process sees the file system, which is in a mount namespace of its own. It is gone with the
+last process that uses it. It needs Linux, and the right to mount.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def unavailable(folder: Path) -> str | None:
 
 
 def on_small_disk(folder: Path, megabytes: int, call: Callable[[], T], *, uid: int = 0) -> T:
-    """What `call` returns. To it, and to the threads and processes that it starts, `folder` is a
-    file system of so many megabytes that `uid` owns."""
+    """Return the value of `call`. For it and its threads and processes, `folder` is a file system
+    of this size, which `uid` owns."""
 
     def run() -> T:
-        # A namespace belongs to a thread: the others of this process stay where they are.
+        # A namespace belongs to a thread: others of this process do not see it.
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.unshare(CLONE_NEWNS):
             number = ctypes.get_errno()

@@ -1,7 +1,8 @@
 """A process that waits for a lock: `python -m support.waiting_process URL`, and options as JSON.
 
-It begins when it is told a line, says when it has the lock, by the machine's monotonic clock, and
-keeps that until it is told another. It says in the end whether its lease was lost.
+It begins when it reads a line. It prints the time at which it has the lock, by the machine's
+monotonic clock, and keeps the lock until it reads another line. In the end it says whether its
+lease was lost.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ class WaitingProcess:
         return cls(subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, cwd=folder))
 
     def got_it_s(self) -> float:
-        """When it had the lock: waits for that."""
+        """Wait for the lock, and return the time at which it had it."""
         assert self.process.stdout is not None
         return float(self.process.stdout.readline())
 
     def ended(self) -> str:
-        """What became of its lease: waits for that."""
+        """Wait for its end, and return what it says about its lease."""
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 

@@ -1,4 +1,4 @@
-"""A ZooKeeper under test: what stands in it, how it forgets, and how sessions end."""
+"""A ZooKeeper under test: its nodes, how to empty it, and how sessions end."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from taskguard.locks.base import LockProvider
 from taskguard_sandbox.servers import ZooKeeper
 from taskguard_zookeeper import ZooKeeperLocks
 
-# As short as the server under test keeps one.
+# The shortest session that the server under test allows.
 SESSION_S = 2.0
 
 
 @contextmanager
 def client_of(server: ZooKeeper, **options: object) -> Iterator[KazooClient]:
-    """A client of its own, past everything that is tested."""
+    """Yield a client past everything that is tested."""
     client = KazooClient(f"127.0.0.1:{server.port}", **options)
     client.start()
     try:
@@ -34,7 +34,7 @@ def client_of(server: ZooKeeper, **options: object) -> Iterator[KazooClient]:
 
 
 def standing(client: KazooClient) -> list[str]:
-    """What of locks stands in it: keys, and who holds them."""
+    """Return the nodes of locks: keys, and their owners."""
     found = []
     for folder in ("lock", "owner"):
         with contextlib.suppress(NoNodeError):
@@ -43,14 +43,14 @@ def standing(client: KazooClient) -> list[str]:
 
 
 def end_session(locks: LockProvider, server: ZooKeeper) -> None:
-    """What the server does with one that it hears nothing of: only its name is needed for that."""
+    """End a session as the server does if it is silent. That needs only the session's name."""
     assert isinstance(locks, ZooKeeperLocks)
     session = locks._current
     assert session is not None
     identity = wait_until(lambda: session.wire.client_id)
 
     def is_over() -> bool:
-        # Its owner wants it back at once, and may be quicker: then it begins again.
+        # Its owner reconnects at once, and may be quicker: then this begins again.
         if not session.ended:
             with client_of(server, client_id=identity):
                 pass
@@ -61,7 +61,7 @@ def end_session(locks: LockProvider, server: ZooKeeper) -> None:
 
 @contextmanager
 def zookeeper_kind(server: ZooKeeper) -> Iterator[LockServer]:
-    """It as the contract suite wants it, empty; its providers are closed at the end."""
+    """Describe an empty ZooKeeper for the contract suite. Its providers are closed at the end."""
     made: list[ZooKeeperLocks] = []
 
     def connect() -> ZooKeeperLocks:

@@ -6,7 +6,7 @@ from django.db import models
 
 
 class Order(models.Model):
-    """Without a unique index on what a double effect would write."""
+    """An order. No unique index prevents a double effect."""
 
     class Status(models.TextChoices):
         PAID = "PAID"
@@ -18,7 +18,7 @@ class Order(models.Model):
 
 
 class Effect(models.Model):
-    """What a body wrote."""
+    """An effect of a body."""
 
     item = models.TextField()
 
