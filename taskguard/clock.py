@@ -1,9 +1,9 @@
-"""Time as the rest of the library sees it, so that tests and simulations can bring their own.
+"""The clock of the library. Tests and simulations replace it.
 
-Guarantees: `monotonic_s` never goes back and, on Linux, goes on counting while the machine is
-suspended, so that a laptop lid or a paused virtual machine cannot stretch a lease.
-Does not guarantee: agreement with any other machine's clock. Nothing here decides who holds a
-key; it only tells a holder when to stop trusting its lease.
+Guarantees: `monotonic_s` never goes back. On Linux it counts while the machine is suspended, so
+that a suspended laptop or a paused virtual machine cannot stretch a lease.
+Does not guarantee agreement with any other machine's clock. This clock does not decide which
+process holds a key. It only tells a holder when to stop trusting its lease.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ __all__ = ["SYSTEM_CLOCK", "Clock", "SystemClock"]
 
 
 class Clock(Protocol):
-    """The three things that depend on time."""
+    """The functions that depend on time."""
 
     def monotonic_s(self) -> float:
-        """Seconds since some fixed point; for deadlines."""
+        """Return seconds since a fixed point, for deadlines."""
         ...
 
     def wall_s(self) -> float:
-        """Seconds since 1970; for the age of messages and for people."""
+        """Return seconds since 1970, for the age of messages and for people."""
         ...
 
     def sleep(self, seconds: float) -> None:
-        """Let `seconds` pass."""
+        """Block for `seconds`."""
         ...
 
 
@@ -39,7 +39,7 @@ if _BOOTTIME is not None:
 
 
 class SystemClock:
-    """The machine's clock: CLOCK_BOOTTIME where there is one, else CLOCK_MONOTONIC."""
+    """The machine's clock: CLOCK_BOOTTIME if it exists, otherwise CLOCK_MONOTONIC."""
 
     monotonic_s = staticmethod(_monotonic_s)
 
@@ -47,7 +47,7 @@ class SystemClock:
         return time.time()
 
     def sleep(self, seconds: float) -> None:
-        # `time.sleep` is looked up at each call: gevent and eventlet replace it.
+        # Look `time.sleep` up at each call, because gevent and eventlet replace it.
         time.sleep(seconds)
 
 

@@ -1,12 +1,16 @@
-"""What a guard's decorator makes of a function, for type checkers: the function less `guard`.
+"""The type of a decorated function, for type checkers: the function without its `guard`.
 
-Guarantees to mypy and pyright: a function that takes no guard stays what it is. One that takes it
-last, after four others at most, is called without it, and what is given by position is checked; one
-that takes it after more, or by keyword alone, is called with anything. What they return is known.
+Guarantees for mypy and pyright:
 
-Does not guarantee that names are checked: types can take a parameter away by its place, not by its
-name. So what is given by keyword is not looked at, and mypy wants a function that has other
-parameters by keyword alone to be called with a guard. Nothing here runs.
+* A function without a guard keeps its type.
+* If `guard` is the last of at most five parameters, callers leave it out, and positional arguments
+  are checked.
+* If `guard` follows more parameters, or is keyword-only, callers may pass anything.
+* The return type is known.
+
+Does not guarantee checks of keyword arguments: a type can remove a parameter by its position, and
+not by its name. If a function has other keyword-only parameters, mypy requires a guard in calls.
+Nothing here runs.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ Ts = TypeVarTuple("Ts")
 
 
 class _Guarded(Protocol[R_co]):
-    """A function whose guard is given to it; on a class, a method."""
+    """A function that gets its guard from taskguard. In a class it is a method."""
 
     __name__: str
     __qualname__: str
@@ -44,8 +48,9 @@ class _Guarded(Protocol[R_co]):
     def __get__(self, instance: object, owner: Any) -> Callable[..., R_co]: ...
 
 
-# By position, with the rest by keyword. Written out, for pyright forgets a `*args: *Ts` among
-# several signatures where Celery's types ask for one (`ship.delay(42)`).
+# Positional arguments first, the rest by keyword. Each number of parameters has its own class,
+# because pyright loses `*args: *Ts` in an overload if Celery's types need one signature
+# (`ship.delay(42)`).
 class _Takes1(_Guarded[R_co], Protocol[A_contra, R_co]):
     @overload
     def __call__(self, a: A_contra, /) -> R_co: ...
@@ -86,7 +91,7 @@ class _Takes4(_Guarded[R_co], Protocol[A_contra, B_contra, C_contra, D_contra, R
     def __call__(self, **kwargs: Any) -> R_co: ...
 
 
-# `guard` by keyword alone, after so many others.
+# A keyword-only `guard`, after this number of other parameters.
 class _Named0(Protocol[R_co]):
     def __call__(self, *, guard: Guard) -> R_co: ...
 
@@ -108,10 +113,9 @@ class _Named4(Protocol[R_co]):
 
 
 class Decorator(Protocol):
-    """What `guarded_task(…)`, `guarded_job(…)` and `tg.guarded(…)` are for a type checker."""
+    """The type of `guarded_task(…)`, `guarded_job(…)` and `tg.guarded(…)`."""
 
-    # A function whose last parameter takes any object, or that has no types, is not recognised by
-    # it.
+    # For a function without types, or whose last parameter takes any object: it may not be a guard.
     @overload
     def __call__(self, function: Callable[[Unpack[Ts], object], R], /) -> Callable[..., R]: ...
     @overload

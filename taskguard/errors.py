@@ -6,41 +6,41 @@
     + MissingDriverError           an extra is not installed
     + CommandTargetError           a command was given the name of an app, or a URL, that is none
     + LedgerSchemaError            the ledger's tables are missing or of another version
-  - CallTooLargeError              the call is to be stored, and its database cannot take it
+  - CallTooLargeError              a call is too large to be stored in the database
   - AlreadyEnqueuedError           enqueue(duplicate=): the same work is waiting or in progress
   - KeyArgumentError               this call's argument cannot be part of a key
-  - LineFullError                  as many wait for the key as `max_waiting` allows
-  - KeyBusyError                   another delivery holds the key, and waiting was not asked for
+  - LineFullError                  `max_waiting` messages wait for the key already
+  - KeyBusyError                   another delivery holds the key
   - KeyAlreadyHeldError            a guarded body asked for a key that it holds itself
-  - LeaseLostError                 the lease ran out or was taken over: stop working
+  - LeaseLostError                 the lease expired or was taken over: stop working
   - StaleTokenError                a commit or a fenced write was refused: a newer holder exists
   - FencedRowMissingError          `guard.fenced()` found no row to write
-  - TransactionRetryError          the database asked for this transaction to be run again
-  - TransactionFailedError         the body's transaction was ended by the database, too often
-  - TransactionUsageError          `guard.transaction()` or `checkpoint()` used out of turn
-    + RowChangedError              the body moved its own row, which taskguard does
-    + TransactionAbandonedError    the body caught what ended its transaction, and ended well
-  - BodyCancelledError             the body raised asyncio's CancelledError, which no queue takes
+  - TransactionRetryError          the database ended this transaction: run it again
+  - TransactionFailedError         the database ended the body's transaction too often
+  - TransactionUsageError          `guard.transaction()` or `checkpoint()` was misused
+    + RowChangedError              the body changed its row's state or fence, which taskguard does
+    + TransactionAbandonedError    the body caught the error that ended its transaction
+  - BodyCancelledError             the body raised asyncio's CancelledError
   - ResultError                    a result or progress value cannot be stored
   - MessageTooOldError             a message older than the record of what was done
-  - FingerprintMismatchError       the work was first asked for with other arguments
-  - RowMissingError                the row that the task is to move does not exist
-  - RowIneligibleError             the row is in a state that is not this task's
-  - StoredCallError                a stored call cannot be read, or does not fit its task any more
-    + CallWithdrawnError           its message was cancelled, or deleted, in its queue
-  - WorkDeadError                  this work has killed its workers too often
-    + WorkStillDeadError           it was DEAD before this delivery: no new failure
+  - FingerprintMismatchError       an earlier message for this work had other arguments
+  - RowMissingError                the row of `row=` does not exist
+  - RowIneligibleError             the row is in a state from which the task does not start
+  - StoredCallError                a stored call cannot be read, or no longer fits its task
+    + CallWithdrawnError           its message was cancelled or deleted in its queue
+  - WorkDeadError                  the holders of this work vanished too often
+    + WorkStillDeadError           the work was DEAD before this delivery: no new failure
   - WorkRevokedError               this work was revoked for good
-  - SupersededError                a newer message took this one's place, which never runs
+  - SupersededError                a newer message replaced this one, which never runs
   - LockServerUnavailableError     the lock server gave no answer in time
-  - LedgerUnavailableError         the database is away, nothing is known to have happened
-    + CommitUnknownError           a COMMIT was sent and its outcome could not be learned yet
+  - LedgerUnavailableError         the ledger's database is not available
+    + CommitUnknownError           a COMMIT was sent, and its outcome is unknown
 
-Errors carry `key` and `fence` where they are known, chain the driver's exception as their
-cause, and say what to do next. They never carry a password or a value marked `|hash`.
+Errors have `key` and `fence` if these are known, chain the driver's exception as their cause, and
+say what to do next. They never contain a password or a value marked `|hash`.
 
-All derive from `Exception`, also those that end a body: a `BaseException` wedges Celery's
-threads pool.
+All derive from `Exception`, even those that end a body, because a `BaseException` blocks Celery's
+thread pool.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class TaskguardError(Exception):
     """The root of all of taskguard's errors.
 
     Attributes:
-        key: the keys concerned, joined with ", " where there are several; else None.
-        fence: the fencing token concerned; else None.
+        key: the keys concerned, joined with ", "; None if there are none.
+        fence: the fencing token concerned; None if there is none.
     """
 
     def __init__(self, message: str, *, key: str | None = None, fence: int | None = None) -> None:
@@ -114,7 +114,7 @@ def _restore(
 
 
 class ConfigurationError(TaskguardError):
-    """The program or its settings are wrong; raised as early as it can be known."""
+    """The program or its settings are wrong. Raised as early as possible."""
 
 
 class KeyTemplateError(ConfigurationError):
@@ -132,23 +132,23 @@ class KeyTemplateError(ConfigurationError):
 
 
 class MissingDriverError(ConfigurationError, ImportError):
-    """A package is missing; the message names the extra that brings it.
+    """A package is missing. The message names the extra that installs it.
 
     `except ImportError` around `import taskguard_celery` catches it as well.
     """
 
-    __str__ = Exception.__str__  # ImportError's shows its first message, whatever is in `args`
+    __str__ = Exception.__str__  # ImportError.__str__ ignores a change of `args`
 
 
 class CommandTargetError(ConfigurationError):
-    """A command was told to look where there is nothing: no such app, no such URL."""
+    """A command got the name of an app, or a URL, that does not exist."""
 
 
 class LedgerSchemaError(ConfigurationError):
-    """The ledger's tables do not exist, or are of another version than this library's.
+    """The ledger's tables do not exist, or have another version than this library needs.
 
     Attributes:
-        problem: what is wrong, without the command that fixes it.
+        problem: the problem, without the command that fixes it.
     """
 
     def __init__(self, problem: str, *, remedy: str = "") -> None:
@@ -171,19 +171,19 @@ class KeyArgumentError(TaskguardError, ValueError):
 
 
 class CallTooLargeError(TaskguardError):
-    """A call that is to be stored with its work is larger than the database takes.
+    """A call is too large to be stored with its work in the database.
 
-    `enqueue()` raises it where it is called. A delivery (`recoverable=True`) raises it before it
-    has claimed anything; trying again does not help.
+    `enqueue()` raises it. A delivery with `recoverable=True` raises it before it claims anything.
+    A retry does not help.
     """
 
 
 class AlreadyEnqueuedError(TaskguardError):
-    """The same work is waiting or in progress; nothing was written. Raised by `enqueue()`.
+    """The same work is waiting or in progress. Nothing was written. Raised by `enqueue()`.
 
     Attributes:
-        message_id: the message that runs it, or that is to, as the ledger names it.
-        begun: somebody is at work on it.
+        message_id: the ledger's id of the message that runs it or will run it.
+        begun: whether the work is in progress.
     """
 
     def __init__(
@@ -195,11 +195,11 @@ class AlreadyEnqueuedError(TaskguardError):
 
 
 class KeyBusyError(TaskguardError):
-    """Another delivery or lock holds the key. Nothing was run; call again later.
+    """Another delivery or lock holds the key. Nothing was run. Call again later.
 
     Attributes:
-        retry_after_s: seconds until the present lease would end; None where unknown.
-        owner: the holder, as `TaskGuard.release(owner=)` takes it; None where unknown.
+        retry_after_s: seconds until the holder's lease would end; None if unknown.
+        owner: the holder, as `TaskGuard.release(owner=)` takes it; None if unknown.
     """
 
     def __init__(
@@ -216,14 +216,14 @@ class KeyBusyError(TaskguardError):
 
 
 class LineFullError(TaskguardError):
-    """As many messages wait for the key as `max_waiting` allows: this one was not stored.
+    """`max_waiting` messages wait for the key already, so this message was not stored.
 
-    Nothing was run. Nothing of it is left that would run later: send it again, if it is wanted.
+    Nothing was run, and nothing will run later. Send the message again if you need it.
     """
 
 
 class KeyAlreadyHeldError(TaskguardError):
-    """A guarded body asked for a key that it holds itself: waiting would never end."""
+    """A guarded body asked for a key that it holds itself, and would wait forever."""
 
 
 class LeaseLostError(TaskguardError):
@@ -231,13 +231,13 @@ class LeaseLostError(TaskguardError):
 
 
 class StaleTokenError(TaskguardError):
-    """The database refused the commit: the key or the work has a newer holder.
+    """The database refused the commit because the key or the work has a newer holder.
 
-    Nothing of the transaction was written. Raised for fenced writes elsewhere, too, if what they
-    would write over is a newer holder's.
+    Nothing of the transaction was written. A fenced write outside of the ledger raises it, too, if
+    a newer holder has written before.
 
     Attributes:
-        newer_fence: the newer holder's fence; None where the database did not tell it.
+        newer_fence: the newer holder's fence; None if the database did not report it.
     """
 
     def __init__(
@@ -253,53 +253,54 @@ class StaleTokenError(TaskguardError):
 
 
 class FencedRowMissingError(TaskguardError):
-    """`guard.fenced()` found no row that fits the statement; nothing was written."""
+    """`guard.fenced()` found no row that matches the statement. Nothing was written."""
 
 
 class TransactionRetryError(TaskguardError):
-    """Deadlock, serialization failure or an undone COMMIT: run the body again.
+    """A deadlock, a serialization failure or an undone COMMIT: run the body again.
 
-    The runner does that by itself, under the same lease, a bounded number of times.
+    taskguard runs it again a limited number of times, under the same lease.
     """
 
 
 class TransactionFailedError(TaskguardError):
-    """The database ended the body's transaction in several deliveries in a row: work is FAILED."""
+    """The database ended the body's transaction in several deliveries in a row. Work is FAILED."""
 
 
 class TransactionUsageError(TaskguardError):
-    """`guard.transaction()` or `guard.checkpoint()` was used out of turn."""
+    """`guard.transaction()` or `guard.checkpoint()` was used at a wrong time."""
 
 
 class RowChangedError(TransactionUsageError):
-    """The body changed state or fence of its own row (`row=`). Nothing was written."""
+    """The body changed the state or fence of its own row (`row=`). Nothing was written."""
 
 
 class TransactionAbandonedError(TransactionUsageError):
-    """The body caught what ended its transaction, and ended as if its writes were there."""
+    """The body caught the error that ended its transaction, and returned as if it had committed."""
 
 
 class BodyCancelledError(TaskguardError):
-    """The body raised asyncio's CancelledError, which is the cause: the work is FAILED.
+    """The body raised asyncio's CancelledError, which is the cause. The work is FAILED.
 
-    Queues are told this in its place: a CancelledError is no Exception, and would end their worker.
+    taskguard raises this error instead, because a CancelledError is no Exception and would end the
+    queue's worker.
     """
 
 
 class ResultError(TaskguardError, TypeError):
-    """A result or progress value is not JSON or is over the size limit."""
+    """A result or progress value is not JSON or exceeds the size limit."""
 
 
 class MessageTooOldError(TaskguardError):
-    """The message is older than `retention_s` and its work has no record: it may have been done.
+    """The message is older than `retention_s`, and its work has no record: it may have been done.
 
-    Or a job of RQ waited for its key until its `ttl` was over, and a stock worker got it. Its
-    work is not run.
+    Or an RQ job waited for its key for longer than its `ttl`, and a worker without taskguard got
+    it. The work is not run.
     """
 
 
 class FingerprintMismatchError(TaskguardError):
-    """Another message asked for this work with other arguments. Nothing was run or answered."""
+    """Another message for this work had other arguments. Nothing was run or answered."""
 
 
 class RowMissingError(TaskguardError):
@@ -307,10 +308,10 @@ class RowMissingError(TaskguardError):
 
 
 class RowIneligibleError(TaskguardError):
-    """The row is in a state that is not this task's. Nothing was run.
+    """The row is in a state from which this task does not start. Nothing was run.
 
     Attributes:
-        state: the state it was found in.
+        state: the row's state.
     """
 
     def __init__(self, message: str, *, key: str | None = None, state: Any = None) -> None:
@@ -319,15 +320,15 @@ class RowIneligibleError(TaskguardError):
 
 
 class StoredCallError(TaskguardError):
-    """A stored call that nobody can send: it cannot be read, or does not fit its task any more."""
+    """A stored call cannot be sent: it cannot be read, or no longer fits its task."""
 
 
 class CallWithdrawnError(StoredCallError):
-    """A stored call that nobody is to send: its message was cancelled, or deleted, in its queue."""
+    """A stored call must not be sent: its message was cancelled or deleted in its queue."""
 
 
 class WorkDeadError(TaskguardError):
-    """This work's holders vanished `max_crashes` times; it is not run any more.
+    """This work's holders vanished `max_crashes` times. It does not run again.
 
     Attributes:
         crashes: how many holders vanished.
@@ -339,23 +340,23 @@ class WorkDeadError(TaskguardError):
 
 
 class WorkStillDeadError(WorkDeadError):
-    """The work was DEAD before this delivery, which has been said: no new failure."""
+    """The work was DEAD before this delivery. This is no new failure."""
 
 
 class WorkRevokedError(TaskguardError):
-    """This work was revoked; it is not run any more."""
+    """This work was revoked. It does not run again."""
 
 
 class SupersededError(TaskguardError):
-    """A newer message of its task and key took this one's place (`busy="latest"`, `"supersede"`).
+    """A newer message of its task and key replaced this one (`busy="latest"`, `"supersede"`).
 
-    Nothing of it is committed, and it never runs. Celery's callers see REVOKED instead, and RQ's
-    CANCELED, where the worker is of this package.
+    Nothing of it was committed, and it never runs. Celery's callers see REVOKED instead. Callers
+    of RQ see CANCELED if the worker is taskguard's.
     """
 
 
 class LockServerUnavailableError(TaskguardError):
-    """The lock server gave no answer in time. With a ledger, work goes on without it."""
+    """The lock server gave no answer in time. With a ledger, tasks run without it."""
 
 
 class LedgerUnavailableError(TaskguardError):
@@ -363,4 +364,4 @@ class LedgerUnavailableError(TaskguardError):
 
 
 class CommitUnknownError(LedgerUnavailableError):
-    """A COMMIT was sent, the connection broke, and the outcome could not be learned yet."""
+    """A COMMIT was sent, the connection broke, and the outcome is unknown."""

@@ -1,28 +1,28 @@
-"""What happens to deliveries, one frozen dataclass per event, and the listeners who are told.
+"""Events of deliveries, one class for each, and the listeners that receive them.
 
-Guarantees: a listener that raises breaks no task (its error is logged once per listener and
-event kind); listeners are called in the thread in which the event happened, so they must not
-block. Keys are as in the lock server: a value marked `|hash` is not in them.
+Guarantees: a listener that raises breaks no task. Its error is logged once for each listener and
+kind of event. Listeners are called in the thread of the event, so they must not block. Keys are
+those at the lock server: they contain no value marked `|hash`.
 
 | event | when | level of the default log |
 | --- | --- | --- |
 | acquired | the lock server granted the lease | debug |
 | contended | the key was found taken | debug |
 | renewed | the watchdog renewed leases (one event per batch) | debug |
-| renewal_failed | a renewal got no answer; the old deadline stands | warning |
+| renewal_failed | a renewal got no answer; the old deadline remains | warning |
 | lost | a lease can no longer be trusted | warning |
 | released | the lease ended with the body | debug |
 | claimed | the ledger granted the work | debug |
-| takeover | the ledger granted work whose holder's lease had run out | warning |
-| duplicate | a delivery was answered from the record, or superseded | info; of DEAD work: warning |
-| deferred | a delivery was put off; it was published again first | info |
-| parked | a delivery waits in the ledger for its key; its message was acknowledged then | debug |
-| called | the first in line was sent again | debug |
+| takeover | the ledger granted work whose holder's lease had expired | warning |
+| duplicate | a delivery was answered from the record, or superseded | info; if DEAD: warning |
+| deferred | the message was published again with a delay, then acknowledged | info |
+| parked | a message was stored in the line of its key, then acknowledged | debug |
+| called | the first message of a line was promoted | debug |
 | completed | PROCESSING -> DONE is committed | debug |
 | stale_refused | the database refused a late commit | warning |
 | failed | the body raised | debug (the queue logs it) |
-| dead | the work is not run any more, from now on | error |
-| lock_unavailable | no answer of the lock server; without a ledger the key is not taken | warning |
+| dead | the work has become DEAD: it does not run again | error |
+| lock_unavailable | the lock server gave no answer; without a ledger nothing runs | warning |
 | lock_overruled | the lock server's value outlives every lease; the ledger decided | warning |
 | done_elsewhere | a redelivered message has done another work of its task before | warning |
 """
@@ -73,12 +73,12 @@ logger = logging.getLogger("taskguard")
 
 @value(kw_only=True)
 class Event:
-    """What every event carries.
+    """The base class of events.
 
     Attributes:
         key: the keys, joined with ", ".
-        task: the task's name; "" for the plain lock.
-        message: the message's id; "" where there is none.
+        task: the task's name; "" for a plain lock.
+        message: the message's id; "" if there is none.
     """
 
     name: ClassVar[str] = "event"
@@ -92,7 +92,7 @@ class Event:
 
 @value(kw_only=True)
 class Acquired(Event):
-    """The lock server granted the lease, `waited_s` after the delivery asked first."""
+    """The lock server granted the lease, `waited_s` after the delivery's first request."""
 
     name: ClassVar[str] = "acquired"
     waited_s: float = 0.0
@@ -102,8 +102,8 @@ class Acquired(Event):
 class Contended(Event):
     """The key was found taken, at the lock server or in the ledger.
 
-    `holder` is the id of the holder's message, "" where it is unknown; `held_by` names its process
-    as well, as "worker 1f2e3d4c, pid 4711, message 8d3f".
+    `holder` is the id of the holder's message, "" if it is unknown. `held_by` also names its
+    process: "worker 1f2e3d4c, pid 4711, message 8d3f".
     """
 
     name: ClassVar[str] = "contended"
@@ -115,7 +115,7 @@ class Contended(Event):
 
 @value(kw_only=True)
 class Renewed(Event):
-    """A batch of `count` leases was renewed, in `took_s`. `key` names the first."""
+    """A batch of `count` leases was renewed, in `took_s`. `key` is the key of the first."""
 
     name: ClassVar[str] = "renewed"
     count: int = 1
@@ -124,7 +124,7 @@ class Renewed(Event):
 
 @value(kw_only=True)
 class RenewalFailed(Event):
-    """A renewal of `count` leases got no answer. Their old deadlines stand."""
+    """A renewal of `count` leases got no answer. Their old deadlines remain."""
 
     name: ClassVar[str] = "renewal_failed"
     level: ClassVar[int] = logging.WARNING
@@ -136,7 +136,7 @@ class RenewalFailed(Event):
 
 @value(kw_only=True)
 class Lost(Event):
-    """The lease can no longer be trusted; the body is told."""
+    """The lease can no longer be trusted. taskguard tells the body."""
 
     name: ClassVar[str] = "lost"
     level: ClassVar[int] = logging.WARNING
@@ -167,7 +167,7 @@ class Claimed(Event):
 
 @value(kw_only=True)
 class Takeover(Event):
-    """The lease of the work's last holder had run out; this is attempt `attempt`.
+    """The lease of the work's last holder had expired. This is attempt `attempt`.
 
     `holder` and `held_by` name the last holder, as in `Contended`.
     """
@@ -189,9 +189,9 @@ class Takeover(Event):
 class Duplicate(Event):
     """The delivery needed no body.
 
-    `reason` is done, superseded (by a copy of the same message), replaced (by a newer call),
-    outdated (by a newer message of its task and key), revoked, skipped, mismatch or dead; of the
-    user's own row, missing or ineligible.
+    `reason` is done, superseded (by a copy of the same message), replaced (by a newer
+    `enqueue()`), outdated (by a newer message of its task and key), revoked, skipped, mismatch or
+    dead. For the user's own row it is missing or ineligible.
     """
 
     name: ClassVar[str] = "duplicate"
@@ -205,7 +205,7 @@ class Duplicate(Event):
 
 @value(kw_only=True)
 class StillDead(Duplicate):
-    """The delivery's work has been DEAD before, for `crashes` holders that vanished."""
+    """The delivery's work was DEAD before, because `crashes` holders vanished."""
 
     level: ClassVar[int] = logging.WARNING
     text: ClassVar[str] = (
@@ -218,9 +218,9 @@ class StillDead(Duplicate):
 
 @value(kw_only=True)
 class Deferred(Event):
-    """The message was published again, to come in `delay_s`; then this delivery was acknowledged.
+    """The message was published again with a delay of `delay_s`. Then it was acknowledged.
 
-    `deferrals` is how often the message has been put off now.
+    `deferrals` is how often the message has been deferred by now.
     """
 
     name: ClassVar[str] = "deferred"
@@ -235,7 +235,7 @@ class Deferred(Event):
 
 @value(kw_only=True)
 class Parked(Event):
-    """The message stands in the line of its key, in the ledger; then it was acknowledged."""
+    """The message was stored in the line of its key in the ledger. Then it was acknowledged."""
 
     name: ClassVar[str] = "parked"
     text: ClassVar[str] = "%(task)s %(key)s parked (message %(message)s)"
@@ -243,7 +243,7 @@ class Parked(Event):
 
 @value(kw_only=True)
 class Called(Event):
-    """The first in line was sent again, for its key is free."""
+    """The first message of a line was promoted because its key is free."""
 
     name: ClassVar[str] = "called"
     text: ClassVar[str] = "%(task)s %(key)s called (message %(message)s)"
@@ -261,7 +261,7 @@ class Completed(Event):
 
 @value(kw_only=True)
 class StaleRefused(Event):
-    """The database refused a commit of this holder; nothing of it was written."""
+    """The database refused a commit of this holder. Nothing of it was written."""
 
     name: ClassVar[str] = "stale_refused"
     level: ClassVar[int] = logging.WARNING
@@ -296,7 +296,7 @@ class Dead(Event):
 
 @value(kw_only=True)
 class LockUnavailable(Event):
-    """The lock server gave no answer; it was waited for `took_s` seconds."""
+    """The lock server gave no answer within `took_s` seconds."""
 
     name: ClassVar[str] = "lock_unavailable"
     level: ClassVar[int] = logging.WARNING
@@ -309,7 +309,7 @@ class LockUnavailable(Event):
 
 @value(kw_only=True)
 class LockUndecided(LockUnavailable):
-    """The lock server gave no answer and there is no ledger: the lock was not taken."""
+    """The lock server gave no answer, and there is no ledger: the lock was not taken."""
 
     text: ClassVar[str] = "lock server gave no answer (%(error)s); %(key)s was not taken"
 
@@ -336,8 +336,8 @@ class LockOverruled(Event):
 class DoneElsewhere(Event):
     """A message that was delivered before has done `other`, another work of the same task.
 
-    Now it does `work`: its effect is there twice, unless the body prevents that. The usual cause is
-    a guard that was changed (key, once_per, namespace) without saying what it was by `formerly=`.
+    Now it does `work`, so its effect happens twice unless the body prevents that. The usual cause
+    is a guard whose key, once_per or namespace was changed without `formerly=`.
     """
 
     name: ClassVar[str] = "done_elsewhere"
@@ -354,7 +354,7 @@ Listener = Callable[[Event], None]
 
 
 def log_event(event: Event) -> None:
-    """The listener that is on by default: one line to the logger `taskguard`."""
+    """Write an event as one line to the logger `taskguard`. This is the default listener."""
     if logger.isEnabledFor(event.level):
         values = {field.name: getattr(event, field.name) for field in fields(event)}
         values["name"] = event.name
@@ -369,7 +369,7 @@ class Events:
     """The listeners of one process or one `TaskGuard`.
 
     Attributes:
-        hears: whether an event of a level would reach anybody; spares making one that does not.
+        hears: whether an event of this level reaches a listener. If not, it need not be made.
     """
 
     hears: Callable[[int], bool]
@@ -379,13 +379,13 @@ class Events:
         self._tell(listeners or (log_event,))
 
     def _tell(self, listeners: tuple[Listener, ...]) -> None:
-        """Tell these from now on."""
+        """Use these listeners from now on."""
         self._listeners = listeners
         by_log_alone = all(listener is log_event for listener in listeners)
         self.hears = logger.isEnabledFor if by_log_alone else _hears_all
 
     def listen(self, listener: Listener) -> Callable[[], None]:
-        """Add a listener; call what is returned to take it away again."""
+        """Add a listener. Return a function that removes it."""
         self._tell((*self._listeners, listener))
 
         def stop() -> None:
@@ -400,7 +400,7 @@ class Events:
             self.emit(kind(key=delivery.key, task=delivery.task, message=message, **values))
 
     def emit(self, event: Event) -> None:
-        """Tell every listener; one that raises is logged once per kind of event."""
+        """Call every listener. Log a listener that raises once for each kind of event."""
         for listener in self._listeners:
             try:
                 listener(event)

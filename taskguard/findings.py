@@ -57,7 +57,7 @@ class Finding:
 class FindingTemplate:
     """The texts of a finding, with named placeholders: `The clocks are {apart_s:.1f} s apart.`.
 
-    Attributes: as of `Finding`.
+    Attributes: see `Finding`.
     """
 
     name: str

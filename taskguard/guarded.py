@@ -1,4 +1,4 @@
-"""A function and its options, compiled once: keys, work ids and the call with its guard.
+"""A guarded function and its options, compiled once: makes keys, work ids and deliveries.
 
 Every decorator of taskguard uses it: for Celery, RQ and plain functions.
 
@@ -38,10 +38,10 @@ _MOST_WORK_BYTES = 500
 
 
 def work_id(task: str, value: str) -> str:
-    """The id of a work: (task, value), readable and unambiguous; at most 500 bytes.
+    """Return the id of a work: task and value, readable and unambiguous, at most 500 bytes.
 
-    Keys hold no blanks, so the last blank parts the two. A longer one is shortened as keys are:
-    every database's indexes have a limit.
+    Keys contain no blanks, so the last blank separates task and value. A longer id is shortened
+    like a key, because database indexes have a limit.
     """
     text = f"{task} {value}"
     return text if len(text) <= SHORT_CHARS else shorten(text, limit_bytes=_MOST_WORK_BYTES)
@@ -58,10 +58,10 @@ class _Shape:
 
     Attributes:
         keys: makes the keys.
-        once_per: makes the value that counts as the same work; None: the keys do, or the message.
+        once_per: makes the value that identifies the work; None: the keys or the message do.
         by_message: whether each message is work of its own (`once_per="message"`).
-        by_tick: whether each tick of a periodic task is (`once_per="tick"`), and each message that
-            was sent for none.
+        by_tick: whether each tick of a periodic task is work of its own (`once_per="tick"`). A
+            message without a tick is work of its own, too.
         work: the first part of the work's id; None: the task's name.
         namespace: None: the application's.
     """
@@ -82,7 +82,7 @@ class _Shape:
         message: MessageRef,
         namespace: str,
     ) -> tuple[tuple[str, ...], str]:
-        """The keys of a call, sorted, and its work's id.
+        """Return the sorted keys of a call, and its work's id.
 
         Raises KeyArgumentError or TypeError for its arguments.
         """
@@ -141,9 +141,9 @@ class GuardedFunction:
         self.function = function
         self.name = f"{function.__module__}.{function.__qualname__}"
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise self._never_runs("a generator: nobody would iterate over it")
+            raise self._never_runs("a generator, which no queue iterates over")
         if inspect.iscoroutinefunction(function) and not self.awaits:
-            raise self._never_runs("async, and nothing here would await it")
+            raise self._never_runs("async, and its queue does not await it")
         self.policy: Policy = make_policy(options, task=self.name)
         self._signature = inspect.signature(function)
         self.signature, self._wants_guard = _without_guard(self._signature, self.name)
@@ -158,7 +158,7 @@ class GuardedFunction:
             )
             for former in formers_in(formerly, task=self.name)
         ]
-        # Workers with the former guard know a line, and what waits there, by former names alone.
+        # Workers with the former guard know a line and its messages by their former names only.
         same = [former.once_per is None for former in formers_in(formerly, task=self.name)][:1]
         self._lined = self._formers[:1] if self.policy.parks and True in same else []
         self.by_tick = self._shape.by_tick
@@ -167,7 +167,7 @@ class GuardedFunction:
         if fingerprint is not None:
             if isinstance(fingerprint, list | tuple):
                 raise ConfigurationError(
-                    f"{self.name}: a fingerprint is one template, for example "
+                    f"{self.name}: a fingerprint cannot be a list. Give one template, for example "
                     'fingerprint="<amount>:<currency>", or a callable.'
                 )
             self._fingerprint = self._compile(fingerprint)
@@ -179,7 +179,7 @@ class GuardedFunction:
     def _refuse_combination(
         self, key: KeySpec, once_per: OncePer | KeySpec, formers: Sequence[Former]
     ) -> None:
-        """Refuse options that cannot be together; see `combinations.py`."""
+        """Refuse options that cannot be combined; see `combinations.py`."""
         moved = any(each.key is not None or each.namespace is not None for each in formers)
         policy, several = self.policy, isinstance(key, list | tuple) and len(key) > 1
         reason = refusal(
@@ -317,8 +317,8 @@ class GuardedFunction:
     def _bounds(self, keys: tuple[str, ...]) -> Bounds:
         if len(keys) > 1:
             raise ConfigurationError(
-                f"{self.name}: limit= and rate= are of one key, and its key= made {len(keys)} for "
-                f"this call: {', '.join(keys)}."
+                f"{self.name}: limit= and rate= need a single key, but key= made {len(keys)} for "
+                f"this call: {', '.join(keys)}. Return one key."
             )
         return Bounds(keys[0], self.policy.limit, self.policy.starts)
 
@@ -329,16 +329,16 @@ class GuardedFunction:
         kwargs: Mapping[str, Any],
         **values: Any,
     ) -> list[tuple[tuple[str, ...], str]]:
-        """Keys and work of a call in each of these former shapes that has any for it."""
+        """Return keys and work of a call in each former shape, if it makes a key for the call."""
         found = []
         for shape in shapes:
-            # No key then, so there is no former work.
+            # If the former template makes no key, there is no former work.
             with contextlib.suppress(KeyArgumentError):
                 found.append(shape.ids(args, kwargs, **values))
         return found
 
     def _digest(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        """A digest of the fingerprint's texts, which may be long or secret. 32 hex digits."""
+        """Return a digest of the fingerprint's texts, which may be secret: 32 hex digits."""
         assert self._fingerprint is not None  # noqa: S101
         texts = self._fingerprint.found(args, kwargs).name
         return hashlib.sha256(texts.encode()).hexdigest()[:32]
@@ -366,8 +366,8 @@ class GuardedFunction:
 
     def _never_runs(self, what: str) -> ConfigurationError:
         return ConfigurationError(
-            f"{self.name} is {what}, so its body would never run. Guard a plain function; one that "
-            "has to await something may call asyncio.run() in its body."
+            f"{self.name} is {what}, so its body would never run. Guard a plain function. To await "
+            "something, call asyncio.run() in its body."
         )
 
 
@@ -385,7 +385,7 @@ def _without_guard(signature: inspect.Signature, name: str) -> tuple[inspect.Sig
 
 
 def _refuse_parameters_after_guard(signature: inspect.Signature, name: str) -> None:
-    """A caller's second positional argument must not land in `guard`."""
+    """Refuse positional parameters after `guard`: a caller's argument would be taken for it."""
     names = list(signature.parameters)
     place = names.index(GUARD_PARAMETER)
     if signature.parameters[GUARD_PARAMETER].kind is inspect.Parameter.KEYWORD_ONLY:

@@ -1,11 +1,15 @@
-"""Threads and locks of the operating system, also where gevent or eventlet replaced them.
+"""Native threads and locks of the operating system, even if gevent or eventlet replaced them.
 
-The watchdog has to run while a greenlet computes: under gevent a patched thread got 1 tick in
-3 s, a native one 15. So its thread and the locks that it shares with greenlets are native.
-Guarantees: what is made here blocks and wakes real threads; an error that is raised in a thread
-arrives there and nowhere else. Does not guarantee that a greenlet that waits here lets others run:
-hold these locks for moments only; nor, on Python 3.11, where such an error arrives while that
-thread is starting another one by `_thread` itself.
+The watchdog must run while a greenlet computes. Under gevent a patched thread got 1 tick in 3 s, a
+native one 15. So its thread is native, and so are the locks that it shares with greenlets.
+
+Guarantees: these locks block and wake native threads. An error that is raised in a thread arrives
+in that thread only.
+
+Does not guarantee:
+
+* that other greenlets run while one waits here, so hold these locks briefly;
+* on Python 3.11, where the error arrives if the thread is starting another one with `_thread`.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ __all__ = ["Wakeup", "allocate_lock", "greenlets", "raise_in_thread", "start_thr
 
 
 def greenlets() -> str | None:
-    """`gevent` or `eventlet` if threads of this process are greenlets, else None."""
+    """Return `gevent` or `eventlet` if this process's threads are greenlets, otherwise None."""
     monkey = sys.modules.get("gevent.monkey")
     if monkey is not None and monkey.is_module_patched("threading"):
         return "gevent"
@@ -41,17 +45,17 @@ def _original(name: str) -> Any:
     return getattr(_thread, name)
 
 
-# Found once: who patches later replaces a name in `_thread`, not what it stood for.
+# Read at import. A later patch replaces the name in `_thread`, and not this function.
 # `allocate_lock()` is a context manager with `acquire(blocking, timeout)` and `release()`.
 allocate_lock: Callable[[], Any] = _original("allocate_lock")
 _start_new_thread: Callable[..., Any] = _original("start_new_thread")
 
 
-# Until 3.12 a thread that has not begun has its starter's number, and gets the errors that are
-# meant for that one. It then dies, and whoever waits for it to begin waits for ever.
+# Before 3.12, a thread that has not begun has the number of its starter, and gets the errors that
+# are raised in the starter. It then dies, and the starter waits for it forever.
 _BEGINS_AS_ITS_STARTER = sys.version_info < (3, 12)
 _MOST_LOOKS = 10_000
-_starting: set[int] = set()  # who waits in `start_thread()` for a thread that has not begun
+_starting: set[int] = set()  # threads in `start_thread()` that wait for the new thread to begin
 
 
 def start_thread(function: Callable[[], None]) -> None:
@@ -76,9 +80,9 @@ def start_thread(function: Callable[[], None]) -> None:
 
 
 def raise_in_thread(number: int, error: type[BaseException] | None) -> None:
-    """Raise an error in a thread, once its present C call returns.
+    """Raise an error in a thread when its current C call returns.
 
-    None: one that has not arrived yet does not arrive any more.
+    None withdraws an error that has not arrived yet.
     """
     import ctypes  # few processes interrupt a body, and it takes time to load
 
@@ -100,14 +104,14 @@ def _is_starting_another(number: int) -> bool:
 
 
 class Wakeup:
-    """An alarm that one thread waits for and any thread sets off; unheeded alarms merge."""
+    """An alarm for one waiting thread. Any thread may set it off. Unnoticed alarms merge."""
 
     def __init__(self) -> None:
         self._closed_gate = allocate_lock()
         self._closed_gate.acquire()
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Return at the next alarm, or, False, after `timeout_s` seconds; None waits for ever."""
+        """Wait for the next alarm. Return False after `timeout_s` seconds; None: wait forever."""
         limit_s = -1 if timeout_s is None else max(0.0, timeout_s)
         return bool(self._closed_gate.acquire(True, limit_s))
 

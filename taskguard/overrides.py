@@ -1,11 +1,11 @@
 """Another lock server and another ledger for every guard of this process, for tests.
 
     with overridden(Overrides(locks, ledger, listener)):
-        ship(42)                    # whatever its decorator and its settings say
+        ship(42)                    # uses them whatever its decorator and settings are
 
-Guarantees: guards made before and guards made within the block use them, and go back to what they
-were configured with afterwards. A guard that is configured without a ledger, or without locks, has
-none here either. Each `Overrides` is like a process of its own, with its own leases and watchdog.
+Guarantees: all guards use the overrides during the block, and their own configuration after it. A
+guard without a ledger, or without locks, has none in the block either. Each `Overrides` is like a
+process of its own, with its own leases and watchdog.
 
 Does not reach other processes.
 """
@@ -51,13 +51,13 @@ class Overrides:
     clock: Clock | None = None
 
 
-# Those that are in force; None outside tests.
+# The current overrides; None outside tests.
 now: Overrides | None = None
 
 
 @contextmanager
 def overridden(by: Overrides) -> Iterator[None]:
-    """Use these overrides, in all threads, for the time of a `with` block."""
+    """Use these overrides in all threads, during a `with` block."""
     before = _put(by)
     try:
         yield
@@ -65,7 +65,7 @@ def overridden(by: Overrides) -> Iterator[None]:
         _put(before)
 
 
-_changing = threading.RLock()  # nobody keeps what was made for overrides that have just ended
+_changing = threading.RLock()  # so that no guard keeps a runner of overrides that have just ended
 os.register_at_fork(
     before=_changing.acquire,
     after_in_parent=_changing.release,
@@ -75,8 +75,8 @@ _keeping: WeakSet[Any] = WeakSet()
 
 
 def _put(by: Overrides | None) -> Overrides | None:
-    """Put these in force; returns those that were."""
-    global now  # tasks read it wherever they were decorated
+    """Replace the current overrides; return the former ones."""
+    global now  # all guards read it
     with _changing:
         before, now = now, by
         for guard in _keeping:
@@ -86,14 +86,14 @@ def _put(by: Overrides | None) -> Overrides | None:
 
 
 class until_changed(Generic[_T]):  # noqa: N801  # it is used as `functools.cached_property` is
-    """A guard's `runner`: made when it is first asked for, and anew once overrides have changed."""
+    """A guard's `runner`: made when it is first read, and again after overrides have changed."""
 
     def __init__(self, make: Callable[[Any], _T]) -> None:
         self._make = make
         self.__doc__ = make.__doc__
 
     def __get__(self, guard: Any, kind: type[Any]) -> _T:
-        if guard is None:  # asked of the class: by documentation tools
+        if guard is None:  # documentation tools read it from the class
             return self  # type: ignore[return-value]
         with _changing:
             made = guard.__dict__["runner"] = self._make(guard)

@@ -1,7 +1,7 @@
-"""From URLs, clients and environment variables to a lock provider and a ledger.
+"""Makes a lock provider and a ledger from URLs, clients and environment variables.
 
-Guarantees: what is missing or wrong is said here, before anything runs, and never with a
-password. A driver is imported when it is asked for; the error names the extra that brings it.
+Guarantees: a missing or wrong setting raises an error before anything runs. No error contains a
+password. A driver is imported when a setting needs it. If it is missing, the error names its extra.
 """
 
 from __future__ import annotations
@@ -61,14 +61,15 @@ def set_defaults(
 ) -> None:
     """Set this process's defaults, for a framework that has settings of its own.
 
-    These defaults win over the environment. What is given to `connect()` or `configure()`, or set
-    in a Celery app, wins over them. An argument that is left out removes its default.
+    These defaults take precedence over the environment. Arguments of `connect()` and `configure()`,
+    and settings of a Celery app, take precedence over them. An omitted argument removes its
+    default.
 
     Args:
-        locks: returns what `connect(locks=…)` takes, or UNSET. Called when a `TaskGuard` needs it.
-        ledger: returns what `connect(ledger=…)` takes, or UNSET.
-        namespace: returns what `connect(namespace=…)` takes, or UNSET.
-        formerly_namespaces: returns what `connect(formerly_namespaces=…)` takes, or UNSET.
+        locks: returns a value for `connect(locks=…)`, or UNSET. Called when a `TaskGuard` needs it.
+        ledger: returns a value for `connect(ledger=…)`, or UNSET.
+        namespace: returns a value for `connect(namespace=…)`, or UNSET.
+        formerly_namespaces: returns a value for `connect(formerly_namespaces=…)`, or UNSET.
     """
     given = {
         LOCKS_VARIABLE: locks,
@@ -82,7 +83,7 @@ def set_defaults(
 
 @contextlib.contextmanager
 def named_source(source: str) -> Iterator[None]:
-    """Let a ConfigurationError begin with the option or variable that the value came from."""
+    """Let the text of a ConfigurationError begin with the name of the option or variable."""
     try:
         yield
     except ConfigurationError as error:
@@ -91,7 +92,7 @@ def named_source(source: str) -> Iterator[None]:
 
 
 def _source(given: Any, variable: str) -> contextlib.AbstractContextManager[None]:
-    """Name the variable where the value is the environment's."""
+    """Name the variable in errors if the value is from the environment."""
     of_environment = given is UNSET and variable not in _defaults
     return named_source(variable) if of_environment else contextlib.nullcontext()
 
@@ -105,19 +106,19 @@ def _from_environment(given: Any, variable: str, environ: Mapping[str, str] | No
 
 
 def is_set(variable: str) -> bool:
-    """Whether the environment, or this process's defaults, have a value for it."""
+    """Return whether the environment or this process's defaults have a value for the variable."""
     return _from_environment(UNSET, variable, None) is not UNSET
 
 
 def make_locks(
     given: Any = UNSET, *, ledger: Any = None, environ: Mapping[str, str] | None = None
 ) -> LockProvider | None:
-    """The lock provider for a URL, a redis-py client or a provider; None for None.
+    """Return the lock provider for a URL, a redis-py client or a provider; None for None.
 
-    `ledger`: in whose database the locks of `ledger://` are.
+    `ledger`: the ledger whose database has the locks of `ledger://`.
 
     Raises:
-        ConfigurationError: nothing was given, or what was given is no lock server.
+        ConfigurationError: no lock server is configured, or the value is no lock server.
         MissingDriverError: the driver's package is not installed.
     """
     chosen = _from_environment(given, LOCKS_VARIABLE, environ)
@@ -126,15 +127,15 @@ def make_locks(
     if chosen is UNSET:
         raise ConfigurationError(
             "No lock server is configured. Set taskguard_locks_url (Celery), pass locks=, or set "
-            f'{LOCKS_VARIABLE}, for example to "{EXAMPLE_URL}"; locks=None leaves it to the ledger '
-            "alone."
+            f'{LOCKS_VARIABLE}, for example to "{EXAMPLE_URL}". With locks=None the ledger alone '
+            "decides."
         )
     with _source(given, LOCKS_VARIABLE):
         return make_provider(chosen, ledger=ledger)
 
 
 def make_namespace(given: Any = UNSET, *, environ: Mapping[str, str] | None = None) -> str:
-    """What an application's keys and work begin with; "" where none is set.
+    """Return the namespace with which an application's keys and work begin; "" if none is set.
 
     Raises ConfigurationError if a key cannot begin with it.
     """
@@ -148,9 +149,9 @@ def make_namespace(given: Any = UNSET, *, environ: Mapping[str, str] | None = No
 def make_formerly_namespaces(
     given: Any = UNSET, *, environ: Mapping[str, str] | None = None
 ) -> tuple[str, ...]:
-    """The namespaces that an application had before: a list, or a text with commas.
+    """Return the namespaces that an application had before, from a list or a text with commas.
 
-    An empty item is the lack of a namespace. Raises ConfigurationError for what is none.
+    An empty item means no namespace. Raises ConfigurationError for an invalid one.
     """
     chosen = _from_environment(given, FORMERLY_VARIABLE, environ)
     if chosen is UNSET or chosen is None:
@@ -160,8 +161,8 @@ def make_formerly_namespaces(
             chosen = [each.strip() for each in chosen.split(",")]
         if not isinstance(chosen, list | tuple | set | frozenset):
             raise ConfigurationError(
-                f"formerly_namespaces={chosen!r}: give a list of the namespaces that this "
-                'application had before, for example ["shop"]; [""] if it had none.'
+                f"formerly_namespaces={chosen!r} is no list. Give a list of the namespaces that "
+                'this application had before, for example ["shop"], or [""] if it had none.'
             )
         return tuple(check_namespace(each) for each in dict.fromkeys(chosen))
 
@@ -169,10 +170,10 @@ def make_formerly_namespaces(
 def make_ledger(
     given: Any = UNSET, *, environ: Mapping[str, str] | None = None
 ) -> DatabaseLedger | None:
-    """The ledger for a SQLAlchemy URL, an Engine or a ledger; None for None.
+    """Return the ledger for a SQLAlchemy URL, an Engine or a ledger; None for None.
 
     Raises:
-        ConfigurationError: nothing was given, or what was given is no database.
+        ConfigurationError: no ledger is configured, or the value is no database.
         MissingDriverError: SQLAlchemy or the driver's package is not installed.
     """
     chosen = _from_environment(given, LEDGER_VARIABLE, environ)
@@ -182,10 +183,10 @@ def make_ledger(
         raise ConfigurationError(
             "No ledger is configured: without one nothing can refuse a second effect. Set "
             f"taskguard_ledger_url (Celery), pass ledger=, or set {LEDGER_VARIABLE}, for example "
-            'to "postgresql+psycopg://shop@localhost/shop". If locks alone are what you want, '
-            "say so: ledger=None."
+            'to "postgresql+psycopg://shop@localhost/shop". If you want locks only, set '
+            "ledger=None."
         )
-    # Asked of the object: a stand-in for a ledger need not be of a class of ours.
+    # Test for the method: a user's stand-in for a ledger need not be of taskguard's class.
     if callable(getattr(chosen, "store_result", None)):
         return cast("DatabaseLedger", chosen)
     if isinstance(chosen, str) or hasattr(chosen, "dialect") or hasattr(chosen, "drivername"):

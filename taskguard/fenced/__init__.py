@@ -3,12 +3,13 @@
 `rows.py`: rows of another database or table, as `guard.fenced(update(…))`. `values.py`: values in
 Redis or Valkey, as `taskguard.fenced.set_value()`.
 
-Guarantees, for each such place by itself: a write with an older fence than the last one is refused
-with StaleTokenError, and the same fence may write again. So a holder that was paused cannot write
-over what a newer one wrote.
-Does not guarantee that a write happens once, nor that it is committed together with DONE; nor is a
-stale write refused where no newer holder has written yet. Fences of different keys say nothing
-about each other: let one key's work write to a place.
+Guarantees, for each row or value: a write with an older fence than the last one is refused with
+StaleTokenError. A write with the same fence is accepted. So a paused holder cannot overwrite the
+data of a newer one.
+
+Does not guarantee that a write happens once, or commits together with DONE. A stale write is
+accepted if no newer holder has written yet. Fences of different keys cannot be compared: let the
+work of a single key write to a row or value.
 """
 
 from __future__ import annotations

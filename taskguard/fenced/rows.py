@@ -1,15 +1,14 @@
 """A row of any database that refuses an older fencing token.
 
-Guarantees: the statement changes rows only where `fence_token` is NULL or not newer than ours, and
-leaves ours there, in one atomic statement; if a row that it means has a newer one, that is a
-StaleTokenError, and if there is no such row a FencedRowMissingError. The comparison lets the same
-fence through again, for a body may write a row more than once.
+Guarantees: one atomic statement changes rows whose `fence_token` is NULL or not newer than the
+guard's, and stores the guard's. If a selected row has a newer token, it raises StaleTokenError. If
+no row is selected, it raises FencedRowMissingError. An equal token is accepted, because a body may
+write a row more than once.
 
 An ORM update may synchronize its session in every way that SQLAlchemy has.
 
-Does not commit, and does not roll back: that is the caller's, as for any statement. On a
-connection that commits each statement, a statement over several rows may have changed some of them
-when it is refused.
+Does not commit or roll back: the caller does. If the connection commits each statement, a refused
+statement over several rows may have changed some of them.
 """
 
 from __future__ import annotations
@@ -26,12 +25,13 @@ from taskguard.errors import ConfigurationError, FencedRowMissingError, StaleTok
 __all__ = ["FencedUpdate"]
 
 _FENCE_DIGITS = 19  # of the largest 64-bit number
-# So often a row may come into being, or a newer write be rolled back, between update and look.
+# Between the update and the check, a row may be inserted or a newer write rolled back. Then the
+# update is tried again, up to this number of times.
 _TRIES = 3
 
 
 class FencedUpdate:
-    """An UPDATE under a fencing token. Made by `guard.fenced()`; does nothing until `execute()`."""
+    """An UPDATE with a fencing token, made by `guard.fenced()`. Only `execute()` runs it."""
 
     def __init__(self, statement: Any, *, column: str, key: str, fence: int) -> None:
         if not isinstance(statement, sa.Update):
@@ -57,8 +57,8 @@ class FencedUpdate:
         self._column: Any = found
         token = _attribute_of(statement, found)
         self._update = _fenced(statement, token, fence, key)
-        # A locking read: it waits for whoever is writing a row just now, and sees what was
-        # committed last also where plain reads show the transaction's beginning.
+        # A locking read: it waits for a transaction that is writing the row, and reads the last
+        # committed version, even if plain reads show the state at the transaction's start.
         self._look = sa.select(token).with_for_update(of=table)
         if statement.whereclause is not None:
             self._look = self._look.where(statement.whereclause)
@@ -67,15 +67,16 @@ class FencedUpdate:
         return f"<FencedUpdate {self._name} {self._key} fence={self._fence}>"
 
     def execute(self, on: Any) -> int:
-        """Run it on a Connection or an ORM Session, in the transaction that is open there.
+        """Run the update on a Connection or an ORM Session, in its open transaction.
 
         Returns:
             How many rows were written; at least one.
 
         Raises:
             StaleTokenError: a row has a newer fence (`newer_fence`). Roll the transaction back.
-            FencedRowMissingError: no row is what the statement's where() asks for.
-            ConfigurationError: the column cannot hold 64-bit numbers, or `on` is neither.
+            FencedRowMissingError: no row matches the statement's where().
+            ConfigurationError: the column cannot hold 64-bit numbers, or `on` is neither a
+                Connection nor a Session.
         """
         self._check(on)
         for _ in range(_TRIES):
@@ -88,9 +89,9 @@ class FencedUpdate:
             if on.execute(self._look).first() is None:
                 break
         raise FencedRowMissingError(
-            f"guard.fenced(): {self._table.name} has no row that fits the statement's where(), so "
-            f"nothing of {self._key} was written. Insert the row first, or see whether the "
-            "condition still holds once another holder has written.",
+            f"guard.fenced(): {self._table.name} has no row that matches the statement's where(), "
+            f"so nothing of {self._key} was written. Insert the row first, or check whether "
+            "another holder's write has made the condition false.",
             key=self._key,
             fence=self._fence,
         )
@@ -108,8 +109,8 @@ class FencedUpdate:
             )
         if not dialect.supports_sane_rowcount:
             raise ConfigurationError(
-                f"The driver {dialect.driver} does not tell how many rows an UPDATE changed, so a "
-                "refused write would not be noticed. Use another driver.",
+                f"The driver {dialect.driver} does not report how many rows an UPDATE changed, so "
+                "taskguard would not notice a refused write. Use another driver.",
                 key=self._key,
             )
         kind = self._column.type
@@ -122,7 +123,7 @@ class FencedUpdate:
 
     def _stale(self, newer: int) -> StaleTokenError:
         return StaleTokenError(
-            f"{self._name} has fence {newer}, and {self._key} would write with {self._fence}: a "
+            f"{self._name} has fence {newer}, and this holder of {self._key} has {self._fence}: a "
             "newer holder has written the row. Stop, and roll the transaction back.",
             key=self._key,
             fence=self._fence,
@@ -131,7 +132,7 @@ class FencedUpdate:
 
 
 def _named(name: str, table: Any) -> Any:
-    """A table's column: by its name in the database, else by the key that it has in Python."""
+    """Return a table's column, by its name in the database or by its key in Python."""
     columns = list(table.c)
     found = [each for each in columns if each.name == name]
     found += [each for each in columns if each.key == name]
@@ -139,9 +140,9 @@ def _named(name: str, table: Any) -> Any:
 
 
 def _attribute_of(statement: Any, column: Any) -> Any:
-    """The attribute by which the statement's class knows a column; the column if it has no class.
+    """Return the attribute of the statement's class for a column; without a class, the column.
 
-    A session that has objects to change compares them in Python, by attributes alone.
+    A session evaluates the condition in Python for the objects that it has, by attributes only.
     """
     entity = statement.entity_description.get("entity")
     inspected = sa.inspect(entity, raiseerr=False) if entity is not None else None
@@ -156,10 +157,10 @@ def _attribute_of(statement: Any, column: Any) -> Any:
 
 
 def _fenced(statement: Any, token: Any, fence: int, key: str) -> Any:
-    """The statement where the token is not newer, which leaves ours there."""
+    """Return the statement with the condition on the token, and with the guard's token as value."""
     older = statement.where(sa.or_(token.is_(None), token <= fence))
     try:
-        # By column and by key: the statement may give the token a value by either of them.
+        # By column and by key, because the statement may set the token by either of them.
         return older.values({token: fence, token.key: fence})
     except (InvalidRequestError, ArgumentError) as error:
         raise ConfigurationError(
@@ -176,8 +177,8 @@ def _holds_fences(kind: sa.types.TypeEngine[Any], dialect: sa.Dialect) -> bool:
     if isinstance(here, sa.BigInteger):
         return True
     if isinstance(here, sa.Integer):
-        return dialect.name == "sqlite"  # whose integers have 64 bits, whatever they are called
-    # What is read as a float has lost digits; older SQLAlchemy makes a Numeric of a Float here.
+        return dialect.name == "sqlite"  # its integers have 64 bits, whatever their declared type
+    # A float loses digits. Older SQLAlchemy makes a Numeric of a Float here.
     if isinstance(kind, sa.Float) or not isinstance(here, sa.Numeric) or not here.asdecimal:
         return False
     return here.precision is None or here.precision - (here.scale or 0) >= _FENCE_DIGITS
@@ -187,12 +188,12 @@ def _not_an_update(statement: Any) -> str:
     said = f"guard.fenced() takes SQLAlchemy's update(), not {type(statement).__name__}. "
     if isinstance(statement, sa.Insert):
         return said + (
-            "An insert has no row yet that could refuse it: let a unique index do that, and give "
-            "the new row guard.fence."
+            "An insert has no row yet that could refuse it. Let a unique index refuse it, and "
+            "store guard.fence in the new row."
         )
     if isinstance(statement, sa.Delete):
         return said + (
-            "A row that is gone refuses nobody: mark it as deleted with an update(), and remove "
-            "it later."
+            "A deleted row cannot refuse a later write. Mark it as deleted with an update(), and "
+            "remove it later."
         )
     return said + "Write update(table).where(…).values(…)."

@@ -3,13 +3,13 @@
     taskguard.fenced.set_value(client, "stock:42", "17", fence=guard.fence)
     taskguard.fenced.get_value(client, "stock:42").value
 
-Guarantees, while the server keeps its memory: compared and set in one script, on all 64 bits. A
-value is a hash with the fields `value` and `fence`: one key, so one slot of a Cluster, and whoever
-expires, renames or deletes it does so to both.
+Guarantees, while the server keeps its memory: one script compares and sets, with all 64 bits. A
+value is a hash with the fields `value` and `fence`. It is one key, so it has one slot of a Cluster,
+and both fields expire, are renamed and deleted together.
 
-Does not guarantee anything once the key has expired, was evicted or deleted (give the server
+Does not guarantee anything after the key has expired, was evicted or deleted (run the server with
 `maxmemory-policy noeviction`), or after a failover that lost the last write. The client's errors
-come out as they are; a call that got no answer may be made again.
+are raised unchanged. A call that got no answer may be repeated.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MOST = 2**63 - 1
 
 
 class FencedValue(NamedTuple):
-    """What stands under a key: the value as the client gives it, and the fence it was set with."""
+    """A stored value, as the client returns it, and the fence with which it was set."""
 
     value: Any
     fence: int
@@ -41,16 +41,16 @@ def set_value(client: Any, key: Any, value: Any, *, fence: int) -> None:
 
     Args:
         client: a synchronous redis-py client (`redis.Redis`, Sentinel's, `RedisCluster`).
-        key: where; a hash of its own.
-        value: what redis-py takes for one: bytes, text or a number.
+        key: the name of a hash that has nothing else.
+        value: bytes, text or a number, as redis-py takes it.
         fence: `guard.fence`.
 
     Raises:
         StaleTokenError: a newer holder has set it (`newer_fence`). Nothing was written.
-        ConfigurationError: `fence` is no fencing token, or the client does not answer at once.
+        ConfigurationError: `fence` is no fencing token, or the client is not synchronous.
     """
     if type(fence) is not int or not 1 <= fence <= _MOST:
-        raise ConfigurationError(f"fence={fence!r} is no fencing token; pass guard.fence.")
+        raise ConfigurationError(f"fence={fence!r} is no fencing token: pass guard.fence.")
     with extras_named("A fenced value"):
         from redis.exceptions import NoScriptError
     _refuse_what_answers_later(client)
@@ -62,8 +62,8 @@ def set_value(client: Any, key: Any, value: Any, *, fence: int) -> None:
     if newer != fence:
         name = key.decode("utf-8", "replace") if isinstance(key, bytes) else str(key)
         raise StaleTokenError(
-            f"{name} was set with fence {newer}, and this holder has {fence}: a newer one has been "
-            "here. Stop.",
+            f"{name} was set with fence {newer}, and this holder has {fence}: a newer holder has "
+            "written it. Stop.",
             key=name,
             fence=fence,
             newer_fence=newer,
@@ -71,9 +71,9 @@ def set_value(client: Any, key: Any, value: Any, *, fence: int) -> None:
 
 
 def get_value(client: Any, key: Any) -> FencedValue | None:
-    """The value and its fence; None if `set_value()` has not set the key.
+    """Return the value and its fence; None if `set_value()` has not set the key.
 
-    `client` is a synchronous redis-py client; raises ConfigurationError for any other.
+    `client` is a synchronous redis-py client. Raises ConfigurationError for any other.
     """
     _refuse_what_answers_later(client)
     value, fence = client.hmget(key, "value", "fence")
@@ -85,6 +85,6 @@ def _refuse_what_answers_later(client: Any) -> None:
     kind = type(client)
     if "asyncio" in kind.__module__ or "Pipeline" in kind.__name__:
         raise ConfigurationError(
-            f"Fenced values want a synchronous redis-py client that answers at once, not "
-            f"{kind.__module__}.{kind.__qualname__}."
+            f"Fenced values need a synchronous redis-py client without pipeline, not "
+            f"{kind.__module__}.{kind.__qualname__}. Pass a redis.Redis."
         )

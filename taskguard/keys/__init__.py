@@ -1,31 +1,31 @@
-"""Keys: from a call's arguments to the texts that locks and ledger rows are named by.
+"""Keys: makes the texts that name locks and ledger rows from a call's arguments.
 
 Guarantees, for one template:
 
-* Arguments whose texts differ never make one key; arguments whose texts agree always do, so that
-  `42`, `"42"` and a UUID sent as text meet. A producer and a worker compute the same key, whether
-  the message went as JSON (kombu's) or as pickle.
-* A key has at most 200 bytes and holds no whitespace, control character or brace: it can be stored
+* Arguments with different texts make different keys. Arguments with equal texts make one key, for
+  example `42` and `"42"`, or a UUID and its text.
+* A producer and a worker compute the same key, from a message in kombu's JSON or in pickle.
+* A key has at most 200 bytes, without whitespace, control characters or braces. It can be stored
   and logged as it is.
-* Work is bounded whatever comes: a template has at most 1,000 characters, the texts of one call
-  65,536 together, and it makes at most 100 keys. More is refused, uncopied.
-* A value marked `|hash` is in no key, no error message and no repr. No error message holds any
-  other value either: it says what the argument is, not what it holds.
-* A template that does not fit is refused when the task is decorated, with `KeyTemplateError`; an
-  argument that cannot be a key when the task is called, with `KeyArgumentError`.
+* A template has at most 1,000 characters. The texts of a call have at most 65,536 characters
+  together. A call makes at most 100 keys. Anything larger is refused before it is copied.
+* No key, error message or repr contains a value marked `|hash`. No error message contains any
+  other value: it names the type of the argument.
+* A template that does not fit its task is refused at decoration, with `KeyTemplateError`. An
+  argument that cannot be a key is refused at the call, with `KeyArgumentError`.
 
 Does not guarantee:
 
 * Unicode normalisation: look-alikes, `é` in its two spellings, `a` and `A` are different keys.
-* Equality by value. `1` and `1.0`, `Decimal("1.0")` and `Decimal("1.00")`, `True` and `"true"`
-  (its text is `True`), one instant in two time zones, have different texts and so different keys.
-* Secrecy of what can be guessed: `|hash` is a plain SHA-256, so that it is the same everywhere.
-  Somebody with the key and a list of e-mail addresses can find which one it was.
-* Anything about exceptions that a property, an item, a `__str__` or a callable of the user's raises
-  by itself: they go on unchanged, so that a database that is away looks as it does anywhere else.
+* Equality by value. Different texts make different keys: `1` and `1.0`, `Decimal("1.0")` and
+  `Decimal("1.00")`, `True` (its text is `True`) and `"true"`, one instant in two time zones.
+* Secrecy of values that can be guessed: `|hash` is a plain SHA-256, which is the same everywhere.
+  An attacker with the key and a list of e-mail addresses can find the address.
+* Anything about exceptions that the user's own properties, items, `__str__` or callables raise.
+  taskguard passes them on unchanged.
 
-Read next: `function.py` (from arguments to keys), `template.py` (the syntax), `values.py` (what
-counts as a text).
+Read next: `function.py` (from arguments to keys), `template.py` (the syntax), `values.py` (the
+text of a value).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Keys that a callable of the user's makes of a call's arguments.
+"""Keys that a user's callable makes from a call's arguments.
 
-Guarantees: it is called with all arguments by name, defaults applied; what it returns is made safe
-to store, and no more of it is read than a call may have keys.
-Does not guarantee: that its keys tell different work apart. Its text is the user's.
+Guarantees: the callable gets all arguments by name, defaults applied. Its keys are made safe to
+store, and taskguard reads at most as many as a call may have.
+Does not guarantee that the callable returns different keys for different work.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ from taskguard.keys.values import BYTES, RefusedValueError, escape, shorten, tex
 __all__ = ["MAX_KEYS", "CallableKeys", "FinishedKey", "callable_name", "finish_key", "too_many"]
 
 MAX_KEYS = 100
-# So many keys a callable may return, repeats included: a generator may have no end.
+# Maximum number of keys that a callable returns, with repeats: a generator may be endless.
 _MAX_TEXTS = 10 * MAX_KEYS
 _VAR_POSITIONAL, _VAR_KEYWORD = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 
 
 class FinishedKey(str):
-    """What `key` returned: a callable may hand it on, and it is not encoded a second time."""
+    """The result of `key`. If a callable returns it, it is not encoded a second time."""
 
     __slots__ = ()
 
 
 class CallableKeys:
-    """A key option that is code: called with the task's arguments, by name."""
+    """A key option that is a callable. It gets the task's arguments by name."""
 
     __slots__ = ("_by_name", "_by_position", "_function", "_stars", "source")
 
     def __init__(
         self, function: Callable[..., object], parameters: Collection[inspect.Parameter]
     ) -> None:
-        # Called by name, so that `lambda order_id, **_:` can leave out what it does not need and no
-        # two are mixed up; by position only parameters that cannot be named.
+        # Pass arguments by name, so that `lambda order_id, **_:` can ignore the others. Pass only
+        # parameters without a name by position.
         names = {p.kind: p.name for p in parameters}
         stars = names.get(_VAR_POSITIONAL), names.get(_VAR_KEYWORD)
         plain = [p for p in parameters if p.name not in stars]
@@ -54,7 +54,7 @@ class CallableKeys:
         self._check()
 
     def keys(self, values: Mapping[str, object], *, task: str) -> list[str]:
-        """The keys that the callable names for these arguments, in its order; a set's sorted."""
+        """Return the callable's keys for these arguments, in its order; those of a set sorted."""
         result = self._call(values)
         found: list[str] = []
         each: set[str] = set()
@@ -64,7 +64,7 @@ class CallableKeys:
                     raise RefusedValueError(f"returned more than {_MAX_TEXTS:,} texts for one call")
                 found.append(finish_key(text))
                 each.add(found[-1])
-                if len(each) > MAX_KEYS:  # before a generator without an end fills the memory
+                if len(each) > MAX_KEYS:  # checked here because a generator may be endless
                     raise too_many()
             if found:
                 return sorted(found) if isinstance(result, AbstractSet) else found
@@ -82,8 +82,8 @@ class CallableKeys:
             signature.bind(*self._by_position, **dict.fromkeys(self._by_name))
         except TypeError as error:
             raise TemplateProblemError(
-                f"{self.source} does not take the task's arguments: {error}. It gets all of them,"
-                " by name; one that uses a few is written lambda order_id, **_: …"
+                f"{self.source} does not take the task's arguments: {error}. It gets all of them"
+                " by name. To ignore the others, write lambda order_id, **_: …"
             ) from None
 
     def _call(self, values: Mapping[str, object]) -> object:
@@ -106,7 +106,7 @@ def _texts(result: object) -> Iterable[object]:
 
 
 def finish_key(text: object) -> str:
-    """A callable's text made safe to store. `:` and `/` stay, as the separators that they are."""
+    """Return a callable's text as a key that is safe to store. `:` and `/` stay as separators."""
     if isinstance(text, FinishedKey):
         return str(text)
     if not isinstance(text, str):
@@ -118,10 +118,10 @@ def finish_key(text: object) -> str:
 
 
 def too_many() -> RefusedValueError:
-    """The refusal of a call that makes more keys than a call may have."""
+    """Return the error for a call that makes too many keys."""
     return RefusedValueError(f"makes more than {MAX_KEYS} keys of one call: split the work")
 
 
 def callable_name(function: object) -> str:
-    """What a callable is called in messages."""
+    """Return the name of a callable for messages."""
     return str(getattr(function, "__qualname__", type(function).__qualname__))

@@ -1,10 +1,10 @@
-"""Formats in placeholders: `<when:%Y-%m-%d>` of a date or time.
+"""Formats in placeholders: `<when:%Y-%m-%d>` for a date or time.
 
-Guarantees: a format gives the same text on every machine, so that producer and worker agree; years
+Guarantees: a format gives the same text on every machine, so that producer and worker agree. Years
 have four digits. Directives that depend on the locale, the platform or a time zone's name are
-refused at decoration. Text is never parsed: a format of text is an error that says so.
-Does not guarantee: that different values stay different. That is what a format is for: `%Y-%m-%d`
-puts a whole day under one key.
+refused at decoration. Text is never parsed: a format for a text is an error.
+Does not guarantee different texts for different values: `%Y-%m-%d` gives a whole day one key, which
+is the purpose of a format.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ __all__ = ["explain_format", "format_value"]
 _directives = re.compile(r"%(.?)", re.DOTALL).findall
 _each_directive = re.compile(r"%(.)", re.DOTALL).sub
 _SAME_EVERYWHERE = "YmdHIMSfjyzGVuUWwFTR"
-# Before the year 1000 some platforms and versions of Python leave the zeros out.
+# Some platforms and versions of Python print years before 1000 without leading zeros.
 _WIDTHS = {"Y": 4, "G": 4, "F": 10}
 
 
 def explain_format(spec: str) -> str | None:
-    """What is wrong with a placeholder's format; None where nothing is."""
+    """Return the problem of a placeholder's format, or None."""
     if not spec:
         return "has an empty format: leave the colon out"
     directives = _directives(spec)
@@ -41,9 +41,9 @@ def explain_format(spec: str) -> str | None:
 
 
 def format_value(value: object, spec: str) -> str:
-    """The text of `value` in a format that `explain_format` found good."""
+    """Return the text of `value` in a format that `explain_format` accepted."""
     value = unwrap(value)
-    text_of(value)  # refuses None, NaN, containers and what is too long
+    text_of(value)  # refuses None, NaN, containers and long texts
     kind = type(value)
     # A datetime is a date, too.
     base = next((each for each in (date, time) if issubclass(kind, each)), None)
@@ -58,6 +58,6 @@ def format_value(value: object, spec: str) -> str:
         made: str = cast("Any", base).strftime(value, directive[0])
         return made.zfill(_WIDTHS.get(directive[1], 0))
 
-    # Directives one by one: strftime() would put the text between them into the platform's
+    # Format each directive alone: strftime() would convert the text between them to the platform's
     # encoding.
     return text_of(_each_directive(text, spec))

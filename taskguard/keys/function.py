@@ -1,14 +1,17 @@
-"""From a call's arguments to its keys: what the decorator compiles, and `taskguard.key`.
+"""Makes a call's keys from its arguments: the compiled key option, and `taskguard.key`.
 
-Guarantees: everything that can be known from the signature is checked when it is compiled.
-Arguments that do not fit the signature raise a `TypeError`, as the call itself would, with
-`inspect`'s words. Several keys come sorted by code point and without repeats, so that all take them
-in one order; their name lists them as the templates and callables gave them, and different lists
-never have one name.
-Does not guarantee: that two processes name the same work alike where a callable's list is in an
-order that changes, as that of `list({…})` does; a set that it returns is sorted.
+Guarantees:
 
-Read next: `template.py` for the syntax, `values.py` for what counts as a text.
+* Compiling checks everything that depends on the signature alone.
+* Arguments that do not fit the signature raise the `TypeError` of `inspect`, as the call would.
+* Several keys are sorted by code point, without repeats, so that all deliveries take them in one
+  order. Their name lists them in the order of the templates and callables. Different lists have
+  different names.
+
+Does not guarantee that two processes name the same work alike if a callable returns a list in a
+changing order, such as `list({…})`. A set is sorted.
+
+Read next: `template.py` for the syntax, `values.py` for the text of a value.
 """
 
 from __future__ import annotations
@@ -40,8 +43,8 @@ __all__ = [
     "key",
 ]
 
-# Separators that no key holds, in which `%` is followed by two hex digits or `~`: one between the
-# parts of a list, one between the keys of a callable, so that [[a], [b, c]] is not [[a, b], [c]].
+# Separators of a name. No key contains them, because in a key `%` is followed by two hex digits or
+# `~`. There are two, so that the lists [[a], [b, c]] and [[a, b], [c]] have different names.
 _BETWEEN_PARTS = "%,"
 _BETWEEN_KEYS = "%;"
 
@@ -53,12 +56,12 @@ these. A delivery locks all its keys; their order names the work."""
 
 
 class Keys(NamedTuple):
-    """What a call's key option says.
+    """The keys of a call.
 
     Attributes:
-        keys: the keys to be locked, sorted, each once.
-        name: all keys in the order in which they were given, repeats included, as one text that no
-            other list has.
+        keys: the keys to lock, sorted, without repeats.
+        name: a text for all keys, in the order of the option and with repeats. Other lists have
+            other names.
     """
 
     keys: tuple[str, ...]
@@ -66,7 +69,7 @@ class Keys(NamedTuple):
 
 
 def key(template: str, /, **values: object) -> str:
-    """The key that a task with this template takes, for use elsewhere.
+    """Return the key that a task with this template takes, for use elsewhere.
 
     `taskguard.key("order:<order_id>", order_id=42)` is `"order:42"`. Values that the template does
     not name are ignored.
@@ -106,11 +109,11 @@ def check_name(placeholder: Placeholder, names: Collection[str]) -> None:
 
 
 class Arguments:
-    """Binds calls to a signature, without `inspect` where the arguments are plain.
+    """Binds calls to a signature, if possible without `inspect`.
 
-    `Signature.bind` costs several times what the rest of a key costs. For a signature without
-    `*args` and `**kwargs` it is enough to know, for each number of positional arguments, which
-    names must and which may come by keyword.
+    `Signature.bind` takes several times as long as the rest of a key. For a signature without
+    `*args` and `**kwargs` it is enough to know which names must and which may be keywords, for each
+    number of positional arguments.
     """
 
     def __init__(self, signature: inspect.Signature, *, task: str, ignore: Collection[str]) -> None:
@@ -133,7 +136,7 @@ class Arguments:
             )
 
     def bind(self, args: Sequence[object], kwargs: Mapping[str, object]) -> Mapping[str, object]:
-        """Every parameter's value by its name; what `**kwargs` collects by its own names too."""
+        """Return each parameter's value by its name, including the names in `**kwargs`."""
         if len(args) < len(self._keywords_after):
             required, allowed = self._keywords_after[len(args)]
             given = kwargs.keys()
@@ -152,11 +155,11 @@ class Arguments:
             raise TemplateProblemError(
                 f"{placeholder.source} collects several arguments: name one, as in {example}"
             )
-        if self.var_keyword is None:  # else any name may come
+        if self.var_keyword is None:  # otherwise any name is allowed
             check_name(placeholder, self.parameters)
 
     def describe(self) -> str:
-        """The parameters as a person would list them."""
+        """Return the parameters for an error message."""
         stars = {self.var_positional: "*", self.var_keyword: "**"}
         return ", ".join(f"{stars.get(name, '')}{name}" for name in self.parameters) or "none"
 
@@ -189,15 +192,15 @@ def compile_key(
     task: str,
     ignore: Collection[str] = ("guard",),
 ) -> KeyFunction:
-    """Check a `key` or `once_per` option against a task's signature; the result makes its keys.
+    """Check a `key` or `once_per` option against a task's signature. Return a maker of its keys.
 
-    `spec` is a template, a callable, or a list of these. A callable is called with all arguments of
-    the task by name, defaults applied, and returns one key or several. Parameters in `ignore` are
-    not the caller's to pass and are not seen.
+    `spec` is a template, a callable, or a list of these. A callable gets all arguments of the task
+    by name, defaults applied, and returns one key or several. Parameters in `ignore` are left out,
+    because callers do not pass them.
 
     Raises:
-        KeyTemplateError: `spec` does not fit; the message names the task, the placeholder and the
-            parameters there are.
+        KeyTemplateError: `spec` does not fit. The message names the task, the placeholder and the
+            task's parameters.
     """
     arguments = Arguments(signature, task=task, ignore=ignore)
     try:
@@ -212,10 +215,11 @@ def compile_key(
 
 
 class KeyFunction:
-    """Makes a call's keys: one at least, sorted, each once, and their name.
+    """Makes the keys of a call, at least one, and their name.
 
-    `sources` are the templates. `arguments` is what their placeholders name; None where a callable
-    may use any.
+    Attributes:
+        sources: the templates.
+        arguments: the arguments that the placeholders name; None if a callable may use any.
     """
 
     __slots__ = ("_arguments", "_parts", "arguments", "sources", "task")
@@ -230,11 +234,11 @@ class KeyFunction:
         self.task = task
 
     def __call__(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[str, ...]:
-        """The keys of a call with these arguments, as `found()` has them."""
+        """Return the keys of a call with these arguments."""
         return self.found(args, kwargs).keys
 
     def found(self, args: Sequence[object], kwargs: Mapping[str, object]) -> Keys:
-        """The keys of a call with these arguments, and their name.
+        """Return the keys of a call with these arguments, and their name.
 
         Raises:
             KeyArgumentError: an argument cannot be part of a key.
@@ -260,7 +264,7 @@ class KeyFunction:
     def deciding(
         self, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> Mapping[str, object]:
-        """The values of a call that the templates name. Raises TypeError if they do not fit."""
+        """Return the arguments that the templates name. Raises TypeError if they do not fit."""
         values = self._arguments.bind(args, kwargs)
         return {name: values[name] for name in self.arguments or () if name in values}
 
@@ -283,8 +287,8 @@ def compile_texts(
     """Check templates whose texts are columns of a row, by the columns' names.
 
     Raises:
-        KeyTemplateError: one does not fit; the message names the task, the placeholder and the
-            parameters there are.
+        KeyTemplateError: one does not fit. The message names the task, the placeholder and the
+            task's parameters.
     """
     arguments = Arguments(signature, task=task, ignore=("guard",))
     parsed = {}
@@ -296,7 +300,9 @@ def compile_texts(
             for placeholder, _ in parsed[name].tail:
                 arguments.check(placeholder)
                 if placeholder.hidden:
-                    raise TemplateProblemError(f"{placeholder.source}: a row has no digest as id")
+                    raise TemplateProblemError(
+                        f"{placeholder.source}: a row's id cannot be a digest; remove |hash"
+                    )
         except TemplateProblemError as problem:
             raise KeyTemplateError(
                 f"task {task}, id {_describe_part(source)}: {problem}. Parameters: "
@@ -308,7 +314,7 @@ def compile_texts(
 
 
 class TextFunction:
-    """Makes a call's texts, by name; unlike keys they are neither escaped nor shortened.
+    """Makes texts by name from a call. Unlike keys, they are neither escaped nor shortened.
 
     Attributes:
         arguments: the arguments that the placeholders name.
@@ -327,7 +333,7 @@ class TextFunction:
         )
 
     def __call__(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, str]:
-        """The texts of a call with these arguments.
+        """Return the texts of a call with these arguments.
 
         Raises:
             KeyArgumentError: an argument is no text.
@@ -360,7 +366,7 @@ def _describe(spec: object) -> str:
 
 
 def _describe_part(part: object) -> str:
-    # A value of another kind is not printed: it may be cyclic, or have megabytes.
+    # Show only the type of any other value: the value may be cyclic or very large.
     if isinstance(part, str):
         text = str.__str__(part)
         return repr(text) if len(text) <= MAX_TEMPLATE_CHARS else f"{text[:100]!r}…"

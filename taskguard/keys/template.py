@@ -12,13 +12,13 @@
 
 They combine in this order: `<order.lines[0].due:%Y-%m-%d|hash>`.
 
-Guarantees: two placeholders are separated by a character that no value can hold, so that a key
-reads back to one set of texts only. A dict's item is looked up by text, then, where that is digits,
-by number, since JSON makes text of a dict's numbers.
-Does not guarantee: that the attributes and items there are the same on every machine; what is
-lazily loaded is loaded.
+Guarantees: between two placeholders there is a character that no value can contain, so that
+different values make different keys. A dict's item is looked up by text and, if the text consists
+of digits, also by number, because JSON converts a dict's numbers to texts.
+Does not guarantee that attributes and items are equal on every machine. Reading an attribute may
+load it.
 
-Read next: `function.py`, which brings the arguments.
+Read next: `function.py`, which binds the arguments.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from taskguard.values import value
 
 __all__ = ["MAX_TEMPLATE_CHARS", "Placeholder", "Template", "TemplateProblemError", "parse"]
 
-# Five times what a key can hold; it also bounds the work of reading a template.
+# Five times the length of a key. It also limits the time to read a template.
 MAX_TEMPLATE_CHARS = 1_000
 
 _FILTERS = {
     "hash": "a digest instead of the value",
     "str": "the str() of any object",
 }
-# An unclosed `<` is a token of its own, so that it can be told from a literal one, `<<`.
+# An unclosed `<` is a separate token, to distinguish it from a literal one, `<<`.
 _tokens = re.compile(r"<<|<[^<>]*>|<|[^<]+").finditer
 _NAME = r"[^\W\d]\w*"
 _STEP = rf"\.{_NAME}|\[[^\[\]]+\]"
@@ -61,18 +61,20 @@ _is_placeholder = re.compile(
 ).fullmatch
 _steps = re.compile(_STEP).findall
 _is_index = re.compile(r"-?[0-9]{1,9}").fullmatch
-# Whole numbers up to it are their own texts; larger ones are measured before they are printed.
+# Integers below this are printed directly. Larger ones are measured first.
 _MOST_PLAIN = 10**18
 
 
 class TemplateProblemError(Exception):
-    """What is wrong with a template. It stays in this package, where task and names are added."""
+    """A problem of a template. It does not leave this package, which adds task and parameters."""
 
 
 @value
 class Placeholder:
-    """One `<…>` of a template. `argument` is its source less the filters, which hide nothing of
-    what tells values apart."""
+    """One `<…>` of a template.
+
+    `argument` is its source without filters: with or without them, the same values are different.
+    """
 
     source: str
     argument: str
@@ -84,7 +86,7 @@ class Placeholder:
     by_str: bool
 
     def fill(self, values: Mapping[str, object], *, task: str | None) -> str:
-        """The text for the key that this placeholder makes of the call's arguments."""
+        """Return the placeholder's text for a key."""
         try:
             value = self._value(values)
             if self.spec is None:
@@ -97,12 +99,12 @@ class Placeholder:
             return digest(text) if self.hidden else escape(text)
         except RefusedValueError as refusal:
             problem = refusal
-        # Raised outside of the except block, so that no hidden value is in the error's context.
+        # Raise it outside of the except block, so that its context contains no hidden value.
         cause = None if self.hidden else problem.__cause__
         raise problem.named(self.source, task=task) from cause
 
     def text(self, values: Mapping[str, object], *, task: str | None) -> str:
-        """The argument's text as it is: for a column of a table, not for a key."""
+        """Return the argument's text unchanged, for a column of a table."""
         try:
             return self._said(self._value(values))
         except RefusedValueError as refusal:
@@ -110,7 +112,7 @@ class Placeholder:
         raise problem.named(self.source, task=task) from problem.__cause__
 
     def _value(self, values: Mapping[str, object]) -> object:
-        if self.name not in values:  # only where the task takes **kwargs
+        if self.name not in values:  # possible only if the task takes **kwargs
             raise RefusedValueError("is not among the arguments of this call")
         value = values[self.name]
         for step in self.path:
@@ -132,7 +134,7 @@ class Template:
     tail: tuple[tuple[Placeholder, str], ...]
 
     def fill(self, values: Mapping[str, object], *, task: str | None) -> str:
-        """The key for these arguments.
+        """Return the key for these arguments.
 
         Raises:
             KeyArgumentError: an argument cannot be part of a key.
@@ -145,7 +147,7 @@ class Template:
         return text if len(text) <= SHORT_CHARS else shorten(text)
 
     def text(self, values: Mapping[str, object], *, task: str) -> str:
-        """The text for these arguments, neither escaped nor shortened: what a column holds.
+        """Return the text for a column: neither escaped nor shortened.
 
         Raises:
             KeyArgumentError: an argument is no text.
@@ -163,12 +165,13 @@ def parse(source: str) -> Template:
     Raises:
         TemplateProblemError: it cannot be read, or two different calls could make one key.
     """
-    source = str.__str__(source)  # a subclass may measure itself otherwise
+    source = str.__str__(source)  # a subclass may have another __len__
     if not source:
         raise TemplateProblemError("the template is empty")
     if len(source) > MAX_TEMPLATE_CHARS:
         raise TemplateProblemError(
-            f"the template has {len(source):,} characters, at most {MAX_TEMPLATE_CHARS:,} are read"
+            f"the template has {len(source):,} characters, at most {MAX_TEMPLATE_CHARS:,} are"
+            " allowed"
         )
     bad = next((c for c in source if not c.isprintable()), None)
     if bad is not None:
@@ -250,7 +253,7 @@ def _check_filters(token: str, filters: list[str]) -> None:
 
 
 def _itself(value: Any) -> str | None:
-    """A usual number's or name's text, which needs no escape; None: `values.py` is to say it."""
+    """Return the text of a short number or name, which needs no escape; otherwise None."""
     kind = type(value)
     if kind is int:
         return int.__repr__(value) if -_MOST_PLAIN < value < _MOST_PLAIN else None
@@ -283,15 +286,14 @@ def _item(text: str) -> Callable[[object], object]:
             raise RefusedValueError(
                 f"cannot be read: {kind.__name__} has no item {text!r}"
             ) from error
-        # An index into a text or bytes is refused: never meant, but what a dict as JSON text would
-        # get.
+        # Refuse an index into a text or bytes: it is a mistake, such as a dict sent as JSON text.
         raise RefusedValueError(f"cannot be read: {kind.__name__} has no item {text!r}")
 
     return step
 
 
 def _mapping_item(mapping: Mapping[object, object], text: str, index: int | None) -> object:
-    # Asked with `in` first: a defaultdict would make the item, with a value that nobody sent.
+    # Test with `in` first: a defaultdict would create a missing item.
     if text in mapping:
         return mapping[text]
     if index is not None and index in mapping:

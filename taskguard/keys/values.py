@@ -1,12 +1,16 @@
-"""Values as key text: what an argument says, and the form in which that may stand in a key.
+"""The text of a value, and its escaped form in a key.
 
-Guarantees: the text is the same before and after kombu's JSON and pickle, because the type that
-JSON keeps decides: an `IntEnum` member is its number, a text subclass its text, whatever their own
-`__str__` says. `escape` never makes one text of two, and its result is of `VALUE_ALPHABET` and `%`
-alone. Work is bounded by the limits below, before anything is copied, whatever comes in.
-Does not guarantee: that a class of the user's has a `__str__` that tells its objects apart. Hence
-such objects are refused unless the template says `|str`: a password type that prints as asterisks,
-or a customer's name, would else quietly put different work under one key.
+Guarantees:
+
+* The text is the same before and after kombu's JSON and pickle, because it depends on the type that
+  JSON keeps. An `IntEnum` member is its number and a subclass of str its text, whatever its own
+  `__str__` returns.
+* `escape` makes different texts of different texts, from `VALUE_ALPHABET` and `%` only.
+* The limits below are checked before anything is copied.
+
+Does not guarantee that the `__str__` of a user's class is different for different objects. So such
+objects are refused unless the template has `|str`. Otherwise a password type that prints asterisks
+would silently give different work one key.
 
 | value | text |
 | --- | --- |
@@ -17,7 +21,7 @@ or a customer's name, would else quietly put different work under one key.
 | Enum | its value's text |
 | another library's integer | its digits |
 
-Read next: `formats.py` for `<when:%Y-%m-%d>`, `template.py` for how values are found.
+Read next: `formats.py` for `<when:%Y-%m-%d>`, `template.py` for attributes and items.
 """
 
 from __future__ import annotations
@@ -56,52 +60,52 @@ __all__ = [
 ]
 
 MAX_KEY_BYTES = 200
-# So many characters fit into a key whatever they are: each has at most four bytes.
+# A text of this length fits into a key, because a character has at most four bytes.
 SHORT_CHARS = MAX_KEY_BYTES // 4
 # Longer texts are documents rather than names of something.
 MAX_TEXT_CHARS = 65_536
-# Below Python's lowest limit on int-to-text conversion (640 digits): that never raises, therefore.
+# Below Python's lowest limit of int-to-text conversion (640 digits), so that it never raises.
 _MAX_INT_BITS = 2048
 _DIGEST_HEX_CHARS = 32
 _MAX_DEPTH = 20
 _MAX_VALUES = 65_536  # values in a list or dict that becomes a digest; it may contain itself
-# No text in UTF-8 begins with it, so that a list's digest is not also a text's.
+# No UTF-8 text begins with this byte, so that no list has the digest of a text.
 _STRUCTURE = b"\xff"
-# Two hex digits follow each `%` of an escape, and literal text has none: shortened keys only.
+# Only shortened keys contain this. In an escape two hex digits follow `%`; literals have no `%`.
 _SHORTENED = "%~"
 
 # These have lengths and items, but are neither texts nor lists of texts.
 BYTES = (bytes, bytearray, memoryview)
-# Fixed, for a process may have a decimal context of its own that rounds or prints otherwise.
+# A fixed context: a process's own decimal context may round or print in another way.
 _PLAIN_DECIMALS = Context(
     prec=MAX_PREC, rounding=ROUND_HALF_EVEN, Emin=MIN_EMIN, Emax=MAX_EMAX, capitals=1, traps=[]
 )
 
 VALUE_ALPHABET = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.~@+")
 _is_plain = re.compile(r"[A-Za-z0-9\-_.~@+]+").fullmatch
-# Of a plain str: it is its own text, and needs no escape.
+# Matches a str that needs no escape and no shortening.
 is_short_name = re.compile(rf"[A-Za-z0-9\-_.~@+]{{1,{SHORT_CHARS}}}").fullmatch
 _half_an_escape = re.compile(r"%[0-9A-F]?\Z")
 _ESCAPES = tuple(chr(b) if chr(b) in VALUE_ALPHABET else f"%{b:02X}" for b in range(256))
 
 
 class RefusedValueError(Exception):
-    """Why a value cannot be part of a key; a sentence without its subject and without the value.
+    """A reason why a value cannot be part of a key: a sentence without subject and value.
 
-    It stays in this package: `named` makes the error that users see.
+    It does not leave this package: `named` makes the error for users.
     """
 
     def named(self, source: str, *, task: str | None) -> KeyArgumentError:
-        """The public error, with the placeholder as written and the task."""
+        """Return the public error, with the placeholder as written and the task."""
         where = f"task {task}: " if task else ""
         return KeyArgumentError(f"{where}{source} {self}", task=task, placeholder=source)
 
 
 def encode_value(value: object, *, task: str | None = None, placeholder: str = "value") -> str:
-    """The text of `value` as it stands in a key.
+    """Return the escaped text of `value`, as in a key.
 
     Raises:
-        KeyArgumentError: `value` cannot be part of a key; `placeholder` is what the error calls it.
+        KeyArgumentError: `value` cannot be part of a key. The error calls it `placeholder`.
     """
     try:
         return escape(text_of(value))
@@ -110,7 +114,7 @@ def encode_value(value: object, *, task: str | None = None, placeholder: str = "
 
 
 def text_of(value: object, *, by_str: bool = False) -> str:
-    """What `value` says. With `by_str`, an object of any class that has a `__str__` may say it."""
+    """Return the text of `value`. With `by_str`, use the `__str__` of a class that defines one."""
     convert = _TEXTS.get(type(value))
     if convert is None:
         value = unwrap(value)
@@ -119,9 +123,9 @@ def text_of(value: object, *, by_str: bool = False) -> str:
 
 
 def unwrap(value: object) -> object:
-    """The scalar that an enum member or another library's integer stands for, else `value`."""
-    # By type, not isinstance: a lazy proxy's `__class__` runs code of its own and claims a type
-    # that JSON and pickle do not see.
+    """Return the scalar of an enum member or of another library's integer; otherwise `value`."""
+    # By type(), not isinstance(): the `__class__` of a lazy proxy runs code, and claims a type that
+    # JSON and pickle do not see.
     kind = type(value)
     if issubclass(kind, _SCALARS):
         return value
@@ -133,26 +137,27 @@ def unwrap(value: object) -> object:
 
 
 def escape(text: str) -> str:
-    """`text` with everything outside `VALUE_ALPHABET` percent-encoded from UTF-8."""
+    """Return the text with all characters outside `VALUE_ALPHABET` percent-encoded in UTF-8."""
     if _is_plain(text):
         return text
     return "".join(map(_ESCAPES.__getitem__, _utf8(text)))
 
 
 def digest(text: str) -> str:
-    """A digest in place of a text that must not be seen: SHA-256, its first 128 bits in hex."""
+    """Return a digest of a secret text: the first 128 bits of its SHA-256 in hex."""
     return _sha256(_utf8(text))
 
 
 def is_structure(value: object) -> bool:
-    """Whether JSON writes the value as an array or an object."""
+    """Return whether JSON writes the value as an array or an object."""
     return issubclass(type(value), list | tuple | dict)
 
 
 def structure_digest(value: object) -> str:
-    """A digest of a list or dict, nested or not: equal if and only if their contents in JSON are.
+    """Return a digest of a list or dict, which may be nested.
 
-    A dict's order does not count; a list's does.
+    Two digests are equal if and only if the contents in JSON are equal. The order of a list counts,
+    the order of a dict does not.
     """
     pieces: list[str] = []
     _write(value, pieces, 0)
@@ -160,7 +165,7 @@ def structure_digest(value: object) -> str:
 
 
 def _write(value: object, pieces: list[str], depth: int) -> None:
-    """Append escaped texts and signs that no escaped text has, so that no two values read alike."""
+    """Append escaped texts, and signs that no escaped text has, so that the result is unique."""
     if depth > _MAX_DEPTH:
         raise RefusedValueError(f"is nested more than {_MAX_DEPTH} deep: pass an id, or a hash")
     size = len(cast("Sequence[object]", value)) if is_structure(value) else 0
@@ -197,10 +202,10 @@ def _entry_name(key: object) -> str:
 
 
 def shorten(key: str, *, limit_bytes: int = MAX_KEY_BYTES) -> str:
-    """`key` itself up to the limit; beyond, its beginning, `%~` and a digest of all of it.
+    """Return a key up to the limit as it is, and a longer one as its beginning, `%~` and a digest.
 
-    Where `key` is made of escaped values and literal text, or ends in such, no short key reads the
-    same. Asked again it changes nothing.
+    If the key consists of escaped values and literal text, or ends with them, no short key is equal
+    to the result. A second call changes nothing.
     """
     if len(key) <= limit_bytes and key.isascii():
         return key
@@ -221,14 +226,15 @@ def _utf8(text: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError:
         pass
-    # Raised outside of the except block: the codec's exception would be its context, with the text.
+    # Raise it outside of the except block: the codec's error contains the text, and would be the
+    # context.
     raise RefusedValueError(
         "holds a lone surrogate, half of a character that UTF-8 cannot store: clean the text first"
     )
 
 
 def _text_of_str(value: str) -> str:
-    # Methods of str itself: a worker may not have the subclass. And no copy before the limit.
+    # Use methods of str, because a worker may lack the subclass. Check the length before a copy.
     length = str.__len__(value)
     if length == 0:
         raise RefusedValueError(
@@ -261,7 +267,7 @@ def _text_of_decimal(value: Decimal) -> str:
         raise RefusedValueError(
             "is not a finite number (NaN or infinity): check it before the call"
         )
-    # More bytes than characters are allowed is certainly more digits: no need to print them.
+    # A number with that many bytes has too many digits. Do not print it.
     if Decimal.__sizeof__(value) > MAX_TEXT_CHARS:
         raise RefusedValueError("is a number of too many digits: pass an id")
     return _text_of_str(_PLAIN_DECIMALS.to_sci_string(value))
@@ -293,7 +299,7 @@ def _text_of_other(value: object, *, by_str: bool) -> str:
             f"is an object of class {kind.__name__}, which has no __str__ of its own: name an"
             " attribute, as in <order.id>"
         )
-    said = cast("Any", kind).__str__(value)  # `str()` would raise a TypeError of its own
+    said = cast("Any", kind).__str__(value)  # `str()` would raise TypeError for another type
     if not issubclass(type(said), str):
         raise RefusedValueError(
             f"is an object of class {kind.__name__}, whose __str__ returns {type(said).__name__}"
@@ -301,7 +307,7 @@ def _text_of_other(value: object, *, by_str: bool) -> str:
     return _text_of_str(said)
 
 
-# Subclasses stand before their bases: a datetime is a date, too.
+# Subclasses come before their bases: a datetime is a date, too.
 _TEXTS: dict[type, Callable[[Any], str]] = {
     str: _text_of_str,
     int: _text_of_int,

@@ -218,7 +218,7 @@ MUTANTS: dict[str, tuple[str, str, Test]] = {
         lambda locks, server: Shared().test_first_come(locks, server),
     ),
     "goes past a writer": (
-        "return first -- and nobody behind it comes in before it",
+        "return first -- later waiters do not overtake it",
         "limit, place = nil, place + 1",
         lambda locks, _: Shared().test_writer_is_not_starved(locks),
     ),
