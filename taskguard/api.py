@@ -53,26 +53,28 @@ def connect(
     codec: Codec = JSON,
     clock: Clock = SYSTEM_CLOCK,
 ) -> TaskGuard:
-    """Locks and guarded functions on a lock server and a ledger.
+    """Return an object for locks and guarded functions, with a lock server and a ledger.
 
     Args:
         locks: a URL (`redis://…`, `valkey://…`, `memory://`, a database's, or `ledger://` for
             the ledger's own), a redis-py client or a provider; None: the ledger alone. By
             default the environment's TASKGUARD_LOCKS_URL.
-        ledger: a SQLAlchemy URL, an Engine or a ledger; None: locks only, nothing refuses a
-            stale write. By default the environment's TASKGUARD_LEDGER_URL.
-        namespace: what every key and work of this application begins with, so that several can
-            share a ledger and a lock server; by default the environment's TASKGUARD_NAMESPACE,
-            or "" where that is not set.
-        formerly_namespaces: a list of the namespaces that this application had before; "" in it is
-            the lack of one. Messages that wait in lines there, or are overdue, are sent into
-            `namespace`; by default the environment's TASKGUARD_FORMERLY_NAMESPACES, with commas.
-        listeners: called with every event, beside the one that logs (to the logger `taskguard`).
+        ledger: a SQLAlchemy URL, an Engine or a ledger. None: locks only, so that nothing refuses
+            a stale write. By default the environment's TASKGUARD_LEDGER_URL.
+        namespace: the prefix of this application's keys and work, so that several applications can
+            share a ledger and a lock server. By default the environment's TASKGUARD_NAMESPACE, or
+            "" if that is not set.
+        formerly_namespaces: a list of this application's former namespaces; "" for none. Parked
+            and overdue messages in these are sent into `namespace`. By default the environment's
+            TASKGUARD_FORMERLY_NAMESPACES, separated by commas.
+        listeners: called with every event, in addition to the default, which writes to the logger
+            `taskguard`.
         codec: how results become JSON.
-        clock: time, for tests.
+        clock: the clock, for tests.
 
     Raises:
-        ConfigurationError: what is missing or wrong, and what to do; never with a password.
+        ConfigurationError: a setting is missing or wrong. The message says what to do, and never
+            contains a password.
     """
     others = [each for each in listeners if each is not log_event]
     runtime = TaskGuard(
@@ -108,12 +110,10 @@ _call_id = _Calls()
 
 
 class TaskGuard:
-    """Plain locks and guarded functions. Thread-safe; usable again in a forked child.
-
-    Made by `connect()`.
+    """Plain locks and guarded functions. Made by `connect()`. Safe for threads and forks.
 
     Attributes:
-        events: where listeners are added.
+        events: the events. Add listeners here.
     """
 
     def __init__(
@@ -180,11 +180,13 @@ class TaskGuard:
         renewing: bool = True,
     ) -> Runner:
         if locks is None and ledger is None:
-            raise ConfigurationError("locks=None and ledger=None: nothing would be guarded.")
+            raise ConfigurationError(
+                "locks=None and ledger=None: nothing would be guarded. Set one of them."
+            )
         if locks is not None and ledger is None and not locks.traits.tokens:
             raise ConfigurationError(
                 f"{locks!r} issues no fencing tokens, and ledger=None: nothing could refuse a "
-                "stale write. Set a ledger, or take locks on a single server."
+                "stale write. Set a ledger, or use locks on a single server."
             )
         watchdog = Watchdog(
             locks=locks, ledger=ledger, events=events, clock=clock, threaded=renewing
@@ -251,15 +253,15 @@ class TaskGuard:
         return self.runner.hold(delivery)
 
     def _limit(self, keys: Sequence[str], limit: int | None, mode: str) -> int:
-        """While fewer than so many hold the key, `lock()` is granted; errors say what to do."""
+        """Return the limit of holders with which `lock()` acquires. Raises ConfigurationError."""
         if mode not in ("write", "read"):
-            raise ConfigurationError(f'lock(): mode={mode!r}: it is "write" or "read".')
+            raise ConfigurationError(f'lock(): mode={mode!r}: use "write" or "read".')
         if limit is not None:
             check_number("limit", limit, at_least=1, at_most=NO_LIMIT - 1, whole=True)
             if mode == "read":
                 raise ConfigurationError(
                     f'lock(): limit={limit!r} and mode="read": limit={limit!r} alone already '
-                    "lets that many readers share the key, without a writer. Leave out mode=."
+                    "lets that many readers share the key, without a writer. Remove mode=."
                 )
         asked = limit or (NO_LIMIT if mode == "read" else 1)
         if asked == 1:
@@ -267,16 +269,16 @@ class TaskGuard:
         what = 'mode="read"' if mode == "read" else f"limit={limit!r}"
         if len(set(keys)) > 1:
             raise ConfigurationError(
-                f"lock(): {what} with {len(set(keys))} keys: several can share one key, not many. "
-                "Take them one in the other, everywhere in the same order."
+                f"lock(): {what} with {len(set(keys))} keys: holders can share a single key only. "
+                "Nest one lock() for each key, everywhere in the same order."
             )
         locks = self.runner.locks
         if locks is None or not locks.traits.shares:
             found = "there is no lock server" if locks is None else f"{locks!r} has none"
             raise ConfigurationError(
-                f"lock(): {what} needs locks that several hold at once, and {found}. Set locks= to "
-                "a Redis or Valkey (also with Sentinel or as a Cluster), or to a table of locks in "
-                "PostgreSQL, MariaDB or MySQL (ledger:// is the one beside the ledger)."
+                f"lock(): {what} needs locks that several holders can share, and {found}. Set "
+                "locks= to Redis or Valkey, with or without Sentinel or Cluster. A lock table in "
+                "PostgreSQL, MariaDB or MySQL works, too: ledger:// is in the ledger's database."
             )
         return asked
 
@@ -287,8 +289,8 @@ class TaskGuard:
 
         Args:
             name: the name of the lease, the same for all candidates.
-            ttl_s: length of the lease in seconds, renewed at a third of it. For so long no process
-                leads after a leader has died.
+            ttl_s: length of the lease in seconds, renewed at a third of it. After a leader has
+                died, no process leads for at most this time.
             on_lost: "interrupt" (the default) raises LeaseLostError in the work's thread when the
                 work must stop, except under gevent. With "fence" the work itself has to look at
                 `leadership.lost`.
@@ -307,8 +309,8 @@ class TaskGuard:
         KeyBusyError: at once, or with `busy="wait"` after `wait_s`.
 
         Args:
-            key: the key template, for example "report:<day>"; a list or a callable does too.
-            options: how it behaves; docs/reference/options.md has each option.
+            key: the key template, for example "report:<day>", a list of them, or a callable.
+            options: the options of the guard; docs/reference/options.md has each of them.
 
         Raises:
             ConfigurationError: an option is wrong. No queue can send a plain call again later, so
@@ -341,7 +343,7 @@ class TaskGuard:
         *,
         task: str | None = None,
     ) -> Any:
-        """Run a compiled function as a plain call: a message of its own, which cannot be deferred.
+        """Run a compiled function as a plain call, which cannot be deferred.
 
         Args:
             compiled: the function.
@@ -379,10 +381,10 @@ class TaskGuard:
         For an operator. The lease is ended in the ledger, then at the lock server, each by a
         statement that names its owner: a holder that came meanwhile keeps the key.
 
-        If the holder is alive after all, it learns of the release by its next renewal, at a third
-        of its `ttl_s`. With a ledger its commit is refused once another process has claimed, and
-        the next delivery is a takeover, which counts towards `max_crashes`. With locks only,
-        both may work at once until then.
+        If the holder is still alive, its next renewal, at a third of its `ttl_s`, tells it. With a
+        ledger, its commit is refused once another process has claimed the key. The next delivery
+        is a takeover, which counts towards `max_crashes`. With locks only, both may work at the
+        same time until that renewal.
 
         Args:
             key: the key, as `lock()` takes it or as errors show it, with or without this

@@ -237,7 +237,7 @@ DELIVERIES: tuple[Rule, ...] = (
     Rule("Is dropped. If its work has begun, it is deferred.", {"busy": ("skip",)}),
     Rule("Fails with `KeyBusyError`. If its work has begun, it is deferred.", {"busy": ("raise",)}),
 )
-"""What a delivery does if other work has its key."""
+"""Rules for a delivery whose key is taken by other work."""
 
 ENQUEUES: tuple[Rule, ...] = (
     Rule(
@@ -272,7 +272,7 @@ ENQUEUES: tuple[Rule, ...] = (
         {"once_per": _BY_WORK, "duplicate": ("replace",)},
     ),
 )
-"""What `enqueue()` does if the same work is waiting or in progress."""
+"""Rules for an `enqueue()` whose work is waiting or in progress."""
 
 
 def rule_for(rules: tuple[Rule, ...], chosen: Mapping[str, str]) -> Rule | None:

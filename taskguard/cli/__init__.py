@@ -1,21 +1,21 @@
 """The command `taskguard`.
 
-taskguard ledger create [--url URL] [--sql]     make the ledger's tables, or print their SQL
+taskguard ledger create [--url URL] [--sql]     create the ledger's tables, or print their SQL
 taskguard ledger upgrade [--url URL] [--sql]    upgrade the ledger's tables, or print the SQL
-taskguard locks create [--url URL] [--unlogged] make the table of locks, or print its SQL
-taskguard purge [--older-than 30d] [--url URL]  forget work that ended so long ago
+taskguard locks create [--url URL] [--unlogged] create the lock table, or print its SQL
+taskguard purge [--older-than 30d] [--url URL]  delete work that ended before that
 taskguard sweep --celery shop:app               send the messages of overdue work again
-taskguard relay --celery shop:app               the same every second, until it is stopped
-taskguard doctor --celery shop:app              what is wrong with locks, ledger, clocks and queue
-taskguard work list [--state DEAD]              work that waits for a person, or in a state
-taskguard work show WORK                        all that is known of one
+taskguard relay --celery shop:app               sweep and promote every second, until stopped
+taskguard doctor --celery shop:app              check locks, ledger, clocks and queue
+taskguard work list [--state DEAD]              list work in a state
+taskguard work show WORK                        print the record of work
 taskguard work requeue WORK --reason TEXT       DEAD or FAILED -> NEW: its next delivery runs it
-taskguard waiting [--key KEY]                   work in line for its key
+taskguard waiting [--key KEY]                   list the messages in line for their keys
 taskguard keys release KEY --locks URL          take a key from a holder that is gone
-taskguard --version                             the installed version
+taskguard --version                             print the installed version
 
-Exit status: 0; 1 if the command failed, or could not be done; 2 if it was given wrong options;
-130 if it was interrupted; 141 if its output was closed, as by `| head`.
+Exit status: 0 on success, 1 if the command failed, 2 for wrong options, 130 if it was interrupted,
+141 if its output was closed, for example by `| head`.
 """
 
 from __future__ import annotations
@@ -53,20 +53,20 @@ _INTERRUPTED, _CLOSED = 130, 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status."""
+    """Run the command; return its exit status."""
     try:
         with _flushed():
             return _main(argv)
     except KeyboardInterrupt:
         return _INTERRUPTED
-    except BrokenPipeError:  # of the output: a server's comes as an error of taskguard's
+    except BrokenPipeError:  # from the output: failures of servers are errors of taskguard
         _write_no_more()
         return _CLOSED
 
 
 @contextlib.contextmanager
 def _flushed() -> Iterator[None]:
-    """Write all output before the block is left, so that an error of that is raised here."""
+    """Write all output at the end of the block, so that an error of the output is raised here."""
     try:
         yield
     finally:
@@ -74,7 +74,7 @@ def _flushed() -> Iterator[None]:
 
 
 def _write_no_more() -> None:
-    """Keep the interpreter from writing at its end what no reader takes."""
+    """Keep the interpreter from writing to a closed output when it ends."""
     nothing = os.open(os.devnull, os.O_WRONLY)
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -96,7 +96,7 @@ def _main(argv: Sequence[str] | None) -> int:
     add_url(create)
     create.add_argument("--sql", action="store_true", help="print the SQL instead of running it")
     create.add_argument(
-        "--locks", action="store_true", help="the table of locks, too: for locks=ledger://"
+        "--locks", action="store_true", help="also create the lock table, for locks=ledger://"
     )
     add_unlogged(create)
     create.set_defaults(run_alone=_create)
@@ -110,9 +110,9 @@ def _main(argv: Sequence[str] | None) -> int:
     upgrade.set_defaults(run_alone=_upgrade)
     purge = commands.add_parser(
         "purge",
-        help="forget work that ended long ago",
-        description="Deletes work that ended so long ago (DONE, FAILED), its messages, and keys "
-        "whose lease ended before that. May run at any time, beside workers.",
+        help="delete work that ended long ago",
+        description="Deletes DONE and FAILED work that ended longer ago than --older-than, its "
+        "messages, and keys whose lease ended before that. May run while workers run.",
     )
     add_url(purge)
     purge.add_argument(
@@ -121,10 +121,13 @@ def _main(argv: Sequence[str] | None) -> int:
         default="30d",
         metavar="AGE",
         help="60m, 12h or 30d (the default); at least an hour, and at least the retention_s of "
-        "each task: otherwise a message that is younger than that runs deleted work again",
+        "each task: otherwise a message that is younger than its retention_s runs deleted work "
+        "again",
     )
-    purge.add_argument("--batch", type=count, default=1000, help="rows a transaction; 1000")
-    purge.add_argument("--dead", action="store_true", help="DEAD work, too")
+    purge.add_argument(
+        "--batch", type=count, default=1000, help="rows in a transaction; by default 1000"
+    )
+    purge.add_argument("--dead", action="store_true", help="also delete DEAD work")
     purge.set_defaults(run=_purge)
     add_locks(commands)
     add_sweep(commands, _duration_s)
@@ -161,8 +164,8 @@ def _purge_age_s(text: str) -> float:
     age_s = _duration_s(text)
     if age_s < LEAST_PURGE_AGE_S:
         raise argparse.ArgumentTypeError(
-            f"{text!r} is less than an hour: a purged key's next fencing token comes from the "
-            "database's clock. It must grow even if that clock is set back by less than an hour"
+            f"{text!r} is less than an hour. A purged key's next fencing token comes from the "
+            "database's clock, and must grow even if that clock is set back by up to an hour"
         )
     return age_s
 

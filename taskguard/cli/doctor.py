@@ -1,8 +1,8 @@
 """`taskguard doctor`: check locks, ledger, clocks and queue, for people and for CI.
 
 Guarantees: the exit status is 1 if there is an error (with --strict also for a warning), 2 if the
-command's options are wrong, else 0. The output is plain text of 80 columns. `--json` prints one
-list, whose fields are stable. Texts from a server obey `printing.py`.
+command's options are wrong, otherwise 0. The output is plain text of 80 columns. `--json` prints
+one list, whose fields are stable. Texts from a server are escaped by `printing.py`.
 
 Installed integrations add options for an application (`--celery`, `--rq`) by the entry points
 `taskguard.doctors`.
@@ -86,7 +86,7 @@ def _configuration(arguments: argparse.Namespace) -> Configuration:
         if target is not None:
             if arguments.locks or arguments.ledger:
                 raise CommandTargetError(
-                    f"--{name} has locks and a ledger of its own: leave --locks and --ledger out."
+                    f"--{name} has its own locks and ledger: remove --locks and --ledger."
                 )
             made: Configuration = entry.load()(target)
             return made

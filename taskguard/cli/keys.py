@@ -1,7 +1,7 @@
-"""`taskguard keys`: release a key whose holder is gone, before its lease has run out.
+"""`taskguard keys`: release a key whose holder is gone, before its lease has expired.
 
-Guarantees: the command prints each key that it releases, with the process of its holder. Values
-that taskguard did not write stay. Keys are printed by the rules of `printing.py`.
+Guarantees: the command prints each key that it releases, with the process of its holder. It does
+not remove values that taskguard did not write. Keys are escaped by `printing.py`.
 """
 
 from __future__ import annotations
@@ -24,17 +24,16 @@ def add_keys(commands: Any) -> None:
     release = actions.add_parser(
         "release",
         help="take a key from a holder that is gone",
-        description="Ends the lease at once, in the ledger and at the lock server, before it has "
-        "run out. If the holder is alive after all, it learns of that at its next renewal. With a "
-        "ledger its commit is refused once another process has claimed the key. If several "
-        "holders share the key, or it has slots, all leases end, unless --owner or --fence names "
-        "one.",
+        description="Ends the lease in the ledger and at the lock server before it expires. If the "
+        "holder is still alive, its next renewal tells it. With a ledger, its commit is refused "
+        "once another process has claimed the key. If several holders share the key, or it has "
+        "slots, all leases end, unless --owner or --fence names one.",
     )
-    release.add_argument("key", help="as errors and the log show it: order:42")
+    release.add_argument("key", help="the key, as errors and the log show it: order:42")
     add_servers(release)
     release.add_argument("--reason", help="why, for the log")
-    release.add_argument("--owner", help="only from this holder, as errors name it")
-    release.add_argument("--fence", type=int, help="only from the holder with this fence")
+    release.add_argument("--owner", help="release only from this holder, as errors name it")
+    release.add_argument("--fence", type=int, help="release only from the holder with this fence")
     release.set_defaults(run_alone=_release)
 
 

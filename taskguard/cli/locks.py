@@ -1,6 +1,6 @@
-"""`taskguard locks`: the table of locks in a database, for those who have no other lock server.
+"""`taskguard locks`: creates the lock table in a database.
 
-Guarantees: asked again it changes no row. Does not know locks on other servers.
+Guarantees: a repeated call changes no row. Does not know locks on other servers.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ __all__ = ["add_locks", "add_unlogged", "create_locks", "forget_locks", "locks_s
 
 
 def add_locks(commands: Any) -> None:
-    """`locks` with its actions."""
-    locks = commands.add_parser("locks", help="the table of locks in a database")
+    """Add `locks` with its actions."""
+    locks = commands.add_parser("locks", help="the lock table in a database")
     create = locks.add_subparsers(dest="action", required=True).add_parser(
         "create", help="create the table, and on PostgreSQL its functions, if they are missing"
     )
     create.add_argument(
         "--url",
-        help=f"SQLAlchemy URL; by default ${LOCKS_VARIABLE}, or ${LEDGER_VARIABLE} where that is "
+        help=f"SQLAlchemy URL; by default ${LOCKS_VARIABLE}, or ${LEDGER_VARIABLE} if that is "
         "ledger:// or not set",
     )
     create.add_argument("--sql", action="store_true", help="print the SQL instead of running it")
@@ -35,35 +35,35 @@ def add_locks(commands: Any) -> None:
 
 
 def add_unlogged(parser: argparse.ArgumentParser) -> None:
-    """`--unlogged`."""
+    """Add `--unlogged`."""
     parser.add_argument(
         "--unlogged",
         action="store_true",
-        help="the table of locks without a log: faster, and empty after a crash of "
-        "PostgreSQL; what to choose where there is a ledger",
+        help="create an UNLOGGED lock table: faster, and empty after a crash of PostgreSQL; "
+        "recommended with a ledger",
     )
 
 
 def create_locks(database: Any, *, unlogged: bool) -> None:
-    """Create the table in a URL's database, or a ledger's."""
-    with extras_named("The table of locks", extra_of(database)):
+    """Create the lock table in the database of a URL or a ledger."""
+    with extras_named("The lock table", extra_of(database)):
         from taskguard.lock_table import TableLocks
 
     with contextlib.closing(TableLocks(database)) as locks:
         locks.create_table(unlogged=unlogged)
-        print(f"created: the table of locks in {locks.place}")
+        print(f"created: the lock table in {locks.place}")
 
 
 def locks_sql(url: str, *, unlogged: bool) -> str:
-    """What `create_locks()` would run."""
-    with extras_named("The table of locks", extra_of(url)):
+    """Return the SQL that `create_locks()` runs."""
+    with extras_named("The lock table", extra_of(url)):
         from taskguard.lock_table.table import ddl_statements
 
     return "".join(f"{each};\n\n" for each in ddl_statements(url, unlogged=unlogged))
 
 
 def forget_locks(ledger: Any) -> int | None:
-    """Delete old rows in the ledger's database; None if it has no such table."""
+    """Delete old rows in the ledger's database. Return None if it has no lock table."""
     from taskguard.lock_table.table import is_there  # SQLAlchemy is optional
 
     database = getattr(ledger, "database", None)

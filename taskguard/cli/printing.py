@@ -1,11 +1,11 @@
-"""Texts of a ledger on a terminal: what a task, a key or an error is called moves nothing there.
+"""Safe texts for a terminal: names and errors from a ledger cannot control it.
 
-Guarantees: what `printable()` returns is one line, and `indented()` lines of which none but the
-first begins at the margin; neither has a character that a terminal obeys (escapes, C1 controls) or
-that shows a text in another order than it has (bidirectional overrides), or not at all. Those are
-written as Python and `$'…'` of a shell write them: `\x1b`, `\u202e`.
+Guarantees: `printable()` returns one line. `indented()` returns lines of which only the first
+begins at the margin. Neither contains a character that controls a terminal (escapes, C1 controls),
+changes the order of a text (bidirectional overrides), or is invisible. Such characters are escaped
+as in Python and in `$'…'` of a shell: `\x1b`, `\u202e`.
 
-What the library logs during a command is shown so as well.
+Log lines of the library during a command are escaped, too.
 
 Does not guarantee that two texts look different: letters of two scripts may look alike.
 """
@@ -19,18 +19,18 @@ from collections.abc import Iterator
 
 __all__ = ["indented", "logged_printably", "printable"]
 
-# Controls, invisible signs that order or join what is around them, ends of lines and paragraphs,
-# halves of surrogate pairs, which no terminal's encoding has.
+# Categories of controls, invisible format characters, line and paragraph separators, and lone
+# surrogates, which no terminal can encode.
 _OBEYED = frozenset({"Cc", "Cf", "Zl", "Zp", "Cs"})
 
 
 def printable(text: object) -> str:
-    """`text` in one line that shows all that it has."""
+    """Return the text as one line, with special characters escaped."""
     return "".join(_shown(sign) for sign in str(text))
 
 
 def indented(text: object, *, by: int) -> str:
-    """The lines of `text`; those after the first begin with `by` blanks."""
+    """Return the lines of the text, escaped. Lines after the first begin with `by` blanks."""
     return ("\n" + " " * by).join(map(printable, str(text).split("\n")))
 
 
@@ -41,7 +41,7 @@ class _Printable(logging.Formatter):
 
 @contextlib.contextmanager
 def logged_printably() -> Iterator[None]:
-    """What is logged at WARNING and above goes to the terminal so, where nobody else has it."""
+    """Write escaped log lines of WARNING and above to stderr, unless another handler exists."""
     logger = logging.getLogger("taskguard")
     if logger.hasHandlers():
         yield

@@ -1,8 +1,8 @@
 """`taskguard sweep` and `taskguard relay`: send the messages of overdue work again.
 
-Guarantees: at most one of them sends what is overdue at a time, over all machines: a lease keeps
-the others waiting. What it sends to are the queues whose integrations are installed (entry points
-`taskguard.queues`). A relay calls those in line for a key, too, beside the relays of workers.
+Guarantees: at most one of them sends overdue messages at a time, over all machines, because the
+others wait for its lease. They send to the queues whose integrations are installed (entry points
+`taskguard.queues`). A relay also promotes messages, in addition to the relays of workers.
 """
 
 from __future__ import annotations
@@ -29,22 +29,25 @@ _GROUP = "taskguard.queues"
 
 
 def add_sweep(commands: Any, duration_s: Any) -> None:
-    """`sweep`, and `relay`, which is a sweep every second."""
+    """Add `sweep` and `relay`."""
     sweep = commands.add_parser(
         "sweep",
         help="send the messages of overdue work again",
-        description="Work whose call is stored (recoverable=True, or enqueued in a transaction) "
-        "and which is overdue: PROCESSING, and its lease has run out, or NEW and never claimed.",
+        description="Sends the messages of overdue work whose call is stored (recoverable=True, or "
+        "enqueue()). Work is overdue if it is PROCESSING and its lease has expired, or if it is "
+        "NEW and was never claimed.",
     )
     sweep.set_defaults(every=None)
     relay = commands.add_parser(
         "relay",
-        help="the same, every second, until it is stopped",
-        description="Sends what was enqueued in a transaction and not sent after it, within "
-        "seconds; calls whose turn has come in the line of a key, where nobody did "
-        '(busy="park"); and whatever `taskguard sweep` would. Several may run.',
+        help="sweep and promote every second, until stopped",
+        description="Sends messages that enqueue() stored and nothing published, within seconds. "
+        'Promotes the first messages of lines that no holder promoted (busy="park"). Does what '
+        "`taskguard sweep` does. Several relays may run.",
     )
-    relay.add_argument("--every", type=duration_s, default="1s", metavar="TIME", help="1s")
+    relay.add_argument(
+        "--every", type=duration_s, default="1s", metavar="TIME", help="the interval; by default 1s"
+    )
     for command in (sweep, relay):
         for name in _queues():
             target = _METAVARS.get(name, "TARGET")
@@ -54,9 +57,12 @@ def add_sweep(commands: Any, duration_s: Any) -> None:
             type=duration_s,
             default="1h",
             metavar="TIME",
-            help="when a message that nobody took counts as lost again; 1h",
+            help="after which time a message that was sent and not claimed counts as lost; by "
+            "default 1h",
         )
-        command.add_argument("--batch", type=count, default=500, help="work items at a time; 500")
+        command.add_argument(
+            "--batch", type=count, default=500, help="work items at a time; by default 500"
+        )
         command.set_defaults(run_alone=_run)
 
 
@@ -78,7 +84,11 @@ def _run(arguments: argparse.Namespace) -> None:
             runtime = runtime or opened
     if runtime is None:
         options = " or ".join(f"--{name} {_METAVARS.get(name, 'TARGET')}" for name in _queues())
-        raise CommandError(f"say where to send to: {options or 'install an integration first'}.")
+        raise CommandError(
+            f"No queue is given. Pass {options}."
+            if options
+            else "No integration is installed. Install one: pip install 'celery-taskguard[celery]'."
+        )
     sweeper = Sweeper(runtime, senders, again_after_s=arguments.again_after, batch=arguments.batch)
     if arguments.every is not None:
         from taskguard.outbox.relay import Relay
@@ -93,7 +103,7 @@ def _run(arguments: argparse.Namespace) -> None:
 
 
 def _caller(send: Any) -> Any:
-    """How to send to who is called for the first time, where a queue has a way of its own."""
+    """Return the queue's own function to send a promoted message, if it has one."""
     return getattr(send, "hand_off", send)
 
 
@@ -106,7 +116,7 @@ def _relay(sweeper: Sweeper, lines: Relay, every_s: float) -> None:
             lines.look()
             _tell(sweeper.sweep(), quiet=True)
         except (KeyBusyError, LeaseLostError):
-            pass  # another relay is running; this one takes over when that ends
+            pass  # another relay is running; this one takes over when the other ends
         except LedgerUnavailableError as error:
             print(f"taskguard: {indented(error, by=11)}", file=sys.stderr, flush=True)
         stopped.wait(every_s)
@@ -117,10 +127,8 @@ def _tell(swept: Swept, *, quiet: bool = False) -> None:
         return
     print(f"sent: {swept.sent:,}, refused: {swept.refused:,}", flush=True)
     if swept.failed:
-        print(
-            f"failed: {swept.failed:,}; `taskguard work list --state FAILED` says why", flush=True
-        )
+        print(f"failed: {swept.failed:,}; see `taskguard work list --state FAILED`", flush=True)
     if swept.strange:
-        print(f"of other queues or applications, left: {swept.strange:,}", flush=True)
+        print(f"not sent, of other queues or applications: {swept.strange:,}", flush=True)
     if swept.refused and not quiet:
-        raise TaskguardError("some could not be sent; a later sweep tries them again.")
+        raise TaskguardError("Some messages could not be sent. A later sweep tries them again.")

@@ -70,6 +70,6 @@ def connected(arguments: argparse.Namespace) -> TaskGuard:
 
 
 def _made(make: Callable[[Any], Any], url: str | None, option: str) -> Any:
-    """Make a provider or a ledger; of the environment's URL the library says so itself."""
+    """Make a provider or a ledger. Errors name the option, or the environment's variable."""
     with named_source(option) if url else contextlib.nullcontext():
         return make(url or UNSET)

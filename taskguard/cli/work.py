@@ -1,8 +1,8 @@
-"""`taskguard work`: what a person does with work that waits for one.
+"""`taskguard work` and `taskguard waiting`: list, show and requeue work.
 
-Guarantees: only DEAD and FAILED work is requeued, by one statement that says so. Does not send its
-message again: a sweep does where the call is stored; elsewhere its sender or the queue does.
-What is printed of a work obeys `printing.py`.
+Guarantees: one statement requeues work, and only if it is DEAD or FAILED. It does not send the
+message again. A sweep sends it if the call is stored. Otherwise its sender or the queue must.
+Output is escaped by `printing.py`.
 """
 
 from __future__ import annotations
@@ -26,44 +26,44 @@ __all__ = ["add_waiting", "add_work", "count"]
 
 
 def count(text: str) -> int:
-    """A number of rows, for argparse."""
+    """Parse a number of rows, for argparse."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of rows")
     return int(text)
 
 
 def add_work(commands: Any) -> None:
-    """`work` with its actions."""
-    actions = commands.add_parser("work", help="work that waits for a person").add_subparsers(
+    """Add `work` with its actions."""
+    actions = commands.add_parser("work", help="list, show and requeue work").add_subparsers(
         dest="action", required=True
     )
-    several = actions.add_parser("list", help="work in a state, the latest first")
+    several = actions.add_parser("list", help="list work in a state, the latest first")
     add_url(several)
     states = [state.value for state in State]
     several.add_argument("--state", choices=states, default="DEAD", help="DEAD is the default")
-    several.add_argument("--limit", type=count, default=100, help="at most so many; 100")
+    several.add_argument("--limit", type=count, default=100, help="maximum number; by default 100")
     several.set_defaults(run=_list)
-    show = actions.add_parser("show", help="all that is known of one")
+    show = actions.add_parser("show", help="print the record of work")
     requeue = actions.add_parser(
         "requeue",
         help="DEAD or FAILED -> NEW",
-        description="The work's next delivery runs it. Where its call is stored (recoverable=True, "
-        "or enqueued in a transaction) the next sweep sends it; else send its message again. With "
-        'once_per="message" the message\'s id is part of the work: send the same.',
+        description="The work's next delivery runs it. If its call is stored (recoverable=True, or "
+        "enqueue()), the next sweep sends its message. Otherwise send its message again. With "
+        'once_per="message" the message\'s id is part of the work: send it with the same id.',
     )
     for action, run in ((show, _show), (requeue, _requeue)):
         add_url(action)
-        action.add_argument("work", help='as `list` shows it: "shop.ship order:42"')
+        action.add_argument("work", help='its id, as `list` prints it: "shop.ship order:42"')
         action.set_defaults(run=run)
-    requeue.add_argument("--reason", required=True, help="why it will go better now")
+    requeue.add_argument("--reason", required=True, help="why it will succeed now")
 
 
 def add_waiting(commands: Any) -> None:
-    """`waiting`."""
-    waiting = commands.add_parser("waiting", help="work in line for its key, the first first")
+    """Add `waiting`."""
+    waiting = commands.add_parser("waiting", help="list the messages in line for their keys")
     add_url(waiting)
-    waiting.add_argument("--key", help="of this key alone, as the log shows it")
-    waiting.add_argument("--limit", type=count, default=100, help="at most so many; 100")
+    waiting.add_argument("--key", help="list the line of this key only, as the log shows the key")
+    waiting.add_argument("--limit", type=count, default=100, help="maximum number; by default 100")
     waiting.set_defaults(run=_waiting)
 
 
@@ -72,13 +72,13 @@ def _waiting(ledger: Records, arguments: argparse.Namespace) -> None:
     places: Counter[str] = Counter()
     for each in found:
         places[each.key] += 1
-        called = "" if each.expected_until_s is None else "  called"
-        called = "  is to be retried" if each.failed else called
+        called = "" if each.expected_until_s is None else "  promoted"
+        called = "  waits for its retry" if each.failed else called
         called += f", sent again {each.sent_again} times" if each.sent_again else ""
         since = _when(each.parked_s)
         print(f"{since}  {printable(each.key)}  {places[each.key]}  {printable(each.work)}{called}")
     if not found:
-        print("nobody waits" + (f" for {printable(arguments.key)}" if arguments.key else ""))
+        print("no message waits" + (f" for {printable(arguments.key)}" if arguments.key else ""))
 
 
 def _list(ledger: Records, arguments: argparse.Namespace) -> None:
@@ -107,7 +107,7 @@ def _show(ledger: DatabaseLedger, arguments: argparse.Namespace) -> None:
 def _requeue(ledger: DatabaseLedger, arguments: argparse.Namespace) -> None:
     if not ledger.requeue(arguments.work, reason=arguments.reason):
         state = _find(ledger, arguments.work).state.value
-        raise CommandError(f"{arguments.work} is {state}; only DEAD and FAILED are requeued.")
+        raise CommandError(f"{arguments.work} is {state}: only DEAD and FAILED work is requeued.")
     stored = _find(ledger, arguments.work).call is not None
     how = "The next sweep sends its message." if stored else "Send its message again."
     print(f"{printable(arguments.work)} is NEW: its next delivery runs it. {how}")
@@ -116,7 +116,7 @@ def _requeue(ledger: DatabaseLedger, arguments: argparse.Namespace) -> None:
 def _find(ledger: DatabaseLedger, work: str) -> WorkView:
     found: WorkView | None = ledger.view(work)
     if found is None:
-        raise CommandError(f"There is no work {work!r}. `taskguard work list` shows what there is.")
+        raise CommandError(f"There is no work {work!r}. List work with `taskguard work list`.")
     return found
 
 

@@ -94,12 +94,12 @@ class DeclaredRow(Protocol):
 
     @property
     def on_missing(self) -> str:
-        """What to do if there is no such row: "raise", "skip" or "defer"."""
+        """The option for a missing row: "raise", "skip" or "defer"."""
         ...
 
     @property
     def on_ineligible(self) -> str:
-        """What to do if the row's state is none of this task's: "raise", "skip" or "defer"."""
+        """The option for a row in another state than the task's: "raise", "skip" or "defer"."""
         ...
 
     def describe(self, ref: RowRef) -> str:
@@ -139,8 +139,8 @@ class ClaimRequest:
         in_line: whether messages that came earlier, and wait for its one key, go first.
         sent_us: when its message was sent, in µs since 1970: its position in a line. None: the time
             when it comes to the ledger.
-        newest: how a newer message of its task supersedes an older one on its one key: "latest" if
-            that waits, "supersede" also if its holder is at work. None: it does not.
+        newest: how a newer message of its task supersedes an older one on its one key. "latest": if
+            the older one waits. "supersede": also if its body runs. None: it does not.
         held_by: the key's holder at the lock server, which may be about to claim, or to end. A key
             that is free in the ledger is granted only if this holder's lease has expired there.
             None: the lock server names none.

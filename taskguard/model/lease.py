@@ -201,7 +201,7 @@ class Lease:
         return self._pid != os.getpid()
 
     def extend(self, trusted_until_s: float) -> None:
-        """Note a renewal. A lost lease stays lost; trust never shrinks."""
+        """Note a renewal. A lost lease stays lost. The deadline never moves back."""
         if not self.is_lost:
             self.trusted_until_s = max(self.trusted_until_s, trusted_until_s)
 
@@ -220,11 +220,15 @@ class Lease:
         if self.remaining_s > 0.0:
             return
         reason = self.lost_reason or (
-            "it was taken before a fork" if self._pid != os.getpid() else "it ran out"
+            "it was taken before a fork" if self._pid != os.getpid() else "it expired"
         )
-        refused = " A commit by guard.transaction() is refused if one does." if self.of_work else ""
+        refused = (
+            " If another process holds it, a commit by guard.transaction() is refused."
+            if self.of_work
+            else ""
+        )
         raise LeaseLostError(
-            f"The lease on {self.key} can no longer be trusted: {reason}. Stop working; "
+            f"The lease on {self.key} can no longer be trusted: {reason}. Stop working: "
             f"another process may hold the key.{refused}",
             key=self.key,
             fence=self.fence or None,

@@ -46,7 +46,7 @@ _MAX_NAMESPACE_BYTES = 100
 class Policy:
     """How a guarded task behaves: its options, checked. docs/reference/options.md has each.
 
-    Only this module compares values of options. Other modules read the facts below.
+    Only this module compares values of options. Other modules read the attributes below.
 
     Attributes:
         parks: whether a delivery that finds its key taken waits in the ledger.
@@ -115,7 +115,7 @@ class Policy:
         if self.max_waiting is not None:
             check_number("max_waiting", self.max_waiting, at_least=1, at_most=MOST_ROWS, whole=True)
         if self.busy == "wait" and not self.wait_s:
-            raise ConfigurationError('busy="wait" needs wait_s=, the seconds to wait at most.')
+            raise ConfigurationError('busy="wait" needs wait_s=, the maximum wait in seconds.')
         if self.namespace is not None:
             check_namespace(self.namespace)
         newest = None if self.busy not in ("latest", "supersede") else self.busy

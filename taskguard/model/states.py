@@ -58,7 +58,7 @@ TRANSITIONS: dict[tuple[State, State], str] = {
     (
         State.NEW,
         State.FAILED,
-    ): "revoked (final), its call cannot be sent, was in vain or has expired, the line of "
+    ): "revoked (final), its call cannot be sent, was sent too often or has expired, the line of "
     "its key was full, or a newer message took its place (final)",
     (State.FAILED, State.PROCESSING): "claimed by a later delivery, unless final",
     (State.DEAD, State.NEW): "requeued by an operator",
@@ -88,7 +88,7 @@ theirs was. A claim writes all of them, and copies what a worker with a former g
 
 
 class Decision(StrEnum):
-    """What a claim does with work, given its row."""
+    """The effect of a claim on work, given its row."""
 
     CREATE = "create"
     CLAIM = "claim"

@@ -206,11 +206,11 @@ def _opened(session: Any, delivery: Delivery) -> tuple[Any, Any]:
     if isinstance(session, orm.scoped_session):
         session = session.registry()
     if isinstance(session, orm.Session) and delivery.row is not None:
-        session.flush()  # the flushed row of the user's tells whether there is anything to do
+        session.flush()  # the user's own row decides whether there is anything to do
     if not isinstance(session, orm.Session | sa.Connection | None):
         raise ConfigurationError(
-            f"session={session!r}: give the SQLAlchemy Session or Connection whose transaction "
-            "the work is to be part of."
+            f"session={session!r} is no Session: pass the SQLAlchemy Session or Connection in "
+            "whose transaction to store the work."
         )
     return session, session.connection() if isinstance(session, orm.Session) else session
 

@@ -67,7 +67,7 @@ class Following:
 
     @property
     def announcement(self) -> str | None:
-        """What the leader announces with each look; None: nothing can be heard."""
+        """The leader's announcement with each look at the lines; None without a listener."""
         return None if self._listener is None else self._here
 
     def wait(self, stopping: threading.Event) -> None:
@@ -76,7 +76,7 @@ class Following:
             self._pause(stopping)
 
     def leave(self) -> None:
-        """Tell the others that this relay leads no more. Never raises."""
+        """Tell the other relays that this one no longer leads. Never raises."""
         if self._listener is None or self._database is None:
             return
         try:
@@ -84,7 +84,7 @@ class Following:
                 f"select pg_notify('{CHANNEL}', %(name)s::text)", {"name": self._gone}
             )
         except TaskguardError:
-            return  # they ask when the lease has ended
+            return  # they try when the lease has ended
 
     def close(self) -> None:
         """Close the connection that listens."""
@@ -92,7 +92,7 @@ class Following:
             self._listener.close()
 
     def _hear(self, listener: Listener, stopping: threading.Event) -> bool:
-        """Wait while a leader is heard; False if nothing would be heard."""
+        """Wait while a leader announces itself. Return False if the listener hears nothing."""
         until_s = time.monotonic() + self._lease_s
         while not stopping.is_set() and time.monotonic() < until_s:
             with listener.waiting(self._here, self._gone) as waiter:

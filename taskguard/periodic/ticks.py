@@ -1,12 +1,11 @@
 """Names for the ticks of a schedule, so that a tick that two schedulers sent is one work.
 
-A tick is an entry of a schedule and the time at which it is due. Guarantees: two schedulers name a
-tick in the same way if both say the same due time, however their clocks differ and whenever
-they send it. An interval has no due times that two schedulers have in common; its ticks are those
-of a clock that began in 1970, and each stands for the time until the next.
+A tick is an entry of a schedule and its due time. Guarantees: two schedulers give a tick one name
+if they know the same due time, even if their clocks differ. The due times of an interval differ
+between schedulers, so its ticks are counted from 1970, and each covers the time until the next.
 
-Does not guarantee that two runs of an interval are an interval apart where the scheduler changes:
-the last tick of one and the first of the other may be close together.
+Does not guarantee that two runs of an interval are an interval apart if the scheduler changes: the
+last tick of one scheduler and the first of the other may be close together.
 """
 
 from __future__ import annotations

@@ -388,7 +388,7 @@ class Runner:
         if lease.is_parents:
             return True  # the child of a fork ends nothing, and has lost nothing
         if ran_out:
-            self.watchdog.lose(tracked, "it ran out")
+            self.watchdog.lose(tracked, "it expired")
         elif ended == [False] or (not tracked.decided_by_ledger and released is False):
             forgotten = "the lock server no longer knows it"
             shared = holding.delivery.is_shared

@@ -119,9 +119,9 @@ def test_a_silent_lock_server_is_reported_without_a_ledger(
 def test_a_lost_lock_is_told_of_no_commit(tg: taskguard.TaskGuard) -> None:
     """`lease.check()` speaks of another process; a guarded body's also of its commit."""
     with pytest.raises(LeaseLostError) as found, tg.lock("a") as lease:
-        lease.mark_lost("it ran out")
+        lease.mark_lost("it expired")
         lease.check()
     assert str(found.value) == (
-        "The lease on a can no longer be trusted: it ran out. Stop working; another process may "
+        "The lease on a can no longer be trusted: it expired. Stop working: another process may "
         "hold the key."
     )

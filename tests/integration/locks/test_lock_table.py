@@ -93,7 +93,7 @@ class TestMaking:
         granted = take(locks, owner=owner)
         assert main(["locks", "create", "--url", url]) == 0
         assert take(locks, owner=owner) == granted
-        assert capsys.readouterr().out.count("created: the table of locks in ") == 2
+        assert capsys.readouterr().out.count("created: the lock table in ") == 2
 
     def test_as_sql(self, url: str, make_locks: Any) -> None:
         """For a migration, by a person."""
@@ -108,7 +108,7 @@ class TestMaking:
         monkeypatch.setenv("TASKGUARD_LOCKS_URL", "ledger://")
         assert main(["ledger", "create"]) == 0
         assert main(["locks", "create"]) == 0
-        assert "created: the table of locks in " in capsys.readouterr().out
+        assert "created: the lock table in " in capsys.readouterr().out
         with closing(taskguard.connect()) as tg, tg.lock("order:1") as lease:
             assert lease.fence > 0
             assert isinstance(tg.runner.locks, TableLocks)

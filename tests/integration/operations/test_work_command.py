@@ -111,7 +111,7 @@ def test_who_waits_is_listed(
     """The line is listed in order with positions and promoted messages. Escapes in names have no
     effect."""
     assert main(["waiting", "--url", url]) == 0
-    assert capsys.readouterr().out == "nobody waits\n"
+    assert capsys.readouterr().out == "no message waits\n"
     key = f"account:1{HOSTILE}"
     for number in (1, 2):
         parked = claims.request(number, keys=(key,), call='{"queue": "test", "message": "m"}')
@@ -119,12 +119,12 @@ def test_who_waits_is_listed(
     assert shop.ledger.call_next(key, expected_s=30.0) is not None
     assert main(["waiting", "--url", url]) == 0
     first, second = capsys.readouterr().out.splitlines()
-    assert first.endswith("  1  ship order:1  called")
+    assert first.endswith("  1  ship order:1  promoted")
     assert second.endswith("  2  ship order:2")
     assert "account:1\\r\\x1b[2J" in first
     assert (first + second).isprintable()
     assert main(["waiting", "--key", "account:2", "--url", url]) == 0
-    assert capsys.readouterr().out == "nobody waits for account:2\n"
+    assert capsys.readouterr().out == "no message waits for account:2\n"
 
 
 def test_what_is_done_or_in_progress_stays_so(
@@ -134,10 +134,10 @@ def test_what_is_done_or_in_progress_stays_so(
     claimed = shop.ledger.claim(request())
     assert isinstance(claimed, Claimed)
     assert main(["work", "requeue", WORK, "--reason", "?", "--url", url]) == 1
-    assert f"{WORK} is PROCESSING; only DEAD and FAILED" in capsys.readouterr().err
+    assert f"{WORK} is PROCESSING: only DEAD and FAILED" in capsys.readouterr().err
     shop.ledger.complete_alone(claimed.claim, None)
     assert main(["work", "requeue", WORK, "--reason", "?", "--url", url]) == 1
-    assert f"{WORK} is DONE; only DEAD and FAILED" in capsys.readouterr().err
+    assert f"{WORK} is DONE: only DEAD and FAILED" in capsys.readouterr().err
     assert shop.states == ["DONE"]
 
 
