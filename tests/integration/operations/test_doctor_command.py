@@ -123,7 +123,7 @@ def test_strict(doctor: Doctor) -> None:
     [
         ((), "nothing to check: pass --celery"),
         (("--celery", "no.such:app"), "no Celery app at 'no.such:app'"),
-        (("--celery", "shop:app", "--locks", "memory://"), "leave --locks and --ledger out"),
+        (("--celery", "shop:app", "--locks", "memory://"), "remove --locks and --ledger"),
         (("--rq", f"http://:{SECRET}@x"), "--rq: the URL"),
         (("--celery", "shop:app", "--rq", "redis://x"), "not allowed with"),
         (("--jason",), "unrecognized arguments"),

@@ -170,7 +170,8 @@ def test_a_work_that_does_not_exist_is_said(
 ) -> None:
     """With the command that shows what there is."""
     assert main(["work", *action, "nothing", "--url", url]) == 1
-    assert "There is no work 'nothing'. List work with `taskguard work list`" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "There is no work 'nothing'. List work with `taskguard work list`" in said
     assert main(["work", "list", "--url", url]) == 0
     assert capsys.readouterr().out == "no work is DEAD\n"
 
