@@ -11,7 +11,6 @@ import re
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -193,42 +192,49 @@ def pyright(folder: Path, *files: Path) -> dict[tuple[str, int], str]:
     }
 
 
-@pytest.fixture(params=["mypy", "basedpyright"])
-def errors_of(
-    request: pytest.FixtureRequest, tmp_path: Path
-) -> Callable[..., dict[tuple[str, int], str]]:
-    if importlib.util.find_spec(request.param) is None:
-        pytest.skip(f"{request.param} is not installed: it is in the group dev")
-    checker = mypy if request.param == "mypy" else pyright
-    return lambda *files: checker(tmp_path, *files)
-
-
-def test_calls_are_taken_or_refused_as_they_run(
-    errors_of: Callable[..., dict[tuple[str, int], str]],
-) -> None:
-    """A guard is never passed, arguments are checked, and types go through guards and steps."""
-    lines = CALLS.read_text().splitlines()
-    refused = {number for number, line in enumerate(lines, 1) if line.endswith("# refused")}
-    assert len(refused) >= 10
-    found = errors_of(CALLS)
-    told = {number: text for (_, number), text in found.items() if number not in refused}
-    assert told == {}, "what is right is refused"
-    assert refused - {number for _, number in found} == set(), "what is wrong is taken"
-
-
-def test_the_examples_of_the_pages_are_typed(
-    errors_of: Callable[..., dict[tuple[str, int], str]], tmp_path: Path
-) -> None:
-    """As a program that is checked strictly would have them."""
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """One file for each block of a page, with stubs of what is not installed beside them."""
+    folder = tmp_path_factory.mktemp("examples")
     for name, stub in NOT_INSTALLED.items():
-        (tmp_path / f"{name}.pyi").write_text(f"from typing import Any, NoReturn\n{stub}\n")
+        (folder / f"{name}.pyi").write_text(f"from typing import Any, NoReturn\n{stub}\n")
     files = []
     for page in sorted(set(PAGES) - UNTYPED):
         around = AROUND.get(page, ("",))
         for number, block in enumerate(blocks_of(page, "python")):
             before = textwrap.dedent(around[min(number, len(around) - 1)])
             name = page.removesuffix(".md").replace("/", "_").replace("-", "_")
-            files.append(tmp_path / f"{name}_{number}.py")
+            files.append(folder / f"{name}_{number}.py")
             files[-1].write_text(f"{before}\n{block.text}")
-    assert len(files) >= 24
-    assert errors_of(*files) == {}
+    return files
+
+
+@pytest.fixture(scope="module", params=["mypy", "basedpyright"])
+def errors(request: pytest.FixtureRequest, examples: list[Path]) -> dict[str, dict[int, str]]:
+    """Errors, by file and line. One run checks all files, because each run reads the libraries."""
+    if importlib.util.find_spec(request.param) is None:
+        pytest.skip(f"{request.param} is not installed: it is in the group dev")
+    checker = mypy if request.param == "mypy" else pyright
+    found: dict[str, dict[int, str]] = {}
+    for (file, line), text in checker(examples[0].parent, CALLS, *examples).items():
+        found.setdefault(file, {})[line] = text
+    return found
+
+
+def test_calls_are_taken_or_refused_as_they_run(errors: dict[str, dict[int, str]]) -> None:
+    """A guard is never passed, arguments are checked, and types go through guards and steps."""
+    lines = CALLS.read_text().splitlines()
+    refused = {number for number, line in enumerate(lines, 1) if line.endswith("# refused")}
+    assert len(refused) >= 10
+    found = errors.get(CALLS.name, {})
+    told = {number: text for number, text in found.items() if number not in refused}
+    assert told == {}, "what is right is refused"
+    assert refused - found.keys() == set(), "what is wrong is taken"
+
+
+def test_the_examples_of_the_pages_are_typed(
+    errors: dict[str, dict[int, str]], examples: list[Path]
+) -> None:
+    """As a program that is checked strictly would have them."""
+    assert len(examples) >= 24
+    assert {file: found for file, found in errors.items() if file != CALLS.name} == {}
