@@ -1,116 +1,138 @@
 -------------------------------- MODULE Line --------------------------------
 (***************************************************************************)
-(* Messages that wait for their key in the ledger (busy="park"): parking,  *)
-(* calling, the claim that looks at the line, and what may befall between. *)
-(* Leases, fences and effects are Taskguard.tla's; here a claim that is    *)
-(* granted is the only holder.  Invariants have the project's names.       *)
+(* Messages that wait in the ledger for their key (busy="park", "latest",  *)
+(* "supersede"): parking, promotion, the claim that checks the line, and   *)
+(* the faults in between.  Taskguard.tla models leases, fencing tokens and *)
+(* effects.  Here a granted claim is the only holder.  Invariants have the *)
+(* names of docs/architecture.md.                                          *)
 (*                                                                         *)
 (* What is modelled                                                        *)
 (*                                                                         *)
 (*   Several keys, one lock server, one ledger.  Each message is work of   *)
-(*     its own, of one key; they were sent in the order of their numbers.  *)
-(*     That is their place in the line; with ranks the even ones go first. *)
-(*   Each key has Slots: whoever holds it holds one of them, in the ledger *)
-(*     and at the lock server.  With one it is the key itself.             *)
-(*   The ledger: who holds each key, and of each message its record:       *)
-(*     "none", "waits", "called" (its message was sent and is expected),   *)
-(*     "late" (it did not come in time), "again" (a relay sent it once     *)
-(*     more), "begun", "done".  Every step on it is one transaction.  A    *)
-(*     call is not flushed: a crash of the database may take it back.      *)
-(*   A delivery: ask the lock server; claim, unless somebody who came      *)
-(*     before waits or is expected; run, complete, release, call the next, *)
-(*     send, acknowledge.  Or: park, take the lock to see whether it is    *)
-(*     free, release it, call the next if it was.                          *)
-(*   Where the lock server keeps hints, who has parked leaves one, and is  *)
-(*     told whether the key is free.  Who releases after a body takes it:  *)
-(*     without one a first delivery calls nobody, and with one the key is  *)
-(*     kept for who is called, or given back if nobody is.  Kept it is for *)
-(*     a moment.  Beside such a server there are no slots.                 *)
-(*   The broker: copies of each message that nobody has in hand; what a    *)
-(*     dead worker had in hand is delivered again.                         *)
-(*   Of a key with a rate each start shuts it for a while.  In a while it  *)
-(*     opens soon: from then on somebody is called, to come then, who may  *)
-(*     come too early.                                                     *)
-(*   Messages that expire, at any moment: a worker that gets one says so,  *)
-(*     and runs it not; its work is done in vain, and the next is called.  *)
-(*   Chains: the message after one of Chained is sent by whoever answers   *)
-(*     that one, before he acknowledges it; each time that it is answered. *)
-(*   The relay, where there is one: it calls for a key that is free, and   *)
-(*     sends again what was called and did not come, and what has expired  *)
-(*     while it waited.                                                    *)
-(*   Faults, MaxFaults of them: a worker or a relay dies; the lock server  *)
-(*     forgets everything; a message that was sent is lost, in the broker  *)
-(*     or before it; a message is delivered twice; the database crashes.   *)
+(*     its own, for one key.  Messages were sent in the order of their     *)
+(*     numbers, and that is their order in the line.  With ranks, even     *)
+(*     numbers go first.                                                   *)
+(*   Each key has Slots.  A holder has one of them, in the ledger and at   *)
+(*     the lock server.  One slot is the key itself.                       *)
+(*   The ledger has the holders of each key, and a record of each message: *)
+(*     its state, its state in the line, and whether it is late.  Their    *)
+(*     names and Transitions are those of taskguard/model/line_states.py.  *)
+(*     Each step on the ledger is one transaction.  A promotion is not     *)
+(*     flushed: a crash of the database may undo it.                       *)
+(*   A delivery acquires the key at the lock server, then claims it.  The  *)
+(*     claim is refused if an earlier message waits or is expected.  After *)
+(*     its body it completes, releases the key, promotes the next message, *)
+(*     sends it, and acknowledges its own.  A refused delivery parks its   *)
+(*     message.  Then it probes the lock: it acquires and releases it.  If *)
+(*     the lock was free, it promotes the next message.                    *)
+(*   With Hints a parked message leaves a hint at the lock server, which   *)
+(*     answers whether the key is free.  A release takes the hint.         *)
+(*     Without one, a first delivery promotes no message.  With one, the   *)
+(*     lock server reserves the key for the promoted message for a moment. *)
+(*     If no message is promoted, the key is given back.                   *)
+(*   The broker has the copies of each message that no worker has in hand. *)
+(*     If a worker dies, the broker delivers its message again.            *)
+(*   With Rated each start shuts its key.  Later the key opens soon: then  *)
+(*     a message is promoted, and may arrive too early.  Then it is open.  *)
+(*   With Strict a message keeps its position from its start until it has  *)
+(*     ended, over retries and deaths.  Its body may fail: its queue sends *)
+(*     a retry, or gives up.  Messages of Enqueued have a position from    *)
+(*     the COMMIT that stores them.                                        *)
+(*   With Newest a newer message supersedes older ones: those that wait,   *)
+(*     and with "supersede" also the holder.  A superseded message that    *)
+(*     waited is sent again, so that its caller is notified.               *)
+(*   Messages of Mortal expire at any moment.  A worker that gets an       *)
+(*     expired message ends its work, and promotes the next message.       *)
+(*   Chains: the delivery that answers a message of Chained sends the next *)
+(*     message before it acknowledges its own.                             *)
+(*   The relay promotes messages of free keys.  It sends messages again    *)
+(*     that did not arrive, and messages that expired while they waited.   *)
+(*   Faults, at most MaxFaults: a worker or the relay dies; a body fails;  *)
+(*     the lock server forgets everything; a sent message is lost in the   *)
+(*     broker or before it; a message is delivered twice; the database     *)
+(*     crashes.                                                            *)
 (*                                                                         *)
 (* What is left out                                                        *)
 (*                                                                         *)
-(*   Bodies that fail, retries, messages that are put off; several         *)
-(*   messages of one work (Enqueue.tla); who was called waits no second    *)
-(*   for the lock server, but is parked at once; no answer of the lock     *)
-(*   server.                                                               *)
-(*   A lease ends when its holder is dead, never before.                   *)
+(*   Failed bodies and retries of lines that are not strict; deferrals;    *)
+(*   several messages of one work (Enqueue.tla); the second for which a    *)
+(*   promoted message waits for the lock server; a lock server that gives  *)
+(*   no answer.  A lease ends only after its holder has died.              *)
 (***************************************************************************)
 EXTENDS Integers, FiniteSets, TLC
 
 CONSTANTS
     Workers,
     Last,       \* the number of the last message
-    Keys,       \* of how many keys they are, in turn
-    Slots,      \* how many may hold a key at once
-    Ranked,     \* whether the even messages go first
-    Hints,      \* whether the lock server keeps them
+    Keys,       \* how many keys they have, in turn
+    Slots,      \* how many deliveries may hold a key at once
+    Ranked,     \* whether even messages go first
+    Hints,      \* whether the lock server keeps hints
     Rated,      \* whether a start shuts its key for a while
+    Strict,     \* whether a message keeps its position until it has ended
+    Newest,     \* "no", "latest" or "supersede"
+    Enqueued,   \* the messages that enqueue() stores
     Mortal,     \* the messages that may expire
-    Chained,    \* the messages whose next one follows them
-    Relay,      \* whether there is one
+    Chained,    \* the messages that the next message follows
+    Relay,      \* whether there is a relay
     Fates,      \* which faults there are
     MaxFaults,
-    Mutant,     \* what is wrong with the design; "none" is the design
-    Nobody,
-    Gone,       \* whoever has died
-    Kept        \* whoever is called
+    Mutant,     \* the mistake in the design; "none" is the design
+    Free,       \* no holder
+    Dead,       \* a holder that has died
+    Reserved    \* the lock server reserves the key for a promoted message
 
-ASSUME Fates \subseteq {"crash", "flush", "loss", "twice", "database"}
-ASSUME Hints => Slots = 1 /\ ~Rated
+ASSUME Fates \subseteq {"crash", "failure", "flush", "loss", "twice", "database"}
+ASSUME Hints => Slots = 1 /\ ~Rated /\ Newest # "supersede"
+ASSUME Strict => Slots = 1 /\ ~Ranked /\ Newest = "no"
+ASSUME Enqueued # {} => Strict
+ASSUME Newest \in {"no", "latest", "supersede"} /\ (Newest # "no" => Slots = 1 /\ ~Ranked)
 
 ASSUME Mutant \in {
     "none",
-    "no look after parking",  \* who is parked leaves it to the holder to call him
-    "no look after release",  \* who has released the key goes home
-    "no look after answer",   \* so does who had it, and finds his work done
-    "no probe",               \* who was told that it is taken believes that after he was parked
-    "probe kept",             \* he takes the lock to see, and leaves it there
-    "stays called",           \* who was called and is parked again counts as called
-    "line ignored",           \* a claim does not look at the line
-    "rank ignored",           \* who was sent first is called, and claims, first
-    "all called",             \* the next is called while another one is expected
-    "hint late",              \* who was parked sees that the key is taken, then leaves his hint
-    "forgotten trusted",      \* who finds his lock forgotten believes that there was no hint
-    "waited ignored",         \* so does who waited, and comes before he was called
-    "ended trusted",          \* a lock that is handed to who has ended is left to its lease's end
-    "kept for nobody",        \* a key that is kept is not given back if nobody was called
-    "kept from all",          \* nor taken by who was called
-    "too early charged",      \* who comes before the key has opened shuts it again
-    "expired and gone",       \* who says that his message has expired looks for nobody
-    "kept for the expired",   \* or for the key that was kept for him
-    "expired and called",     \* and leaves it to others to note it
-    "parked answered",        \* who is parked sends what follows him
-    "answered and gone",      \* who finds his work done does not
-    "early ack",              \* acknowledged before the record is committed
-    "unflushed park"}         \* and before it is flushed
+    "no look after parking",     \* a parked message relies on the holder to promote it
+    "no look after release",     \* a holder that releases the key promotes no message
+    "no look after answer",      \* nor does a holder that finds its work done
+    "no probe",                  \* a delivery that found the lock held does not check it again after parking
+    "probe kept",                \* a probe does not release the lock
+    "stays promoted",            \* a promoted message that is parked again stays promoted
+    "line ignored",              \* a claim does not check the line
+    "rank ignored",              \* promotions and claims ignore ranks
+    "all promoted",              \* the next message is promoted while another one is expected
+    "hint late",                 \* a parked message leaves its hint after the check of the lock
+    "forgotten trusted",         \* a holder whose lock was forgotten believes that there was no hint
+    "waited ignored",            \* so does a first delivery of a message that waited
+    "ended trusted",             \* a lock that is handed over to a holder that has ended is not released
+    "reserved for none",         \* a reserved key is not given back if no message was promoted
+    "reserved from all",         \* a promoted message does not get the key that is reserved for it
+    "too early charged",         \* a delivery that is too early shuts the key again
+    "expired and gone",          \* a delivery of an expired message promotes no message
+    "reserved for the expired",  \* nor does it give back the key that is reserved for its message
+    "expired and promoted",      \* nor does it end the work
+    "parked answered",           \* a parked message sends the one that follows it
+    "answered and gone",         \* a delivery that finds its work done does not send it
+    "kept ignored",              \* a claim does not check for strict work that has not ended
+    "gave up and gone",          \* a delivery whose strict work failed for good promotes no message
+    "retry not charged",         \* a retry does not count as a start of its key
+    "mark ignored",              \* a claim does not check whether a newer message has begun
+    "both wait",                 \* a message that is parked supersedes no older one that waits
+    "superseded untold",         \* no message notifies the caller of superseded work that waited
+    "taken too early",           \* a newer message takes the key before it is open
+    "early ack",                 \* a message is acknowledged before its record is committed
+    "unflushed park"}            \* or before the record is flushed
 
 VARIABLES
-    copies,  \* how many of each message are in the broker, of each kind
-    lock,    \* who holds each key at the lock server
-    hint,    \* whether somebody waits for it, as the lock server knows
-    held,    \* who holds each key in the ledger
+    copies,  \* how many copies of each message and kind are in the broker
+    lock,    \* the holder of each key at the lock server
+    hint,    \* whether the lock server has a hint for a key
+    held,    \* the holder of each key in the ledger
     row,     \* the record of each message
-    disk,    \* held and row as they are after a crash of the database
-    worker,  \* what each is at: a step, a message, whom it is to send
-    relay,   \* whom the relay is to send, or 0
+    disk,    \* held and row, as they are after a crash of the database
+    worker,  \* the step of each worker, its message, and the messages that it is to send
+    relay,   \* the message that the relay is to send, or 0
     faults,
     history,
-    time     \* whose message has expired, and which key is shut: "no", "soon" to open, or "long"
+    time     \* which messages have expired; whether a key is shut: "no", opens "soon", or "long"
 
 vars == <<copies, lock, hint, held, row, disk, worker, relay, faults, history, time>>
 
@@ -121,33 +143,76 @@ AllSlots == AllKeys \X (1..Slots)
 RankOf(m) == IF Ranked THEN m % 2 ELSE 0
 Before(o, m) == RankOf(o) < RankOf(m) \/ (RankOf(o) = RankOf(m) /\ o < m)
 
-\* What a delivery knows of its message: it was called, or delivered before; or is new, also where
-\* it is one of two.
-Kinds == {"new", "called", "again"}
+\* What a delivery knows about its message: it was promoted, or it was delivered before. Otherwise
+\* it is new, even if it is one of two deliveries.
+Kinds == {"new", "promoted", "redelivered"}
 
 Idle == [at |-> "idle", m |-> 0, kind |-> "new", known |-> FALSE, looks |-> 0,
-         send |-> 0, owner |-> Nobody, slot |-> 1, then |-> FALSE]
+         send |-> 0, tell |-> 0, owner |-> Free, slot |-> 1, then |-> FALSE]
 
-Looks == 2 \* so often a key is given back: others may leave hints again and again
+Looks == 2 \* how often a key is given back, because other deliveries may leave hints again and again
 
 Added(m, kind) == [copies EXCEPT ![<<m, kind>>] = @ + 1]
 InBroker(m) == \E kind \in Kinds : copies[<<m, kind>>] > 0
-\* Without hints a second delivery does nothing else than a first one.
-Again == IF Hints THEN "again" ELSE "new"
-Back(w) == Added(worker[w].m, IF worker[w].kind = "called" THEN "called" ELSE Again)
+\* Without hints a redelivery does what a first delivery does.
+Again == IF Hints THEN "redelivered" ELSE "new"
+Back(w) == Added(worker[w].m, IF worker[w].kind = "promoted" THEN "promoted" ELSE Again)
+
+Unknown == [state |-> "-", line |-> "-", late |-> FALSE] \* of a message that is not on record
 
 Init ==
-    /\ copies = [c \in Messages \X Kinds |-> IF c[2] = "new" /\ c[1] - 1 \notin Chained THEN 1 ELSE 0]
-    /\ lock = [k \in AllSlots |-> Nobody]
+    /\ copies = [c \in Messages \X Kinds |->
+           IF c[2] = "new" /\ c[1] - 1 \notin Chained /\ c[1] \notin Enqueued THEN 1 ELSE 0]
+    /\ lock = [k \in AllSlots |-> Free]
     /\ hint = [k \in AllKeys |-> FALSE]
-    /\ held = [k \in AllSlots |-> Nobody]
-    /\ row = [m \in Messages |-> "none"]
+    /\ held = [k \in AllSlots |-> Free]
+    /\ row = [m \in Messages |-> Unknown]
     /\ disk = [held |-> held, row |-> row]
     /\ worker = [w \in Workers |-> Idle]
     /\ relay = 0
     /\ faults = 0
-    /\ history = [overtaken |-> FALSE]
+    /\ history = [overtaken |-> FALSE, early |-> FALSE, told |-> {}]
     /\ time = [expired |-> {}, shut |-> [k \in AllKeys |-> "no"]]
+
+(***************************************************************************)
+(* The records.                                                            *)
+(***************************************************************************)
+
+\* Old states, event, and new state in the line; "-" is NULL. test_line_states.py compares them with
+\* taskguard/model/line_states.py.
+Transitions == UNION {
+    {"-"} \X {"enqueue"} \X {"kept"},
+    {"-", "waiting", "promoted", "resent", "expired", "kept"} \X {"park"} \X {"waiting"},
+    {"waiting"} \X {"promote"} \X {"promoted"},
+    {"waiting"} \X {"promote"} \X {"kept"},
+    {"waiting"} \X {"expire"} \X {"expired"},
+    {"promoted", "resent", "expired"} \X {"send again"} \X {"resent"},
+    {"kept"} \X {"send again"} \X {"kept"},
+    {"superseded"} \X {"send again"} \X {"superseded"},
+    {"kept"} \X {"unsend"} \X {"waiting"},
+    {"waiting", "promoted", "resent", "expired"} \X {"claim"} \X {"-"},
+    {"-", "waiting", "kept"} \X {"claim"} \X {"kept"},
+    {"kept"} \X {"keep"} \X {"kept"},
+    {"waiting", "promoted", "resent"} \X {"supersede"} \X {"superseded"},
+    {"superseded"} \X {"tell"} \X {"-"},
+    {"kept"} \X {"leave"} \X {"-"},
+    {"waiting", "promoted", "resent", "expired", "kept"} \X {"end"} \X {"-"}}
+
+\* The record after an event. Work that stays in its state makes no transition.
+After(m, event, line, state) ==
+    IF row[m].line = line \/ Assert(<<row[m].line, event, line>> \in Transitions, <<row[m].line, event, line>>)
+    THEN [state |-> state, line |-> line, late |-> FALSE]
+    ELSE row[m]
+
+Is(m, state) == row[m].state = state
+Waiting(m) == row[m].line = "waiting"
+Keeps(m) == row[m].line = "kept"
+Expected(m) == row[m].line = "promoted" /\ ~row[m].late
+InLine(m) == row[m].line \notin {"-", "superseded"}
+\* Its message is stored, and no claim was granted since.
+StandsInLine(m) == InLine(m) /\ ~Is(m, "PROCESSING")
+\* A delivery of it is answered from the record.
+Ended(m) == Is(m, "DONE") \/ (Is(m, "FAILED") /\ ~Keeps(m))
 
 (***************************************************************************)
 (* Small parts.                                                            *)
@@ -156,45 +221,70 @@ Init ==
 Fault(kind) == kind \in Fates /\ faults < MaxFaults /\ faults' = faults + 1
 NoFault == UNCHANGED faults
 
-K(w) == <<KeyOf(worker[w].m), worker[w].slot>> \* of who is at something
-Taken(k, slots) == {i \in 1..Slots : slots[<<k, i>>] # Nobody}
+K(w) == <<KeyOf(worker[w].m), worker[w].slot>> \* the slot that a worker's delivery wants, or holds
+Taken(k, slots) == {i \in 1..Slots : slots[<<k, i>>] # Free}
 Goto(w, place) == worker' = [worker EXCEPT ![w].at = place]
 
 Flushed == disk' = [held |-> held', row |-> row']
 Unflushed == disk' \in {disk, [held |-> held', row |-> row']}
 Read == UNCHANGED <<held, row, disk>>
 
-InLine(m) == row[m] \in {"waits", "called", "late", "again"}
-Expected(m) == row[m] = "called"
-Waits(m) == row[m] = "waits" \/ Expected(m)
-
-\* Who has no place in the line stands behind all of his rank.
+\* A message without a position goes behind all others of its rank.
 GoesBefore(o, m) ==
     IF InLine(m) THEN Before(o, m) ELSE RankOf(o) <= RankOf(m)
-\* Of those the ones who wait, and who were called.
-Ahead(m) == {o \in Messages \ {m} : KeyOf(o) = KeyOf(m) /\ Waits(o) /\ GoesBefore(o, m)}
+Blocks(o) == Waiting(o) \/ Expected(o) \/ Keeps(o)
+Room(m) == Slots - Cardinality(Taken(KeyOf(m), held))
+Others(m) == {o \in Messages \ {m} : KeyOf(o) = KeyOf(m)}
 Overtakes(m) ==
-    \/ \E o \in Ahead(m) : row[o] = "waits"
-    \/ Cardinality(Ahead(m)) >= Slots - Cardinality(Taken(KeyOf(m), held))
+    LET ahead == {o \in Others(m) : Blocks(o) /\ GoesBefore(o, m)} IN
+    \/ \E o \in ahead : Waiting(o)
+    \/ Cardinality(ahead) >= Room(m)
 
+\* What a claim finds in the line. Messages that supersede each other do not check it.
 Seen(o, m) == IF Mutant = "rank ignored" THEN InLine(m) => o < m ELSE GoesBefore(o, m)
 Behind(m) ==
-    LET ahead == {o \in Messages \ {m} : KeyOf(o) = KeyOf(m) /\ Waits(o) /\ Seen(o, m)} IN
-    /\ Mutant # "line ignored"
-    /\ \/ \E o \in ahead : row[o] = "waits"
-       \/ Cardinality(ahead) >= Slots - Cardinality(Taken(KeyOf(m), held))
+    LET ahead == {o \in Others(m) : Blocks(o) /\ (Keeps(o) => Mutant # "kept ignored") /\ Seen(o, m)} IN
+    /\ Mutant # "line ignored" /\ Newest = "no"
+    /\ \/ \E o \in ahead : Waiting(o)
+       \/ Cardinality(ahead) >= Room(m)
 
-Called(k) == {m \in Messages : KeyOf(m) = k /\ Expected(m)}
-Callable(k) ==
-    /\ time.shut[k] # "long"
-    /\ Cardinality(Taken(k, held)) < Slots
-    /\ \/ Mutant = "all called"
-       \/ Cardinality(Called(k)) + Cardinality(Taken(k, held)) < Slots
+\* A newer message has begun, or waits. The mark of the key names the newest one that has begun. No
+\* body of these messages fails, so that is the newest one that is PROCESSING or DONE.
+HasBegun(o) == Is(o, "PROCESSING") \/ Is(o, "DONE")
+Outdated(m) ==
+    /\ Newest # "no"
+    /\ \E o \in Others(m) : o > m /\ (StandsInLine(o) \/ (HasBegun(o) /\ Mutant # "mark ignored"))
+
+\* The other messages, after message m has begun or was parked.
+Superseded(m) == IF Newest = "no" THEN {} ELSE {o \in Others(m) : StandsInLine(o)}
+AfterSuperseding(o, m) ==
+    CASE o \in Superseded(m) /\ Mutant = "superseded untold" -> [Unknown EXCEPT !.state = "FAILED"]
+      [] o \in Superseded(m) -> After(o, "supersede", "superseded", "FAILED")
+      [] OTHER -> row[o]
+\* The superseded message that is sent to notify its caller. At most one waits. If a message was
+\* promoted, it is on its way.
+ToTell(m) ==
+    LET waiting == {o \in Superseded(m) : Waiting(o)} IN
+    IF waiting = {} \/ Mutant = "superseded untold" THEN 0 ELSE CHOOSE o \in waiting : TRUE
+
+Promoted(k) == {m \in Messages : KeyOf(m) = k /\ Expected(m)}
 First(k) ==
-    LET waiting == {m \in Messages : KeyOf(m) = k /\ row[m] = "waits"}
+    LET waiting == {m \in Messages : KeyOf(m) = k /\ Waiting(m)}
         first(m) == \A o \in waiting \ {m} :
             IF Mutant = "rank ignored" THEN m < o ELSE Before(m, o)
     IN  IF waiting = {} THEN 0 ELSE CHOOSE m \in waiting : first(m)
+\* Whether the first message that waits for a key may be promoted.
+MayPromote(k) ==
+    /\ First(k) # 0
+    /\ time.shut[k] # "long"
+    /\ Cardinality(Taken(k, held)) < Slots
+    /\ \/ Mutant = "all promoted"
+       \/ Cardinality(Promoted(k)) + Cardinality(Taken(k, held)) < Slots
+    /\ ~\E o \in Others(First(k)) : Keeps(o) /\ Before(o, First(k))
+Promote(m) ==
+    /\ row' = [row EXCEPT ![m] = After(m, "promote", IF Strict THEN "kept" ELSE "promoted", "NEW")]
+    /\ UNCHANGED held
+    /\ Unflushed
 
 (***************************************************************************)
 (* The way of one delivery.                                                *)
@@ -209,38 +299,38 @@ Receive(w, m, kind) ==
     /\ Read /\ NoFault
     /\ UNCHANGED <<lock, hint, relay, history, time>>
 
-\* Who was called waits a moment for those who only look, or claim.
+\* A promoted message waits a moment for deliveries that only probe, or claim.
 IsLooking(w) == worker[w].at \in {"claim", "warn", "hand over", "turn away", "unlock", "unlock done", "unprobe"}
 Patient(w) ==
-    /\ worker[w].kind = "called"
+    /\ worker[w].kind = "promoted"
     /\ \A i \in 1..Slots :
         LET k == <<KeyOf(worker[w].m), i>> IN
         lock[k] \in Workers /\ K(lock[k]) = k /\ IsLooking(lock[k])
 
-\* Its work, unless somebody is at it, is done in vain, and out of the line; the next is called.
+\* A delivery of an expired message ends its work, unless it is in progress, and promotes the next.
 Expired(w) ==
     LET m == worker[w].m IN
     /\ worker[w].at = "expired"
-    /\ IF row[m] = "begun" \/ (row[m] = "called" /\ Mutant = "expired and called")
+    /\ IF Is(m, "PROCESSING") \/ Is(m, "DONE") \/ (row[m].line = "promoted" /\ Mutant = "expired and promoted")
        THEN Read
-       ELSE row' = [row EXCEPT ![m] = "done"] /\ UNCHANGED held /\ Flushed
+       ELSE row' = [row EXCEPT ![m] = After(m, "end", "-", "FAILED")] /\ UNCHANGED held /\ Flushed
     /\ Goto(w, CASE Mutant = "expired and gone" -> "ack"
                  [] ~Hints -> "look"
-                 [] worker[w].kind = "called" /\ Mutant # "kept for the expired" -> "free kept"
+                 [] worker[w].kind = "promoted" /\ Mutant # "reserved for the expired" -> "free reserved"
                  [] OTHER -> "hint and look")
     /\ NoFault
     /\ UNCHANGED <<copies, lock, hint, relay, history, time>>
 
-\* The key that is kept for who was called, as after a body; if somebody has it by now the hint that
-\* was taken is that one's, and left again.
-FreeKept(w) ==
+\* Release the key that is reserved for the expired message, as after a body. If another delivery
+\* holds the key by now, the hint was left for it, and is left again.
+FreeReserved(w) ==
     LET key == KeyOf(worker[w].m)
         slot == K(w)
-        known == lock[slot] = Kept
+        known == lock[slot] = Reserved
     IN
-    /\ worker[w].at = "free kept"
+    /\ worker[w].at = "free reserved"
     /\ hint' = [hint EXCEPT ![key] = FALSE]
-    /\ lock' = IF known THEN [lock EXCEPT ![slot] = IF hint[key] THEN Kept ELSE Nobody] ELSE lock
+    /\ lock' = IF known THEN [lock EXCEPT ![slot] = IF hint[key] THEN Reserved ELSE Free] ELSE lock
     /\ worker' = [worker EXCEPT ![w].looks = IF known /\ hint[key] THEN Looks ELSE 0,
                                 ![w].at = IF known THEN "look" ELSE "hint and look"]
     /\ Read /\ NoFault
@@ -248,66 +338,141 @@ FreeKept(w) ==
 
 Follows(w) == worker[w].m \in Chained
 
+\* A delivery that is answered from the record. If the work was superseded, its caller is notified.
+Answer(w) ==
+    LET m == worker[w].m IN
+    IF row[m].line = "superseded"
+    THEN row' = [row EXCEPT ![m] = After(m, "tell", "-", "FAILED")] /\ UNCHANGED held /\ Flushed
+    ELSE Read
+
 MayTake(w, k) ==
-    \/ lock[k] = Nobody
-    \/ lock[k] = Kept /\ worker[w].kind = "called" /\ Mutant # "kept from all"
+    \/ lock[k] = Free
+    \/ lock[k] = Reserved /\ worker[w].kind = "promoted" /\ Mutant # "reserved from all"
 
 Admit(w) ==
+    LET m == worker[w].m
+        key == KeyOf(m)
+        free == {i \in 1..Slots : MayTake(w, <<key, i>>)}
+    IN
     /\ worker[w].at = "admit"
     /\ ~Patient(w)
-    /\ LET key == KeyOf(worker[w].m) free == {i \in 1..Slots : MayTake(w, <<key, i>>)} IN
-       IF free # {}
+    /\ IF free # {}
        THEN \E i \in free :
                 /\ lock' = [lock EXCEPT ![<<key, i>>] = w]
                 /\ worker' = [worker EXCEPT ![w].at = "claim", ![w].slot = i]
+                /\ Read
        ELSE /\ UNCHANGED lock
-            \* Of slots nobody asks the lock server again: others may be free before.
+            \* With slots the lock is not probed, because another slot may be free before.
             /\ worker' = [worker EXCEPT
-                   ![w].then = row[worker[w].m] = "done" /\ Follows(w) /\ Mutant # "answered and gone",
-                   ![w].at = CASE row[worker[w].m] = "done" -> "look"
+                   ![w].then = Ended(m) /\ Follows(w) /\ Mutant # "answered and gone",
+                   ![w].at = CASE Ended(m) -> "look"
                                [] Slots > 1 -> "park"
+                               [] Newest = "supersede" -> "claim held"
                                [] OTHER -> "park held"]
-    /\ Read /\ NoFault
+            /\ IF Ended(m) THEN Answer(w) ELSE Read
+    /\ NoFault
     /\ UNCHANGED <<copies, hint, relay, history, time>>
 
-\* The ledger's answer; who gets nothing lets the lock go, or hands it over to its true owner.
+\* Whether the ledger's holder keeps the key from this message.
+IsBusy(w) ==
+    /\ held[K(w)] # Free
+    /\ Is(worker[w].m, "PROCESSING") \/ (Newest # "supersede" /\ ~Outdated(worker[w].m))
+
+\* The claim is granted. Older work that is in progress ends, and older messages that wait, too.
+Grant(w, at) ==
+    LET m == worker[w].m
+        k == K(w)
+        charged == ~(Mutant = "retry not charged" /\ Is(m, "FAILED"))
+        granted == After(m, "claim", IF Strict THEN "kept" ELSE "-", "PROCESSING")
+        ends(o) == Newest # "no" /\ o # m /\ KeyOf(o) = k[1] /\ Is(o, "PROCESSING")
+    IN
+    /\ time' = IF Rated /\ charged THEN [time EXCEPT !.shut[k[1]] = "long"] ELSE time
+    /\ held' = [held EXCEPT ![k] = w]
+    /\ row' = [o \in Messages |-> CASE o = m -> granted
+                                    [] ends(o) -> After(o, "supersede", "-", "FAILED")
+                                    [] OTHER -> AfterSuperseding(o, m)]
+    /\ Unflushed
+    /\ worker' = [worker EXCEPT ![w].at = at, ![w].owner = IF at = "body" THEN Free ELSE held[k],
+                                ![w].tell = ToTell(m),
+                                ![w].known = IF Mutant = "waited ignored"
+                                             THEN Is(m, "PROCESSING") ELSE row[m] # Unknown]
+    /\ history' = [history EXCEPT
+           !.early = @ \/ time.shut[k[1]] # "no",
+           !.overtaken = @ \/ IF Newest = "no" THEN ~Is(m, "PROCESSING") /\ Overtakes(m)
+                              ELSE \E o \in Others(m) : o > m /\ HasBegun(o)]
+
+IsEarly(m, mutant) ==
+    /\ time.shut[KeyOf(m)] # "no"
+    /\ Mutant # mutant
+    /\ ~(Mutant = "retry not charged" /\ Is(m, "FAILED"))
+
+\* This message never runs: a newer one has begun, or waits.
+EndOutdated(m) ==
+    /\ row' = [row EXCEPT ![m] = After(m, "supersede", "-", "FAILED")]
+    /\ UNCHANGED held
+    /\ Flushed
+
+\* The ledger's answer. A delivery that is refused releases the lock, or hands it over to its holder.
 Claim(w) ==
     LET m == worker[w].m k == K(w) IN
     /\ worker[w].at = "claim"
-    /\ \/ /\ row[m] = "done"
-          /\ worker' = [worker EXCEPT ![w].at = "unlock",
-                                      ![w].then = Follows(w) /\ Mutant # "answered and gone"]
-          /\ Read
-          /\ UNCHANGED <<history, time>>
-       \/ /\ row[m] # "done" /\ held[k] # Nobody
-          /\ worker' = [worker EXCEPT ![w].at = IF Hints THEN "warn" ELSE "hand over",
-                                      ![w].owner = held[k]]
-          /\ Read
-          /\ UNCHANGED <<history, time>>
-       \/ /\ row[m] # "done" /\ held[k] = Nobody /\ row[m] # "begun" /\ Behind(m)
-          /\ Goto(w, "turn away")
-          /\ Read
-          /\ UNCHANGED <<history, time>>
-       \/ /\ row[m] # "done" /\ held[k] = Nobody /\ (row[m] = "begun" \/ ~Behind(m))
-          /\ time.shut[k[1]] # "no"
-          /\ Goto(w, "turn away")
-          /\ time' = IF Mutant = "too early charged" THEN [time EXCEPT !.shut[k[1]] = "long"] ELSE time
-          /\ Read
-          /\ UNCHANGED history
-       \/ /\ row[m] # "done" /\ held[k] = Nobody /\ (row[m] = "begun" \/ ~Behind(m))
-          /\ time.shut[k[1]] = "no"
-          /\ time' = IF Rated THEN [time EXCEPT !.shut[k[1]] = "long"] ELSE time
-          /\ held' = [held EXCEPT ![k] = w]
-          /\ row' = [row EXCEPT ![m] = "begun"]
-          /\ Unflushed
-          /\ worker' = [worker EXCEPT ![w].at = "body", ![w].known = IF Mutant = "waited ignored"
-                                                    THEN row[m] = "begun" ELSE row[m] # "none"]
-          /\ history' = [history EXCEPT !.overtaken = @ \/
-                 (row[m] # "begun" /\ Overtakes(m))]
+    /\ CASE Ended(m) ->
+              /\ worker' = [worker EXCEPT ![w].at = "unlock",
+                                          ![w].then = Follows(w) /\ Mutant # "answered and gone"]
+              /\ Answer(w)
+              /\ UNCHANGED <<history, time>>
+         [] IsBusy(w) ->
+              /\ worker' = [worker EXCEPT ![w].at = IF Hints THEN "warn" ELSE "hand over",
+                                          ![w].owner = held[k]]
+              /\ Read
+              /\ UNCHANGED <<history, time>>
+         [] Outdated(m) ->
+              /\ EndOutdated(m)
+              /\ Goto(w, "unlock")
+              /\ UNCHANGED <<history, time>>
+         [] ~Is(m, "PROCESSING") /\ Behind(m) ->
+              /\ Goto(w, "turn away")
+              /\ Read
+              /\ UNCHANGED <<history, time>>
+         [] IsEarly(m, "none of these") ->
+              /\ Goto(w, "turn away")
+              /\ time' = IF Mutant = "too early charged" THEN [time EXCEPT !.shut[k[1]] = "long"] ELSE time
+              /\ Read
+              /\ UNCHANGED history
+         [] OTHER -> Grant(w, "body")
     /\ NoFault
     /\ UNCHANGED <<copies, lock, hint, relay>>
 
-\* Of who waits for the key that the lock server has forgotten; the hint may be gone with it.
+\* With "supersede" a message claims a key that is held at the lock server. The key is not taken from
+\* a delivery that is about to claim, or to end.
+ClaimHeld(w) ==
+    LET m == worker[w].m k == K(w) IN
+    /\ worker[w].at = "claim held"
+    /\ CASE Ended(m) -> Goto(w, "look") /\ Answer(w) /\ UNCHANGED <<history, time>>
+         [] held[k] = Free \/ IsBusy(w) -> Goto(w, "park held") /\ Read /\ UNCHANGED <<history, time>>
+         [] Outdated(m) -> Goto(w, "look") /\ EndOutdated(m) /\ UNCHANGED <<history, time>>
+         [] IsEarly(m, "taken too early") -> Goto(w, "park held") /\ Read /\ UNCHANGED <<history, time>>
+         [] OTHER -> Grant(w, "take lock")
+    /\ NoFault
+    /\ UNCHANGED <<copies, lock, hint, relay>>
+
+\* At the lock server the key goes from the superseded holder to this one.
+TakeLock(w) ==
+    /\ worker[w].at = "take lock"
+    /\ lock' = IF lock[K(w)] = worker[w].owner THEN [lock EXCEPT ![K(w)] = w] ELSE lock
+    /\ worker' = [worker EXCEPT ![w].at = "body", ![w].owner = Free]
+    /\ Read /\ NoFault
+    /\ UNCHANGED <<copies, hint, relay, history, time>>
+
+\* Send the superseded message, so that its caller is notified. The broker may refuse it.
+Tell(w) ==
+    /\ \/ copies' = Added(worker[w].tell, "new") /\ NoFault
+       \/ UNCHANGED copies /\ Fault("loss")
+    /\ worker' = [worker EXCEPT ![w].tell = 0]
+    /\ Read
+    /\ UNCHANGED <<lock, hint, relay, history, time>>
+
+\* The lock server has forgotten the key, and maybe a hint with it: leave one for the messages that wait.
 Warn(w) ==
     /\ worker[w].at = "warn"
     /\ hint' = [hint EXCEPT ![KeyOf(worker[w].m)] = TRUE]
@@ -315,54 +480,88 @@ Warn(w) ==
     /\ Read /\ NoFault
     /\ UNCHANGED <<copies, lock, relay, history, time>>
 
-\* The true owner, as the refusal named him. He may have ended since, and not have known of it.
+\* Hand the lock over to the holder that the refusal named. It may have ended without knowing of this lock.
 HandOver(w) ==
-    LET owner == IF held[K(w)] = worker[w].owner THEN held[K(w)] ELSE Gone IN
+    LET owner == IF held[K(w)] = worker[w].owner THEN held[K(w)] ELSE Dead IN
     /\ worker[w].at = "hand over"
     /\ lock' = IF lock[K(w)] = w THEN [lock EXCEPT ![K(w)] = owner] ELSE lock
     /\ worker' = [worker EXCEPT
-           ![w].at = IF owner = Gone /\ Mutant # "ended trusted" THEN "take back" ELSE "park",
-           ![w].owner = Nobody]
+           ![w].at = IF owner = Dead /\ Mutant # "ended trusted" THEN "take back" ELSE "park",
+           ![w].owner = Free]
     /\ Read /\ NoFault
     /\ UNCHANGED <<copies, hint, relay, history, time>>
 
-\* The ledger says that he has ended.
+\* The ledger says that this holder has ended.
 TakeBack(w) ==
     /\ worker[w].at = "take back"
-    /\ lock' = IF lock[K(w)] = Gone THEN [lock EXCEPT ![K(w)] = Nobody] ELSE lock
+    /\ lock' = IF lock[K(w)] = Dead THEN [lock EXCEPT ![K(w)] = Free] ELSE lock
     /\ Goto(w, "park")
     /\ Read /\ NoFault
     /\ UNCHANGED <<copies, hint, relay, history, time>>
 
-TurnAway(w) ==
-    /\ worker[w].at = "turn away"
-    /\ lock' = IF lock[K(w)] = w THEN [lock EXCEPT ![K(w)] = Nobody] ELSE lock
-    /\ Goto(w, "park")
+\* Release the lock, unless the lock server has forgotten it.
+Release(w, place) ==
+    /\ lock' = IF lock[K(w)] = w THEN [lock EXCEPT ![K(w)] = Free] ELSE lock
+    /\ Goto(w, place)
     /\ Read /\ NoFault
     /\ UNCHANGED <<copies, hint, relay, history, time>>
 
-\* DONE, and the end of the ledger's lease.
+TurnAway(w) == worker[w].at = "turn away" /\ Release(w, "park")
+
+\* The work is DONE, and the ledger's lease ends.
 Complete(w) ==
     /\ worker[w].at = "body"
     /\ held[K(w)] = w
-    /\ held' = [held EXCEPT ![K(w)] = Nobody]
-    /\ row' = [row EXCEPT ![worker[w].m] = "done"]
+    /\ held' = [held EXCEPT ![K(w)] = Free]
+    /\ row' = [row EXCEPT ![worker[w].m] = After(worker[w].m, "end", "-", "DONE")]
     /\ Flushed
     /\ worker' = [worker EXCEPT ![w].at = IF Hints THEN "unlock hinted" ELSE "unlock done",
                                 ![w].then = Follows(w)]
     /\ NoFault
     /\ UNCHANGED <<copies, lock, hint, relay, history, time>>
 
-\* Release the key and take its hint, at once. If there was one the key is kept for who is called.
+\* The body raises. The work is FAILED, and keeps its position until its queue has decided.
+Fail(w) ==
+    /\ Strict
+    /\ worker[w].at = "body"
+    /\ held[K(w)] = w
+    /\ Fault("failure")
+    /\ held' = [held EXCEPT ![K(w)] = Free]
+    /\ row' = [row EXCEPT ![worker[w].m].state = "FAILED"]
+    /\ Flushed
+    /\ Goto(w, "unlock failed")
+    /\ UNCHANGED <<copies, lock, hint, relay, history, time>>
+
+UnlockFailed(w) == worker[w].at = "unlock failed" /\ Release(w, "retry or not")
+
+\* The queue sends a retry, or gives up. The record changes only if no other delivery has changed it.
+RetryOrNot(w) ==
+    LET m == worker[w].m
+        changes(event, line) ==
+            IF Is(m, "FAILED") /\ Keeps(m)
+            THEN row' = [row EXCEPT ![m] = After(m, event, line, "FAILED")] /\ UNCHANGED held /\ Flushed
+            ELSE Read
+    IN
+    /\ worker[w].at = "retry or not"
+    /\ \/ /\ copies' = Added(m, Again)
+          /\ changes("keep", "kept")
+          /\ Goto(w, "look")
+       \/ /\ changes("leave", "-")
+          /\ Goto(w, IF Mutant = "gave up and gone" THEN "ack" ELSE "look")
+          /\ UNCHANGED copies
+    /\ NoFault
+    /\ UNCHANGED <<lock, hint, relay, history, time>>
+
+\* Release the key and take its hint, in one step. If there was one, the key is reserved.
 TakeHint(w) ==
     LET key == KeyOf(worker[w].m)
         known == lock[K(w)] = w
-        nobody == ~hint[key] /\ (known \/ Mutant = "forgotten trusted")
+        none == ~hint[key] /\ (known \/ Mutant = "forgotten trusted")
     IN
     /\ hint' = [hint EXCEPT ![key] = FALSE]
-    /\ lock' = IF known THEN [lock EXCEPT ![K(w)] = IF hint[key] THEN Kept ELSE Nobody] ELSE lock
+    /\ lock' = IF known THEN [lock EXCEPT ![K(w)] = IF hint[key] THEN Reserved ELSE Free] ELSE lock
     /\ worker' = [worker EXCEPT ![w].looks = IF hint[key] THEN Looks ELSE 0,
-                                ![w].at = IF nobody /\ worker[w].kind = "new" /\ ~worker[w].known
+                                ![w].at = IF none /\ worker[w].kind = "new" /\ ~worker[w].known
                                           THEN "ack" ELSE "look"]
 
 UnlockHinted(w) ==
@@ -371,75 +570,86 @@ UnlockHinted(w) ==
     /\ Read /\ NoFault
     /\ UNCHANGED <<copies, relay, history, time>>
 
-\* Nobody was called for whom the key is kept: who was parked meanwhile relied on that. Where it is
-\* not known to be kept any more a hint may have been forgotten with it.
+\* The key is reserved, and no message was promoted. A message that was parked meanwhile relied on
+\* the reservation. If the lock server has forgotten it, it may have forgotten a hint, too.
 GiveBack(w) ==
     LET key == KeyOf(worker[w].m)
         slot == K(w)
-        known == lock[slot] = Kept
-        nobody == ~hint[key] /\ (known \/ Mutant = "forgotten trusted")
+        known == lock[slot] = Reserved
+        none == ~hint[key] /\ (known \/ Mutant = "forgotten trusted")
     IN
     /\ worker[w].at = "give back"
     /\ hint' = [hint EXCEPT ![key] = FALSE]
-    /\ lock' = IF known THEN [lock EXCEPT ![slot] = IF hint[key] THEN Kept ELSE Nobody] ELSE lock
+    /\ lock' = IF known THEN [lock EXCEPT ![slot] = IF hint[key] THEN Reserved ELSE Free] ELSE lock
     /\ worker' = [worker EXCEPT ![w].looks = IF hint[key] THEN @ - 1 ELSE 0,
-                                ![w].at = IF nobody THEN "ack" ELSE "look"]
+                                ![w].at = IF none THEN "ack" ELSE "look"]
     /\ Read /\ NoFault
     /\ UNCHANGED <<copies, relay, history, time>>
 
-\* The claim was lost in a crash of the database: the delivery comes again.
+\* A crash of the database has undone the claim: the delivery comes again. Or a newer message has
+\* taken the key: the delivery is answered from the record.
 Stale(w) ==
     /\ worker[w].at = "body"
     /\ held[K(w)] # w
-    /\ copies' = Back(w)
-    /\ IF Hints
-       THEN TakeHint(w)
-       ELSE /\ lock' = IF lock[K(w)] = w THEN [lock EXCEPT ![K(w)] = Nobody] ELSE lock
-            /\ Goto(w, "look")
-            /\ UNCHANGED hint
+    /\ IF Ended(worker[w].m)
+       THEN Goto(w, "unlock") /\ UNCHANGED <<copies, lock, hint>>
+       ELSE /\ copies' = Back(w)
+            /\ IF Hints
+               THEN TakeHint(w)
+               ELSE /\ lock' = IF lock[K(w)] = w THEN [lock EXCEPT ![K(w)] = Free] ELSE lock
+                    /\ Goto(w, "look")
+                    /\ UNCHANGED hint
     /\ Read /\ NoFault
     /\ UNCHANGED <<relay, history, time>>
 
 Unlock(w) ==
     /\ worker[w].at \in {"unlock", "unlock done"}
-    /\ lock' = IF lock[K(w)] = w THEN [lock EXCEPT ![K(w)] = Nobody] ELSE lock
-    /\ Goto(w, IF \/ Mutant = "no look after release" /\ worker[w].at = "unlock done"
-                  \/ Mutant = "no look after answer" /\ worker[w].at = "unlock"
-               THEN "ack" ELSE "look")
-    /\ Read /\ NoFault
-    /\ UNCHANGED <<copies, hint, relay, history, time>>
+    /\ Release(w, IF \/ Mutant = "no look after release" /\ worker[w].at = "unlock done"
+                     \/ Mutant = "no look after answer" /\ worker[w].at = "unlock"
+                  THEN "ack" ELSE "look")
 
-\* What runs or is done is not parked; its copy goes back, and comes again.
+\* Work that is in progress or has ended is not parked: its copy goes back, and comes again.
 Park(w) ==
     LET m == worker[w].m
         probes == worker[w].at = "park held"
+        stays == Mutant = "stays promoted" /\ InLine(m)
+        replaces == Mutant # "both wait"
     IN
     /\ worker[w].at \in {"park", "park held"}
-    /\ IF row[m] \in {"begun", "done"}
-       THEN /\ Read
-            /\ copies' = Added(m, Again)
-            /\ Goto(w, "look")
-       ELSE /\ row' = [row EXCEPT ![m] =
-                  IF Mutant = "stays called" /\ InLine(m) THEN @ ELSE "waits"]
-            /\ UNCHANGED <<held, copies>>
-            /\ IF Mutant = "unflushed park" THEN Unflushed ELSE Flushed
-            /\ worker' = [worker EXCEPT
-                   ![w].then = Follows(w) /\ Mutant = "parked answered",
-                   ![w].at = CASE Mutant = "no look after parking" -> "ack"
-                               [] Hints -> IF probes THEN "hint" ELSE "hint and look"
-                               [] probes /\ Mutant = "no probe" -> "ack"
-                               [] probes -> "probe"
-                               [] OTHER -> "look"]
+    /\ CASE Is(m, "PROCESSING") \/ Ended(m) ->
+              /\ Read
+              /\ copies' = Added(m, Again)
+              /\ Goto(w, "look")
+         [] Outdated(m) ->
+              /\ EndOutdated(m)
+              /\ UNCHANGED copies
+              /\ Goto(w, "look")
+         [] OTHER ->
+              /\ row' = [o \in Messages |->
+                     CASE o = m -> IF stays THEN row[m] ELSE After(m, "park", "waiting", "NEW")
+                       [] replaces -> AfterSuperseding(o, m)
+                       [] OTHER -> row[o]]
+              /\ UNCHANGED <<held, copies>>
+              /\ IF Mutant = "unflushed park" THEN Unflushed ELSE Flushed
+              /\ worker' = [worker EXCEPT
+                     ![w].then = Follows(w) /\ Mutant = "parked answered",
+                     ![w].tell = IF replaces THEN ToTell(m) ELSE 0,
+                     ![w].at = CASE Mutant = "no look after parking" -> "ack"
+                                 [] Hints -> IF probes THEN "hint" ELSE "hint and look"
+                                 [] probes /\ Mutant = "no probe" -> "ack"
+                                 [] probes -> "probe"
+                                 [] OTHER -> "look"]
     /\ NoFault
     /\ UNCHANGED <<lock, hint, relay, history, time>>
 
-\* At once: whether it is free. Whom the ledger refused looks in any case.
+\* Leave a hint and learn whether the key is free, in one step. If the ledger refused the claim, the
+\* line is checked in any case.
 LeaveHint(w) ==
     /\ worker[w].at \in {"hint", "hint and look"}
     /\ IF Mutant = "hint late"
-       THEN /\ Goto(w, IF lock[K(w)] = Nobody \/ worker[w].at = "hint and look" THEN "look" ELSE "late hint")
+       THEN /\ Goto(w, IF lock[K(w)] = Free \/ worker[w].at = "hint and look" THEN "look" ELSE "late hint")
             /\ UNCHANGED hint
-       ELSE /\ Goto(w, IF lock[K(w)] = Nobody \/ worker[w].at = "hint and look" THEN "look" ELSE "ack")
+       ELSE /\ Goto(w, IF lock[K(w)] = Free \/ worker[w].at = "hint and look" THEN "look" ELSE "ack")
             /\ hint' = [hint EXCEPT ![KeyOf(worker[w].m)] = TRUE]
     /\ Read /\ NoFault
     /\ UNCHANGED <<copies, lock, relay, history, time>>
@@ -453,38 +663,31 @@ LateHint(w) ==
 
 Probe(w) ==
     /\ worker[w].at = "probe"
-    /\ IF lock[K(w)] = Nobody
-       THEN lock' = [lock EXCEPT ![K(w)] = IF Mutant = "probe kept" THEN Gone ELSE w]
+    /\ IF lock[K(w)] = Free
+       THEN lock' = [lock EXCEPT ![K(w)] = IF Mutant = "probe kept" THEN Dead ELSE w]
             /\ Goto(w, IF Mutant = "probe kept" THEN "look" ELSE "unprobe")
        ELSE UNCHANGED lock /\ Goto(w, "ack")
     /\ Read /\ NoFault
     /\ UNCHANGED <<copies, hint, relay, history, time>>
 
-Unprobe(w) ==
-    /\ worker[w].at = "unprobe"
-    /\ lock' = IF lock[K(w)] = w THEN [lock EXCEPT ![K(w)] = Nobody] ELSE lock
-    /\ Goto(w, "look")
-    /\ Read /\ NoFault
-    /\ UNCHANGED <<copies, hint, relay, history, time>>
+Unprobe(w) == worker[w].at = "unprobe" /\ Release(w, "look")
 
-\* Whether somebody waits for the key that is free now; of several slots as many as there is room.
+\* Promote the first message if its key is free. With slots, promote as many as there is room for.
 AfterSending(w) == Goto(w, IF Slots > 1 THEN "look" ELSE "ack")
 Look(w) ==
-    LET key == KeyOf(worker[w].m) first == First(key) IN
+    LET key == KeyOf(worker[w].m) IN
     /\ worker[w].at = "look"
-    /\ IF first # 0 /\ Callable(key)
-       THEN /\ row' = [row EXCEPT ![first] = "called"]
-            /\ UNCHANGED held
-            /\ Unflushed
-            /\ worker' = [worker EXCEPT ![w].at = "send", ![w].send = first]
+    /\ IF MayPromote(key)
+       THEN /\ Promote(First(key))
+            /\ worker' = [worker EXCEPT ![w].at = "send", ![w].send = First(key)]
        ELSE /\ Read
-            /\ Goto(w, IF worker[w].looks > 0 /\ Mutant # "kept for nobody" THEN "give back" ELSE "ack")
+            /\ Goto(w, IF worker[w].looks > 0 /\ Mutant # "reserved for none" THEN "give back" ELSE "ack")
     /\ NoFault
     /\ UNCHANGED <<copies, lock, hint, relay, history, time>>
 
 Send(w) ==
     /\ worker[w].at = "send"
-    /\ copies' = Added(worker[w].send, "called")
+    /\ copies' = Added(worker[w].send, "promoted")
     /\ AfterSending(w)
     /\ Read /\ NoFault
     /\ UNCHANGED <<lock, hint, relay, history, time>>
@@ -496,7 +699,7 @@ SendLost(w) ==
     /\ Read
     /\ UNCHANGED <<copies, lock, hint, relay, history, time>>
 
-\* What follows a message that was answered is sent, by its queue, before it is acknowledged.
+\* The queue sends the message that follows an answered one, before it acknowledges the answered one.
 Then(w) ==
     /\ worker[w].at = "ack" /\ worker[w].then
     /\ copies' = Added(worker[w].m + 1, "new")
@@ -505,24 +708,39 @@ Then(w) ==
     /\ UNCHANGED <<lock, hint, relay, history, time>>
 
 Acknowledge(w) ==
+    LET m == worker[w].m IN
     /\ worker[w].at = "ack" /\ ~worker[w].then
     /\ worker' = [worker EXCEPT ![w] = Idle]
+    /\ history' = IF Newest # "no" /\ Ended(m) THEN [history EXCEPT !.told = @ \cup {m}] ELSE history
     /\ Read /\ NoFault
-    /\ UNCHANGED <<copies, lock, hint, relay, history, time>>
+    /\ UNCHANGED <<copies, lock, hint, relay, time>>
 
 Step(w) ==
-    \/ Expired(w) \/ FreeKept(w) \/ Admit(w) \/ Claim(w) \/ HandOver(w) \/ TurnAway(w) \/ Complete(w) \/ Stale(w)
-    \/ Warn(w) \/ UnlockHinted(w) \/ GiveBack(w) \/ TakeBack(w) \/ LeaveHint(w) \/ LateHint(w)
-    \/ Unlock(w) \/ Park(w) \/ Probe(w) \/ Unprobe(w) \/ Look(w) \/ Send(w)
-    \/ Then(w) \/ Acknowledge(w)
+    IF worker[w].tell # 0
+    THEN Tell(w)
+    ELSE \/ Expired(w) \/ FreeReserved(w) \/ Admit(w) \/ Claim(w) \/ ClaimHeld(w) \/ TakeLock(w)
+         \/ HandOver(w) \/ TurnAway(w) \/ Complete(w) \/ UnlockFailed(w) \/ RetryOrNot(w) \/ Stale(w)
+         \/ Warn(w) \/ UnlockHinted(w) \/ GiveBack(w) \/ TakeBack(w) \/ LeaveHint(w) \/ LateHint(w)
+         \/ Unlock(w) \/ Park(w) \/ Probe(w) \/ Unprobe(w) \/ Look(w) \/ Send(w)
+         \/ Then(w) \/ Acknowledge(w)
 
 (***************************************************************************)
-(* What else happens.                                                      *)
+(* Callers, faults, time and the relay.                                    *)
 (***************************************************************************)
 
-Buried(w, owners) == [k \in AllSlots |-> IF owners[k] = w THEN Gone ELSE owners[k]]
+\* A caller commits the message with its position, and sends it.
+Enqueue(m) ==
+    /\ m \in Enqueued /\ row[m] = Unknown
+    /\ row' = [row EXCEPT ![m] = After(m, "enqueue", "kept", "NEW")]
+    /\ copies' = Added(m, "new")
+    /\ UNCHANGED held
+    /\ Flushed
+    /\ NoFault
+    /\ UNCHANGED <<lock, hint, worker, relay, history, time>>
 
-\* The worker dies; the broker keeps what it had in hand.
+Buried(w, owners) == [k \in AllSlots |-> IF owners[k] = w THEN Dead ELSE owners[k]]
+
+\* The worker dies, and the broker keeps the message that it had in hand.
 Crash(w) ==
     /\ worker[w].at # "idle"
     /\ Fault("crash")
@@ -534,38 +752,38 @@ Crash(w) ==
     /\ disk' = [disk EXCEPT !.held = Buried(w, @)]
     /\ UNCHANGED <<hint, row, relay, history, time>>
 
-\* The lease of the dead ends.
+\* The lease of a dead holder ends in the ledger.
 Expire ==
-    /\ \E k \in AllSlots : held[k] = Gone
-    /\ held' = [k \in AllSlots |-> IF held[k] = Gone THEN Nobody ELSE held[k]]
-    /\ disk' = [disk EXCEPT !.held = [k \in AllSlots |-> IF @[k] = Gone THEN Nobody ELSE @[k]]]
+    /\ \E k \in AllSlots : held[k] = Dead
+    /\ held' = [k \in AllSlots |-> IF held[k] = Dead THEN Free ELSE held[k]]
+    /\ disk' = [disk EXCEPT !.held = [k \in AllSlots |-> IF @[k] = Dead THEN Free ELSE @[k]]]
     /\ NoFault
     /\ UNCHANGED <<copies, lock, hint, row, worker, relay, history, time>>
 
-\* The same at the lock server.
+\* The lease of a dead holder ends at the lock server.
 Forget ==
-    /\ \E k \in AllSlots : lock[k] = Gone
-    /\ lock' = [k \in AllSlots |-> IF lock[k] = Gone THEN Nobody ELSE lock[k]]
+    /\ \E k \in AllSlots : lock[k] = Dead
+    /\ lock' = [k \in AllSlots |-> IF lock[k] = Dead THEN Free ELSE lock[k]]
     /\ Read /\ NoFault
     /\ UNCHANGED <<copies, hint, worker, relay, history, time>>
 
-\* Nobody came for whom it was kept.
-KeptEnds(k) ==
-    /\ lock[k] = Kept
-    /\ lock' = [lock EXCEPT ![k] = Nobody]
+\* The promoted message did not arrive while the key was reserved for it.
+ReservationEnds(k) ==
+    /\ lock[k] = Reserved
+    /\ lock' = [lock EXCEPT ![k] = Free]
     /\ Read /\ NoFault
     /\ UNCHANGED <<copies, hint, worker, relay, history, time>>
 
 Flush ==
     /\ Fault("flush")
-    /\ lock' = [k \in AllSlots |-> Nobody]
+    /\ lock' = [k \in AllSlots |-> Free]
     /\ hint' = [k \in AllKeys |-> FALSE]
     /\ Read
     /\ UNCHANGED <<copies, worker, relay, history, time>>
 
-\* The broker forgets a copy of one who stands in the ledger.
+\* The broker loses a copy of a message that the ledger has.
 Lose(m) ==
-    /\ InLine(m)
+    /\ row[m].line # "-"
     /\ Fault("loss")
     /\ \E kind \in Kinds :
         /\ copies[<<m, kind>>] > 0
@@ -586,7 +804,7 @@ DatabaseCrash ==
     /\ held' = disk.held /\ row' = disk.row
     /\ UNCHANGED <<copies, lock, hint, disk, worker, relay, history, time>>
 
-\* A message's time is over.
+\* A message expires.
 Ends(m) ==
     /\ m \in Mortal \ time.expired
     /\ time' = [time EXCEPT !.expired = @ \cup {m}]
@@ -600,45 +818,60 @@ Opens(k) ==
     /\ Read /\ NoFault
     /\ UNCHANGED <<copies, lock, hint, worker, relay, history>>
 
-\* Who was called and is on no way any more does not come in time.
+\* No copy of the message is on its way.
+IsLost(m) ==
+    /\ ~InBroker(m) /\ relay # m
+    /\ ~\E w \in Workers : m \in {worker[w].m, worker[w].send, worker[w].tell}
+
+\* A promoted message that is lost does not arrive before `due`.
 Due(m) ==
-    /\ row[m] = "called" /\ ~InBroker(m) /\ relay # m
-    /\ ~\E w \in Workers : worker[w].m = m \/ worker[w].send = m
-    /\ row' = [row EXCEPT ![m] = "late"]
+    /\ Expected(m) /\ IsLost(m)
+    /\ row' = [row EXCEPT ![m].late = TRUE]
     /\ UNCHANGED held
     /\ Flushed
     /\ NoFault
     /\ UNCHANGED <<copies, lock, hint, worker, relay, history, time>>
 
-RelayCalls(k) ==
-    LET first == First(k) IN
+RelayPromotes(k) ==
     /\ Relay /\ relay = 0
-    /\ first # 0 /\ Callable(k)
-    /\ row' = [row EXCEPT ![first] = "called"]
-    /\ relay' = first
-    /\ UNCHANGED held
-    /\ Unflushed
+    /\ MayPromote(k)
+    /\ Promote(First(k))
+    /\ relay' = First(k)
     /\ NoFault
     /\ UNCHANGED <<copies, lock, hint, worker, history, time>>
 
-\* It is noted as sent only when it was; until then it is late.
-RelayRecalls(m) ==
+\* The relay notes that it has sent a message only after that.
+RelaySendsAgain(m) ==
     /\ Relay /\ relay = 0
-    /\ \/ row[m] = "late"
-       \/ /\ row[m] = "again" /\ ~InBroker(m)
-          /\ ~\E w \in Workers : worker[w].m = m
-    /\ row' = [row EXCEPT ![m] = "again"]
+    /\ CASE row[m].line = "promoted" -> row[m].late
+         [] row[m].line = "expired" -> TRUE
+         [] row[m].line = "resent" -> ~InBroker(m) /\ ~\E w \in Workers : worker[w].m = m
+         [] row[m].line = "superseded" -> IsLost(m)
+         [] Keeps(m) -> IsLost(m) /\ (Is(m, "PROCESSING") => held[<<KeyOf(m), 1>>] = Free)
+         [] OTHER -> FALSE
+    /\ row' = [row EXCEPT ![m] =
+           After(m, "send again", IF row[m].line \in {"kept", "superseded"} THEN row[m].line ELSE "resent", @.state)]
     /\ copies' = Added(m, "new")
     /\ UNCHANGED held
     /\ Flushed
     /\ NoFault
     /\ UNCHANGED <<lock, hint, worker, relay, history, time>>
 
-\* It is overdue from then on.
+\* A message that has a position and did not arrive is promoted in its turn.
+RelayUnsends(m) ==
+    /\ Relay /\ relay = 0
+    /\ Keeps(m) /\ Is(m, "NEW") /\ IsLost(m)
+    /\ row' = [row EXCEPT ![m] = After(m, "unsend", "waiting", "NEW")]
+    /\ UNCHANGED held
+    /\ Flushed
+    /\ NoFault
+    /\ UNCHANGED <<copies, lock, hint, worker, relay, history, time>>
+
+\* A message that expired while it waited is sent again.
 RelayFindsExpired(m) ==
     /\ Relay /\ relay = 0
-    /\ row[m] = "waits" /\ m \in time.expired
-    /\ row' = [row EXCEPT ![m] = "late"]
+    /\ Waiting(m) /\ m \in time.expired
+    /\ row' = [row EXCEPT ![m] = After(m, "expire", "expired", "NEW")]
     /\ UNCHANGED held
     /\ Flushed
     /\ NoFault
@@ -646,7 +879,7 @@ RelayFindsExpired(m) ==
 
 RelaySends ==
     /\ relay # 0
-    /\ copies' = Added(relay, "called")
+    /\ copies' = Added(relay, "promoted")
     /\ relay' = 0
     /\ Read /\ NoFault
     /\ UNCHANGED <<lock, hint, worker, history, time>>
@@ -660,57 +893,69 @@ RelayDies ==
 
 Next ==
     \/ \E w \in Workers :
-        Step(w) \/ SendLost(w) \/ Crash(w) \/ \E m \in Messages, kind \in Kinds : Receive(w, m, kind)
-    \/ \E m \in Messages : Lose(m) \/ Duplicate(m) \/ Due(m) \/ RelayRecalls(m)
-    \/ \E m \in Messages : Ends(m) \/ RelayFindsExpired(m)
-    \/ \E k \in AllKeys : RelayCalls(k) \/ Opens(k)
-    \/ RelaySends \/ RelayDies \/ (\E k \in AllSlots : KeptEnds(k)) \/ Expire \/ Forget \/ Flush \/ DatabaseCrash
+        \/ Step(w) \/ SendLost(w) \/ Fail(w) \/ Crash(w)
+        \/ \E m \in Messages, kind \in Kinds : Receive(w, m, kind)
+    \/ \E m \in Messages : Enqueue(m) \/ Lose(m) \/ Duplicate(m) \/ Due(m) \/ Ends(m)
+    \/ \E m \in Messages : RelaySendsAgain(m) \/ RelayUnsends(m) \/ RelayFindsExpired(m)
+    \/ \E k \in AllKeys : RelayPromotes(k) \/ Opens(k)
+    \/ RelaySends \/ RelayDies \/ (\E k \in AllSlots : ReservationEnds(k))
+    \/ Expire \/ Forget \/ Flush \/ DatabaseCrash
 
 Spec == Init /\ [][Next]_vars
 
 Fairness ==
     /\ \A w \in Workers : WF_vars(Step(w)) /\ SF_vars(Admit(w))
     /\ \A m \in Messages, kind \in Kinds : SF_vars(\E w \in Workers : Receive(w, m, kind))
-    /\ \A k \in AllSlots : WF_vars(KeptEnds(k))
-    /\ \A m \in Messages : WF_vars(Due(m)) /\ SF_vars(RelayRecalls(m))
+    /\ \A k \in AllSlots : WF_vars(ReservationEnds(k))
+    /\ \A m \in Messages : WF_vars(Due(m)) /\ WF_vars(Enqueue(m)) /\ SF_vars(RelaySendsAgain(m))
     /\ \A m \in Messages : SF_vars(RelayFindsExpired(m))
-    /\ \A k \in AllKeys : SF_vars(RelayCalls(k)) /\ WF_vars(Opens(k))
+    /\ \A k \in AllKeys : SF_vars(RelayPromotes(k)) /\ WF_vars(Opens(k))
     /\ WF_vars(RelaySends) /\ WF_vars(Expire) /\ WF_vars(Forget)
 
 FairSpec == Spec /\ Fairness
 
 (***************************************************************************)
-(* What must hold.                                                         *)
+(* Invariants and liveness.                                                *)
 (***************************************************************************)
 
 InHand(m) == \E w \in Workers : worker[w].m = m
 
-\* Whatever happens next: a message is in the broker, in a worker's hands, in the ledger, or done;
-\* or it will be sent by who has the one before it in a chain.
-Stands(m) == InBroker(m) \/ InHand(m) \/ InLine(m) \/ row[m] = "done"
+\* A message is in the broker, in the hands of a worker, or in the ledger, or its work has ended. Or a
+\* caller, or the delivery of the message before it in a chain, is still to send it.
+OnRecord(m) == InBroker(m) \/ InHand(m) \/ row[m].line # "-" \/ Ended(m)
 IsToCome(m) ==
-    /\ m - 1 \in Chained
-    /\ row[m - 1] # "done" \/ InBroker(m - 1) \/ InHand(m - 1) \/ m - 1 \in time.expired
-S7 == \A m \in Messages : Stands(m) \/ IsToCome(m)
+    \/ m \in Enqueued
+    \/ /\ m - 1 \in Chained
+       /\ ~Ended(m - 1) \/ InBroker(m - 1) \/ InHand(m - 1) \/ m - 1 \in time.expired
+\* The caller of a superseded message learns of it.
+IsTold(m) == Is(m, "FAILED") /\ row[m].line = "-" => InBroker(m) \/ InHand(m) \/ m \in history.told
+S7 == \A m \in Messages : (OnRecord(m) \/ IsToCome(m)) /\ (Newest # "no" => IsTold(m))
 
-\* What a queue is told is so: what follows another in a chain comes to nobody before that has ended.
-S8 == \A m \in Chained : row[m] = "done" \/ ~Stands(m + 1)
+\* Each report to a queue is true: the next message of a chain is sent only after the one before it has ended.
+S8 == \A m \in Chained : Ended(m) \/ ~OnRecord(m + 1)
 
-\* Nobody begins while one who came before waits, or is expected.
-S9 == ~history.overtaken
-\* Of each line as many are expected at a time as may hold its key.
-S9One == \A k \in AllKeys : Cardinality(Called(k)) <= Slots
+\* No message begins while an earlier one waits or is expected, or has begun and not ended with Strict.
+S9 == Newest = "no" => ~history.overtaken
+\* In each line at most as many messages are expected at a time as may hold its key.
+S9One == \A k \in AllKeys : Cardinality(Promoted(k)) <= Slots
 
-\* Nobody waits for a key that is free while nobody has a delivery of that key in hand; beside
-\* those, where it has slots, who hold one of them.
+\* No message begins after a newer one has begun. At most one waits.
+S11 == Newest # "no" => ~history.overtaken
+S11One == Newest # "no" => \A k \in AllKeys : Cardinality({m \in Messages : KeyOf(m) = k /\ Waiting(m)}) <= 1
+
+\* No message begins while its key is shut.
+S12 == ~history.early
+
+\* No message waits for a free key while no delivery of that key is in progress. With slots, bodies do
+\* not count as deliveries in progress.
 L6 == \A k \in AllKeys :
-    \/ ~\E m \in Messages : KeyOf(m) = k /\ InLine(m)
+    \/ ~\E m \in Messages : KeyOf(m) = k /\ StandsInLine(m)
     \/ Cardinality(Taken(k, held)) = Slots
     \/ \E m \in Messages : KeyOf(m) = k /\ InBroker(m)
     \/ \E w \in Workers : worker[w].at \notin {"idle", "body"} /\ KeyOf(worker[w].m) = k
 
-\* Everybody's turn comes.
-L1 == <>(\A m \in Messages : row[m] = "done")
+\* All work ends, and no caller is still to be notified.
+L1 == <>(\A m \in Messages : Ended(m) /\ row[m].line = "-")
 
 Symmetry == Permutations(Workers)
 =============================================================================
