@@ -160,7 +160,7 @@ def _fenced(statement: Any, token: Any, fence: int, key: str) -> Any:
     """Return the statement with the condition on the token, and with the guard's token as value."""
     older = statement.where(sa.or_(token.is_(None), token <= fence))
     try:
-        # By column and by key, because the statement may set the token by either of them.
+        # Set it by column and by key, because the statement may set the token by either of them.
         return older.values({token: fence, token.key: fence})
     except (InvalidRequestError, ArgumentError) as error:
         raise ConfigurationError(

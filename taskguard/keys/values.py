@@ -68,7 +68,7 @@ MAX_TEXT_CHARS = 65_536
 _MAX_INT_BITS = 2048
 _DIGEST_HEX_CHARS = 32
 _MAX_DEPTH = 20
-_MAX_VALUES = 65_536  # values in a list or dict that becomes a digest; it may contain itself
+_MAX_VALUES = 65_536  # in a list or dict that becomes a digest, which may contain itself.
 # No UTF-8 text begins with this byte, so that no list has the digest of a text.
 _STRUCTURE = b"\xff"
 # Only shortened keys contain this. In an escape two hex digits follow `%`; literals have no `%`.
@@ -124,7 +124,7 @@ def text_of(value: object, *, by_str: bool = False) -> str:
 
 def unwrap(value: object) -> object:
     """Return the scalar of an enum member or of another library's integer; otherwise `value`."""
-    # By type(), not isinstance(): the `__class__` of a lazy proxy runs code, and claims a type that
+    # Use type(), not isinstance(): a lazy proxy's `__class__` runs code, and claims a type that
     # JSON and pickle do not see.
     kind = type(value)
     if issubclass(kind, _SCALARS):

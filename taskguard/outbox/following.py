@@ -27,7 +27,7 @@ from taskguard.locks.base import LockProvider
 __all__ = ["Following"]
 
 _PAUSE_S = 2.0
-_SLICE_S = 1.0  # so often it is looked whether the relay is to stop
+_SLICE_S = 1.0  # how often a waiting relay checks whether it must stop
 _LONGEST_PAUSE_S = 30.0
 _PAUSE_FOR_SESSION_S = 1.0
 _COUNT_EVERY_S = 60.0
@@ -54,9 +54,9 @@ class Following:
     ) -> None:
         self._database: Database | None = getattr(ledger, "database", None)
         if locks is not None and not locks.traits.in_database:
-            self._database = None  # it is not asked who leads
+            self._database = None  # the lease is not in the database
         self._lease_s = lease_s
-        # No name of a key has a blank at its start.
+        # Names of keys do not start with a blank.
         self._here, self._gone = f" here {name}", f" gone {name}"
         self._listener: Listener | None = None
         if self._database is not None and self._database.engine.dialect.driver == "psycopg":

@@ -1,15 +1,16 @@
-"""Call parked messages that no worker has called: of all workers one looks for them each second.
+"""Promote parked messages that no holder promoted: one of all workers looks for them each second.
 
     Relay(runtime, {"celery": send}).run()
 
-A worker that is done with a key calls the first message in its line. The relay does so where that
-did not happen: a holder died, a plain lock freed the key, or a call got lost. It calls within a
-second of when the key is free. If a call gets no answer it calls again after 5 s, then after twice
-as long. A message that expires in a line is sent within a second, so that a worker announces it.
+A worker that has finished with a key promotes the first message in its line. The relay does it if
+the worker could not: its process died, a plain lock freed the key, or the promoted message was
+lost. The relay promotes a message within a second after its key is free. If the message does not
+arrive, the relay sends it again after 5 s, and then after twice that time. If a message expires in
+a line, the relay sends it within a second, so that a worker notifies its caller.
 
-Guarantees: of all relays of a namespace that send to the same queues one works, elected by a lease;
-two at a time do no harm. A database or a broker that is down ends nothing, and a broker that is
-down delays no message of another one. Does not guarantee the order of what it calls again.
+Guarantees: of all relays of a namespace with the same queues, one works, elected by a lease. Two at
+a time do no harm. A relay survives a database or a broker that is down. A broker that is down does
+not delay messages of another broker. Does not guarantee the order of messages that it sends again.
 """
 
 from __future__ import annotations
@@ -86,10 +87,10 @@ class Relay:
         }
         self._senders = senders
         self._rates: dict[str, Rate | None] = {}  # by the names of tasks
-        self._after: str | None = None  # the last key that a look has seen
-        self._drained: dict[str, str | None] = {}  # the same, by former namespaces
+        self._after: str | None = None  # the last key that the last look has read
+        self._drained: dict[str, str | None] = {}  # that key for each former namespace
         self._every_s = every_s
-        # A relay that sends to RQ keeps none from sending to Celery.
+        # The name contains the queues, so that a relay for RQ and a relay for Celery both lead.
         name = f"{_NAME}:{'+'.join(sorted(senders))}"
         from taskguard.outbox.following import Following  # with locks only there is no SQLAlchemy
 

@@ -87,8 +87,8 @@ def test_a_limit_of_one_is_a_plain_lock() -> None:
         (["a"], {"limit": 10**12}, "limit=1000000000000"),
         (["a"], {"mode": "r"}, 'use "write" or "read"'),
         (["a"], {"mode": "read", "limit": 3}, "Remove mode="),
-        (["a", "b"], {"limit": 2}, "Take them one in the other"),
-        (["a", "b"], {"mode": "read"}, "Take them one in the other"),
+        (["a", "b"], {"limit": 2}, "Nest one lock() for each key"),
+        (["a", "b"], {"mode": "read"}, "Nest one lock() for each key"),
     ],
 )
 def test_refused(
@@ -105,7 +105,7 @@ def test_other_locks_refuse(options: dict[str, Any], sqlite_url: str) -> None:
     """A lock server that lets nobody share a key is asked nothing; the error names others."""
     server = SessionServer()
     tg = taskguard.connect(locks=SessionLocks(server), ledger=None)
-    with pytest.raises(ConfigurationError, match="Set locks= to a Redis or Valkey"):
+    with pytest.raises(ConfigurationError, match="Set locks= to Redis or Valkey"):
         tg.lock("a", **options)
     assert server.nodes == {}
     alone = taskguard.connect(locks=None, ledger=sqlite_url)
