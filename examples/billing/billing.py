@@ -25,8 +25,8 @@ safe_defaults(app)  # acks_late and reject_on_worker_lost: no message is lost wi
 def bill(invoice_id: int, cents: int, guard: Guard) -> str:
     """Charge the card, mail the receipt, book the payment."""
     print(f"invoice:{invoice_id} is billed by process {os.getpid()}")
-    # What `charge` returned is kept: whoever goes on after a failure gets it, and charges nothing.
-    # If even that could not be kept, the provider recognises the key.
+    # The ledger stores the result of `charge`: after a failure, the next attempt gets the result
+    # and charges nothing. If it could not be stored, the provider recognises the key.
     key = guard.idempotency_key_for("charge")
     receipt = guard.step("charge", provider.charge, cents, idempotency_key=key)
     guard.step("mail", provider.mail, f"Invoice {invoice_id} is paid: {receipt}")

@@ -35,7 +35,7 @@ def mail(subject: str) -> None:
 
 
 def book(table: str) -> list:
-    """What the other side has on its books."""
+    """Return the entries in the provider's books."""
     with closing(_book()) as rows:
         return [value for value, *_ in rows.execute(f"select * from {table}")]
 

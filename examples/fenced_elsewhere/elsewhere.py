@@ -54,8 +54,8 @@ def print_label(order_id: int, guard: Guard) -> str:
 
 def put_object(url: str, value: str, guard: Guard) -> None:
     """Write an object, but not over a newer holder's."""
-    # The token is in the content, too: S3's ETag is made of the content alone, so that of a newer
-    # holder who wrote the same as the one before would still be the one that we have read.
+    # The content has the token, too. S3 computes the ETag from the content alone. So if a newer
+    # holder writes the same value without a token, the ETag is still the one that we have read.
     content = {"fence": guard.fence, "value": value}
     while True:
         status, told, _ = ask("GET", url)
@@ -68,7 +68,7 @@ def put_object(url: str, value: str, guard: Guard) -> None:
         status, _, _ = ask("PUT", url, content, unchanged | metadata)
         if status == 200:
             return
-        # 412, 409 or 404: somebody was here since we looked. Look again, who.
+        # 412, 409 or 404: the object has changed since we read it. Read it again.
 
 
 def stale(guard: Guard, newer: int) -> StaleTokenError:
@@ -112,7 +112,7 @@ def an_accident_may_happen_here() -> None:
 
 
 def wait_for_renewal() -> None:
-    """Who is stopped in the middle of a write to SQLite stops all other writers as well."""
+    """Wait until the lease was renewed: a process stopped during a write to SQLite blocks all."""
     import sqlite3
 
     file = os.environ["TASKGUARD_LEDGER_URL"].removeprefix("sqlite:///")

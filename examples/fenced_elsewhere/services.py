@@ -1,8 +1,8 @@
-"""Two services that do their part, on a free port of this machine: what to ask of the real ones.
+"""Two services that check fencing tokens, on a free port of this machine, as real ones should.
 
-`Shop` is an API of somebody's: it honours `Idempotency-Key` and `X-Fencing-Token`. `Bucket` is an
-object store with the conditional writes of S3 (`If-Match`, `If-None-Match`). Their memory is gone
-with them.
+`Shop` is an HTTP API that honours `Idempotency-Key` and `X-Fencing-Token`. `Bucket` is an object
+store with the conditional writes of S3 (`If-Match`, `If-None-Match`). Both keep their data in
+memory.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ logging.basicConfig(level=logging.INFO, format="%(message)s")
 def charge(invoice_id: int, guard: Guard) -> str:
     """Have the payment provider charge the customer, then write down that it did."""
     print(f"invoice:{invoice_id} is charged by process {os.getpid()}")
-    # The body runs at least once. The key is the same each time, so that the provider, who is
-    # outside of every transaction of ours, charges once all the same.
+    # The body runs at least once. The provider is not part of our transaction. It charges once,
+    # because the idempotency key is the same each time.
     payment = ask_provider(invoice_id, idempotency_key=guard.idempotency_key)
 
     with guard.transaction() as db:  # this row and "invoice:7 is DONE" are committed together

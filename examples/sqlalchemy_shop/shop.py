@@ -1,6 +1,6 @@
-"""Orders whose own status tells what is to be done, and is done once: `python shop.py`.
+"""Ship each order once, controlled by the order's own status: `python shop.py`.
 
-The first part is the shop, as it would stand in a project. The second part runs it here.
+The first part is the shop, as in a project of your own. The second part runs it here.
 """
 
 from __future__ import annotations

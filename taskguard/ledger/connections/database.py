@@ -1,9 +1,9 @@
 """One database: transactions and statements on its connections, and its clock.
 
-Guarantees: a statement of the ledger's waits for no connection that a body has, and for an answer
-no longer than its deadline. Errors come out as `faults.py` says. Knows nothing of claims.
+Guarantees: the ledger's own statements never wait for a connection that a body uses. They wait for
+an answer no longer than their deadline. `faults.py` translates errors. This module knows no claims.
 
-Read next: `taken.py`, for statements past SQLAlchemy; `pools.py`, for the connections.
+Read next: `taken.py` for statements that bypass SQLAlchemy; `pools.py` for the connections.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from taskguard.ledger.connections.taken import DriverCall, Lone, Taken, driver_o
 __all__ = ["WRITE_LOCK_S", "Database"]
 
 WRITE_LOCK_S = 5.0
-"""For how many seconds a change that is no claim waits for a row lock."""
+"""Timeout for the row lock of a change that is not a claim, in seconds."""
 
 _T = TypeVar("_T")
 
@@ -48,26 +48,30 @@ _ASK_LEVEL = "select current_setting('default_transaction_isolation')"
 _BEGIN = f"begin isolation level {READ_COMMITTED}"
 
 
-# For answers to the ledger's own statements, beside what they may wait for row locks: two of them.
+# Timeout for an answer to the ledger's own statements, in seconds, in addition to the timeouts of
+# the row locks, of which a statement waits for two at most.
 _LONGEST_ANSWER_S, _LOCKS = 5.0, 2
 _DEADLINE = "taskguard_deadline"  # a key of the `info` that SQLAlchemy keeps with a connection
 
 
 class Database:
-    """An engine, made from a URL or the user's own.
+    """An Engine, created from a URL or the user's own, with its pools and dialect.
 
     Args:
-        pooled: False: connections are closed after each use, unless the engine is the user's own.
-        pools: the pools of the same database by another Engine; None: pools of its own.
-        connect_timeout_s: how long one connection may take, but on an Engine of the user's own.
+        database: a SQLAlchemy URL, or an Engine of the user.
+        lock_timeout_s: how long a claim waits for a row lock, in seconds.
+        pooled: False closes connections after each use, except on an Engine of the user.
+        pools: the pools of this database with another Engine. None: pools of its own.
+        connect_timeout_s: timeout for one connection, in seconds. It does not apply to an Engine of
+            the user.
 
     Attributes:
-        dialect: what is peculiar to this kind of database.
-        faults: its errors in taskguard's words.
-        pools: who may have how many of its connections.
-        begins_itself: connections commit each statement, and `begin()` opens transactions by a
-            statement that also sets what they need, which saves a round trip. Not on an Engine of
-            the user's own, which stays as it is.
+        dialect: the differences of this kind of database.
+        faults: translates the driver's errors.
+        pools: the pools, and how many connections each purpose may use.
+        begins_itself: connections commit each statement, and `begin()` opens a transaction by one
+            statement that also changes settings, which saves a round trip. False for an Engine of
+            the user, whose settings are not changed.
     """
 
     def __init__(
@@ -101,24 +105,24 @@ class Database:
 
     @functools.cached_property
     def place(self) -> str:
-        """Where it is, without user and password."""
+        """The location of the database, without user and password."""
         url = self.engine.url
         host = url.host or _first(url.query.get("host") or url.query.get("unix_socket"))
         port = url.port or _first(url.query.get("port"))
-        if not host:  # a file, or a server that the driver finds by itself
+        if not host:  # a file, or the driver's default server
             return f"{url.drivername} {url.database or ':memory:'}"
         return f"{url.drivername} {host}{f':{port}' if port else ''}/{url.database or ''}"
 
     @functools.cached_property
     def failover_s(self) -> float:
-        """Seconds that a new connection takes if all hosts of the URL but the last are silent.
+        """Seconds for a new connection if all hosts of the URL except the last are silent.
 
-        0.0 for one host, and for an Engine of the user's own, whose time-outs are unknown.
+        0.0 for one host, and for an Engine of the user, whose timeouts are unknown.
         """
         return failover_s(self.engine.url) if self.dialect.own else 0.0
 
     def is_mariadb(self) -> bool:
-        """Whether the server is a MariaDB; where the URL says MySQL, the server is asked."""
+        """Return True if the server is a MariaDB. If the URL says MySQL, query the server."""
         dialect: Any = self.engine.dialect
         if dialect.name == "mysql" and dialect.server_version_info is None:
             with self.faults.translated(), self.engine.connect():
@@ -139,10 +143,10 @@ class Database:
         claim: bool = False,
         bounded: bool = True,
     ) -> Iterator[sa.Connection]:
-        """A transaction that waits for row locks no longer than `lock_timeout_s`.
+        """Open a transaction that waits for row locks no longer than `lock_timeout_s`.
 
-        Its connection is from a pool that bodies do not use; with `renewal` from one that only
-        renewals use. Not `bounded`: its statements may take as long as they need.
+        Its connection is from a pool that bodies do not use. With `renewal`, it is from a pool that
+        only renewals use. Without `bounded`, its statements have no deadline.
         """
         with contextlib.ExitStack() as stack:
             engine = stack.enter_context(self.pools.renewals if renewal else self.pools.ledgers)
@@ -162,33 +166,33 @@ class Database:
 
     @staticmethod
     def elsewhere_meanwhile(db: sa.Connection) -> AbstractContextManager[None]:
-        """In the block the deadline of `transaction()` stands still, for no answer is awaited."""
+        """Suspend the deadline of `transaction()` in the block, which waits for no answer."""
         deadline: Deadline = db.info[_DEADLINE]
         return deadline.put_off()
 
     def begin(
         self, engine: sa.Engine, *, idle_s: float, meanwhile: Callable[[sa.Connection], _T]
     ) -> tuple[sa.Connection, _T]:
-        """A connection of `engine` in a body's transaction, which may idle for so long.
+        """Open a body's transaction. Return its connection, and the value of `meanwhile`.
 
         Args:
-            engine: where the connection comes from.
-            idle_s: for how long its transaction may idle, in seconds.
-            meanwhile: makes what goes with the connection, while BEGIN is on its way: it must not
-                ask the server.
+            engine: the Engine of the connection.
+            idle_s: how long the transaction may idle, in seconds.
+            meanwhile: called while BEGIN is on its way. It must not query the server.
 
-        Raises ConfigurationError where the Engine commits each statement.
+        Raises:
+            ConfigurationError: the Engine commits each statement.
         """
         with self.faults.translated():
             db = engine.connect()
             try:
                 driver = driver_of(db)
                 if self.begins_itself:
-                    # psycopg's own COMMIT and ROLLBACK end it: they go by the session's state.
+                    # psycopg's own COMMIT and ROLLBACK can end it, as they use the session's state.
                     deadline = Deadline(driver, _LONGEST_ANSWER_S, place=self.place, watched=False)
                     with deadline, DriverCall(self.faults, db, driver):
                         self._libpq.send(driver, _opening(idle_s))
-                        # Or a Session on it would begin, and commit.
+                        # Otherwise a Session on the connection would begin and commit itself.
                         db.begin()
                         made = meanwhile(db)
                         self._libpq.receive(driver, deadline)
@@ -199,27 +203,28 @@ class Database:
                     made = meanwhile(db)
             except BaseException as error:
                 if not isinstance(error, Exception):
-                    db.invalidate()  # interrupted: BEGIN may be without its answer
+                    db.invalidate()  # interrupted: the answer to BEGIN may be missing
                 db.close()
                 raise
         return db, made
 
     def read(self, db: sa.Connection, prepared: Prepared, values: dict[str, Any]) -> list[Any]:
-        """The rows of a prepared SELECT within the transaction of `db`."""
+        """Return the rows of a prepared SELECT within the transaction of `db`."""
         with DriverCall(self.faults, db, driver_of(db)) as connection:
             found = fetch(connection, prepared.text, prepared.parameters(values))
             return [prepared.row._make(row) for row in found]
 
     def ask_in(self, db: sa.Connection, statement: str, values: dict[str, Any]) -> list[Any]:
-        """The rows of one statement within the transaction of `db`."""
+        """Return the rows of one statement within the transaction of `db`."""
         with DriverCall(self.faults, db, driver_of(db)) as connection:
             by_psycopg = self.engine.dialect.driver == "psycopg"
             return (self._rows if by_psycopg else fetch)(connection, statement, values)
 
     def ask_and_commit(self, db: sa.Connection, statement: str, values: dict[str, Any]) -> Commit:
-        """One statement within the transaction of `db`, and its COMMIT; see `Libpq`.
+        """Run one statement within the transaction of `db`, and its COMMIT. See `Libpq`.
 
-        Raises as `ask_in()` does, except where the connection broke: both may have been done.
+        Raises the errors of `ask_in()`. If the connection breaks, both may have been done, so the
+        returned Commit has the error.
         """
         driver = driver_of(db)
         session: int = driver.pgconn.backend_pid  # not known once the connection is lost
@@ -234,7 +239,7 @@ class Database:
             return Commit(sent=True, error=cause, session=session)
 
     def ask_apart(self, statement: str, values: dict[str, Any]) -> list[Any]:
-        """The rows of one statement that ends its own transaction, where `claims_apart`."""
+        """Return the rows of one statement that ends its own transaction, for `claims_apart`."""
         limit_s = self.lock_timeout_s
         with (
             self.pools.ledgers as engine,
@@ -245,14 +250,14 @@ class Database:
             try:
                 return self._executed.ask(connection, info, statement, values)
             except self.engine.dialect.loaded_dbapi.Error:
-                connection.rollback()  # one that was killed ran none of its handlers
+                connection.rollback()  # a killed statement did not run its error handlers
                 raise
 
     @contextmanager
     def locking(self, longest_s: float) -> Iterator[tuple[Any, dict[Any, Any]]]:
-        """The driver's own connection for locks in a table, and what is kept with it.
+        """Yield the driver's connection for locks in a table, and its `info`.
 
-        Its session is of a pool that nobody else has. What the block begins it has to end.
+        Its session is from a pool for these locks only. The block must end its transactions.
         """
         with (
             self.pools.locks as engine,
@@ -261,9 +266,9 @@ class Database:
             yield taken.driver, taken.pooled.info
 
     def lone_connection(self) -> Any:
-        """A connection of the driver's that is in no pool, commits each statement, and stays open.
+        """Return a driver's connection outside all pools that commits each statement.
 
-        Raises what `translated()` says.
+        Raises the errors of `translated()`.
         """
         with self.faults.translated():
             pooled: Any = on_other_pool(self.engine).raw_connection()
@@ -283,18 +288,21 @@ class Database:
         *,
         longest_s: float,
     ) -> list[Any]:
-        """The rows of one statement on a `lone_connection()`.
+        """Return the rows of one statement on a `lone_connection()`.
 
-        Told to `lone.invalidate()` where its state is not known any more.
+        If the connection's state is unknown afterwards, call `lone.invalidate()`.
         """
         connection = lone.connection
         deadline = Deadline(connection, longest_s, place=self.place)
         with deadline, DriverCall(self.faults, lone, connection):
             by_psycopg = self.engine.dialect.driver == "psycopg"
             rows = (self._rows if by_psycopg else fetch)(connection, statement, values)
-        if deadline.passed:  # its answer came, and its socket was shut at the same moment
+        if deadline.passed:  # the answer came just when the socket was closed
             lone.invalidate(None)
-            raise LedgerUnavailableError(f"The database {self.place} answered too late.")
+            raise LedgerUnavailableError(
+                f"The database {self.place} answered only after {longest_s:g} s; the connection "
+                "was closed."
+            )
         return rows
 
     def ask(
@@ -305,10 +313,10 @@ class Database:
         renewal: bool = False,
         longest_s: float = _LONGEST_ANSWER_S,
     ) -> list[Any]:
-        """The rows of one statement that commits by itself: one round trip.
+        """Return the rows of one statement that commits itself, in one round trip.
 
-        Its connection is from a pool that bodies do not use; with `renewal` from one that only
-        renewals use. It goes past SQLAlchemy, whose results take as long again for so little.
+        Its connection is from a pool that bodies do not use. With `renewal`, it is from a pool that
+        only renewals use. It bypasses SQLAlchemy, whose results would double the time.
         """
         share = self.pools.renewals if renewal else self.pools.ledgers
         with (
@@ -326,9 +334,9 @@ class Database:
                     connection.autocommit = before
 
     def _alone(self, taken: Taken, statement: str, values: Any) -> list[Any]:
-        """The rows of a statement that sees the newest rows, whatever the role's default is."""
+        """Return the rows of a statement in READ COMMITTED, despite the default of the role."""
         connection, info, deadline = taken.driver, taken.pooled.info, taken.deadline
-        if LEVEL not in info:  # an Engine of the user's: asked once for each connection
+        if LEVEL not in info:  # an Engine of the user: one query for each connection
             [[info[LEVEL]]] = self._rows(connection, _ASK_LEVEL, {}, deadline)
         if info[LEVEL] == READ_COMMITTED:
             return self._rows(connection, statement, values, deadline)
@@ -350,7 +358,7 @@ class Database:
         values: dict[str, Any],
         deadline: Deadline | None = None,
     ) -> list[Any]:
-        """The rows of one statement, by psycopg."""
+        """Return the rows of one statement, by psycopg."""
         found = self._libpq.ask(connection, statement, values, deadline)
         if found is not None:
             return found
@@ -358,8 +366,7 @@ class Database:
             deadline.watch()
         psycopg: Any = self.engine.dialect.loaded_dbapi
         if connection.cursor_factory not in (psycopg.Cursor, noting(psycopg.Cursor)):
-            # Left to the user's cursor class: one that binds values itself prepares nothing, for a
-            # pooler.
+            # Use the user's cursor class: with a pooler, it may be one that prepares nothing.
             return list(connection.execute(statement, values).fetchall())
         cursor = psycopg.RawCursor(connection, row_factory=psycopg.rows.tuple_row)
         asked = numbered(statement)
@@ -374,7 +381,7 @@ class Database:
         return Executed(self.engine.dialect.loaded_dbapi)
 
     def elsewhere(self, engine: sa.Engine) -> Database:
-        """The same database by another Engine; what was made `once` is shared."""
+        """Return a Database for another Engine. It shares the values of `once()`."""
         database = Database(
             engine,
             lock_timeout_s=self.lock_timeout_s,
@@ -384,7 +391,7 @@ class Database:
         return database
 
     def once(self, make: Callable[..., _T], *args: Any) -> _T:
-        """`make(self, *args)`, made once for a kind of driver: for prepared statements."""
+        """Return `make(self, *args)`, called once per driver: for prepared statements."""
         kind = self.engine.dialect.name, self.engine.dialect.driver
         made: _T | None = self._made.get((kind, make, args))
         if made is None:
@@ -392,24 +399,24 @@ class Database:
         return made
 
     def stores_unicode(self) -> bool:
-        """Whether the database's texts hold every character; asked once."""
+        """Return True if the database can store every character. Queries it once."""
         if self._unicode is None:
             with self.transaction() as db:
                 self._unicode = self.dialect.stores_unicode(db)
         return self._unicode
 
     def now(self) -> Any:
-        """The database's clock in µs, as an expression."""
+        """Return the database's clock in µs as an expression."""
         return self.dialect.now()
 
     def now_us(self, db: sa.Connection) -> int:
-        """The database's clock in µs."""
+        """Return the database's clock in µs."""
         return self.dialect.now_us(db)
 
     def clock_us(self) -> int:
         """Read the database's clock in µs, in a transaction of its own."""
         if self.dialect.one_writer:
-            # A transaction would wait for the user's. SQLite's clock is the machine's.
+            # A transaction would wait for the user's. SQLite uses the machine's clock.
             return time.time_ns() // 1_000
         with self.transaction() as db:
             return self.now_us(db)
@@ -417,7 +424,7 @@ class Database:
 
 @functools.cache
 def _opening(idle_s: float) -> str:
-    """BEGIN with the bounds of a body's transaction. Sent each time: a body may change settings."""
+    """Return BEGIN with the timeouts of a body's transaction, which a body may have changed."""
     from taskguard.ledger.connections.dialects.postgresql import bounds  # of this database alone
 
     settings = bounds(idle_s).items()
@@ -425,5 +432,5 @@ def _opening(idle_s: float) -> str:
 
 
 def _first(option: Any) -> str:
-    """The first value of an option in a URL's query, which may be given several times."""
+    """Return the first value of an option in a URL's query, which may occur several times."""
     return str(option[0] if isinstance(option, tuple) else option or "")

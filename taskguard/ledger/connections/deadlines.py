@@ -1,14 +1,14 @@
-"""Answers that do not come: the ledger waits for its own statements for a bounded time.
+"""Deadlines for the answers to the ledger's own statements.
 
-A server that is frozen, or behind a network that swallows packets, keeps its connections: the
-kernel goes on acknowledging, and drivers wait for ever. So one native thread closes the socket of a
-connection that has waited too long, and the driver says that its connection is gone.
+If a server is frozen, or the network drops packets, connections stay open: the kernel goes on
+acknowledging, and drivers wait for ever. So one native thread closes the socket of a connection
+that has waited too long. The driver then reports that its connection is gone.
 
-Statements that go by `libpq.py` look at the time themselves, and need no thread: a process for one
-job has none.
+Statements in `libpq.py` check the time themselves and need no thread: a process for one job has
+none.
 
-Guarantees: within a second after its deadline a call of the ledger's own ends, with psycopg,
-psycopg2 and PyMySQL. Does not bound how long a body's own statements and its COMMIT take.
+Guarantees: with psycopg, psycopg2 and PyMySQL, a call of the ledger ends within a second after its
+deadline. A body's own statements and its COMMIT have no deadline.
 """
 
 from __future__ import annotations
@@ -35,22 +35,23 @@ _LINGER_ROUNDS = 10
 
 
 class Deadline:
-    """The driver's connection answers all that is asked in a `with` block within so long.
+    """A deadline for all answers in a `with` block.
 
-    If not, it is closed, and what the driver raises comes out as LedgerUnavailableError.
+    If it passes, the connection is closed, and the block raises LedgerUnavailableError.
 
     Args:
         driver: the driver's own connection.
-        longest_s: for how long, in seconds.
-        place: the database, for people.
-        watched: a thread looks at the time, from the block's beginning; or from `watch()` on.
+        longest_s: the time until the deadline, in seconds.
+        place: the database's name in messages.
+        watched: True: a thread watches the deadline from the block's beginning. False: only after
+            `watch()`.
 
     Attributes:
-        at_s: when that is, by `time.monotonic()`.
-        passed: the connection did not answer in time, and was closed, or its socket shut.
+        at_s: the deadline, by `time.monotonic()`.
+        passed: the connection did not answer in time, so it was closed.
     """
 
-    # A class and not a generator: each statement of the ledger's has one.
+    # A class is faster than a generator, and each statement of the ledger uses one.
     __slots__ = ("_driver", "_longest_s", "_place", "_watched", "at_s", "passed")
 
     def __init__(self, driver: Any, longest_s: float, *, place: str, watched: bool = True) -> None:
@@ -67,7 +68,7 @@ class Deadline:
         return self
 
     def watch(self) -> None:
-        """Let a thread look at the time from now on."""
+        """Let a thread watch the deadline from now on."""
         if not self._watched:
             self._watched = True
             _watch.add(self)
@@ -87,7 +88,7 @@ class Deadline:
             ) from error
 
     def peek(self, now_s: float) -> None:
-        """Shut the socket if the time is up."""
+        """Close the socket if the deadline has passed."""
         if not self.passed and now_s >= self.at_s:
             self.passed = True
             with contextlib.suppress(Exception):  # closed already
@@ -99,7 +100,7 @@ class Deadline:
 
     @contextmanager
     def put_off(self) -> Iterator[None]:
-        """In the block no answer of the server is waited for; after it the time begins anew."""
+        """Suspend the deadline in the block, which waits for no answer. Restart it afterwards."""
         self.at_s = float("inf")
         try:
             yield
@@ -155,7 +156,7 @@ _watch = _Watch()
 
 
 def _watch_nothing() -> None:
-    """Start anew in a forked child: it has no thread, and none of its parent's deadlines."""
+    """Reset in a forked child, which has neither the thread nor its parent's deadlines."""
     global _watch  # noqa: PLW0603 - one for the process
     _watch = _Watch()
 

@@ -1,8 +1,8 @@
-"""Engines for the ledger: made from URLs, or the user's own taken as they are.
+"""Engines for the ledger: created from URLs, or the user's own, unchanged.
 
-Guarantees: an engine that is made here connects within seconds or says that it cannot, begins
-SQLite transactions as writers, is strict and READ COMMITTED on MariaDB and MySQL, and is emptied in
-a forked child. No message holds a password.
+Guarantees: an Engine that is created here connects or raises an error within seconds. On SQLite,
+its transactions begin as writers. On MariaDB and MySQL, it is strict and READ COMMITTED. A forked
+child does not use its connections. No message contains a password.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def make_engine(
     pooled: bool = True,
     connect_timeout_s: int = CONNECT_TIMEOUT_S,
 ) -> sa.Engine:
-    """An Engine for a URL; an Engine stays as it is. Not `pooled`: it keeps no idle connections."""
+    """Return an Engine for a URL, or the given Engine. Without `pooled`: no idle connections."""
     if isinstance(database, sa.Engine):
         _refuse_async(database.url, database.dialect)
         emptied_in_children.add(database)
@@ -77,8 +77,8 @@ def make_engine(
     extra = extra_of(url.drivername)
     if extra is None:
         raise ConfigurationError(
-            f"No ledger for {url.get_backend_name()!r}: use postgresql+psycopg://, "
-            "mariadb+pymysql://, mysql+pymysql:// or sqlite:///."
+            f"A database of kind {url.get_backend_name()!r} cannot have a ledger. Use "
+            "postgresql+psycopg://, mariadb+pymysql://, mysql+pymysql:// or sqlite:///."
         )
     try:
         _refuse_async(url, url.get_dialect())
@@ -94,16 +94,16 @@ def make_engine(
 
 
 def read_url(given: Any) -> sa.URL:
-    """A URL, read; raises ConfigurationError, without any part of it, if it cannot be."""
+    """Parse a URL. Raises ConfigurationError, which shows no part of it, if it is malformed."""
     url = None
-    # SQLAlchemy's own error quotes the URL, password and all.
+    # SQLAlchemy's own error quotes the URL with its password.
     with contextlib.suppress(sa.exc.ArgumentError, ValueError):
         url = sa.make_url(given)
     if url is None or _splits_a_password(url, given):
         raise ConfigurationError(
-            "The ledger's URL cannot be read; it looks like "
+            "The ledger's URL is malformed. Write "
             '"postgresql+psycopg://user:password@host/database". Characters such as @ / # ? : in '
-            "a password are percent-encoded (urllib.parse.quote)."
+            "a password must be percent-encoded (urllib.parse.quote)."
         )
     return url
 
@@ -117,20 +117,20 @@ _SYNCHRONOUS = {
 
 
 def _refuse_async(url: sa.URL, dialect: Any) -> None:
-    """Refuse drivers for asyncio, which answer no plain call."""
+    """Raise ConfigurationError for drivers for asyncio, which plain calls cannot use."""
     if getattr(dialect, "is_async", False):
         usable = url.set(drivername=_SYNCHRONOUS.get(url.get_backend_name(), "postgresql+psycopg"))
         raise ConfigurationError(
-            f"The ledger is not reached by an Engine for asyncio (here {url.drivername}): give it "
-            f"the URL {usable.render_as_string(hide_password=True)}. The application's own Engine "
-            "may stay as it is."
+            f"The ledger cannot use an Engine for asyncio (here {url.drivername}). Give it the URL "
+            f"{usable.render_as_string(hide_password=True)}. The application can keep its own "
+            "Engine."
         )
 
 
 def _splits_a_password(url: sa.URL, given: Any) -> bool:
-    """Whether what follows an `@` in the password was taken for the host.
+    """Return True if a part of the password was parsed as the host, because of an `@`.
 
-    It would stand in every message that says where the ledger is.
+    Messages that name the ledger's host would show it.
     """
     if url.get_backend_name() == "sqlite":
         return False
@@ -138,7 +138,7 @@ def _splits_a_password(url: sa.URL, given: Any) -> bool:
 
 
 def begins_itself(url: sa.URL) -> bool:
-    """Whether engines made here commit each statement, but where `Database` says BEGIN."""
+    """Return True if Engines commit each statement, except where `Database` sends BEGIN."""
     return url.get_backend_name() == "postgresql" and url.get_driver_name() == "psycopg"
 
 
@@ -163,8 +163,8 @@ def _create(
         engine = sa.create_engine(url, isolation_level="READ COMMITTED", **options)
         sa.event.listen(engine, "before_cursor_execute", sessions.note)
         return engine
-    # psycopg opens a transaction where nobody asked for one, and to switch that off and on for each
-    # lone statement costs as much as a tenth of it: `Database` says BEGIN itself.
+    # psycopg opens a transaction for each statement. To switch that off and on takes a tenth of the
+    # time of a lone statement. So switch it off, and `Database` sends BEGIN itself.
     psycopg: Any = url.get_dialect().import_dbapi()
     connect["cursor_factory"] = sessions.noting(psycopg.Cursor)
     engine = sa.create_engine(

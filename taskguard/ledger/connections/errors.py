@@ -1,4 +1,4 @@
-"""Errors of a connection that callers tell from the rest of their kind. Loads no driver."""
+"""Errors of a connection that callers distinguish from others. Imports no driver."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["CannotWriteError", "ConnectionBrokenError", "LockTimeoutError", "NoC
 
 
 class ConnectionBrokenError(TransactionRetryError):
-    """The connection broke: run again, though not as often as after a deadlock."""
+    """The connection broke. The body runs again, but fewer times than after a deadlock."""
 
 
 class NoConnectionError(LedgerUnavailableError):
@@ -20,4 +20,4 @@ class LockTimeoutError(LedgerUnavailableError):
 
 
 class CannotWriteError(LedgerUnavailableError):
-    """The database is there, but its disk is full or it is read-only."""
+    """The database answers, but its disk is full or it is read-only."""

@@ -1,13 +1,13 @@
-"""Statements that a MariaDB session has prepared: they are sent by name, with their values only.
+"""Run statements that a MariaDB session has prepared: only their name and values are sent.
 
-A compound statement takes the server a third longer to read than to do.
+The server needs a third more time to parse a compound statement than to run it.
 
-Guarantees: the rows that a cursor would give for the same statement and values. A connection
-prepares a statement the second time that it has it: one of a process for one job has no second
-time. The first session that has not what was prepared, behind a proxy that shares them, or takes no
-more, is the last that is asked so; nothing has run then, and it is asked as it is.
+Guarantees: it returns the rows that a cursor would return. A connection prepares a statement at its
+second use, because a process for one job has no second use. If a session lacks a prepared statement
+(behind a proxy that shares sessions) or accepts no more, this process prepares no more statements.
+Such a statement has not run, and is sent again as text.
 
-For connections that no body has: a body could take away what is prepared.
+Only for connections that no body uses, because a body could remove prepared statements.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ __all__ = ["Executed"]
 _NAME = re.compile(r"%\((\w+)\)s")
 _PREPARED = "taskguard_prepared"  # a key of the `info` that SQLAlchemy keeps with a connection
 _UNKNOWN_STATEMENT = 1243
-# A server with as many as it takes, and a statement or a proxy that cannot be prepared.
+# The server has its maximum of statements; the statement or the proxy cannot prepare.
 _NOT_PREPARED = (1461, 1295)
 
 
 class _Marked(NamedTuple):
-    """A statement with a mark for each value: how it is prepared, and how executed."""
+    """A statement with a `?` for each value, and the statements that prepare and execute it."""
 
     names: tuple[str, ...]
     text: str
@@ -40,14 +40,14 @@ class _Marked(NamedTuple):
 def _marked(statement: str) -> _Marked:
     names = tuple(_NAME.findall(statement))
     text = _NAME.sub("?", statement).replace("%%", "%")
-    # By its text: a session that several processes share must not have another under the name.
+    # The name depends on the text, because several processes may share a session.
     name = f"taskguard_{blake2b(text.encode(), digest_size=8).hexdigest()}"
     using = f" using {', '.join(['%s'] * len(names))}" if names else ""
     return _Marked(names, text, f"prepare {name} from %s", f"execute {name}{using}")
 
 
 class Executed:
-    """For the connections of one database, made by PyMySQL."""
+    """Runs prepared statements on the PyMySQL connections of one database."""
 
     def __init__(self, driver: Any) -> None:
         self._error = driver.Error
@@ -56,7 +56,7 @@ class Executed:
     def ask(
         self, connection: Any, kept: dict[Any, Any], statement: str, values: Mapping[str, Any]
     ) -> list[tuple[Any, ...]]:
-        """The rows of one statement. Raises PyMySQL's errors. `kept`: see `_PREPARED`."""
+        """Return the rows of one statement. Raises PyMySQL's errors. `kept`: see `_PREPARED`."""
         asked = _marked(statement)
         with connection.cursor() as cursor:
             if self._is_prepared(cursor, kept, asked):

@@ -1,8 +1,8 @@
-"""A driver's errors in taskguard's words.
+"""Translate drivers' errors into taskguard's.
 
-Guarantees: a driver's error comes out as LedgerUnavailableError, TransactionRetryError or
-LedgerSchemaError, with the driver's as its cause, or as it is. No message holds a password. A
-connection that broke, or whose state is not known, is not used again.
+Guarantees: a driver's error is raised as LedgerUnavailableError, TransactionRetryError or
+LedgerSchemaError, with the driver's error as its cause, or unchanged. No message contains a
+password. A connection that is broken, or whose state is unknown, is not used again.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _MOST_SAID = 300
 
 
 class Faults:
-    """Errors of one database.
+    """Translates the errors of one database.
 
     Args:
         engine: its Engine.
         pools: its other pools.
-        dialect: tells what an error of the driver's means.
-        place: its name in messages.
+        dialect: knows the meaning of the driver's errors.
+        place: the database's name in messages.
     """
 
     def __init__(self, engine: sa.Engine, pools: Pools, dialect: Dialect, *, place: str) -> None:
@@ -47,35 +47,34 @@ class Faults:
         self._dialect = dialect
 
     def translated(self) -> AbstractContextManager[None]:
-        """A block in which what drivers raise comes out in taskguard's words."""
+        """Return a context manager that translates drivers' errors."""
         return _Translated(self)
 
     def translate(self, error: BaseException) -> None:
-        """Raise what it is in taskguard's words, if it has any."""
+        """Raise taskguard's error for a driver's error, if there is one."""
         if isinstance(error, sa.exc.TimeoutError):
-            raise NoConnectionError(f"No connection to {self.place}: {error}") from error
+            raise NoConnectionError(f"No connection to {self.place} is free: {error}") from error
         mapped = self.map(error)
         if mapped is not None:
             raise mapped from error
 
     def explain(self, error: BaseException, pooled: Any, driver: Any) -> BaseException:
-        """What an error of a call past SQLAlchemy is to be raised as: in words, or as it is.
+        """Return the error to raise for an error of a call that bypasses SQLAlchemy.
 
-        In words it has the error as its cause.
-
-        Does with the connection what SQLAlchemy would do: one that broke is `pooled.invalidate()`d.
+        That is taskguard's error with `error` as its cause, or `error` itself. If the connection
+        is broken, call `pooled.invalidate()`, as SQLAlchemy would.
         """
         engine = self.engine
         if not isinstance(error, engine.dialect.loaded_dbapi.Error):
-            pooled.invalidate(error)  # interrupted halfway: its state is not known
+            pooled.invalidate(error)  # interrupted: its state is unknown
             return error
         if getattr(error, "sqlstate", None) in FORGOTTEN:
-            said = f"The session of {self.place} has not what was prepared in it: {error}"
+            said = f"A session of {self.place} has lost a prepared statement: {error}"
             explained: BaseException | None = TransactionRetryError(said)
         else:
             if engine.dialect.is_disconnect(error, driver, None):
                 pooled.invalidate(error)
-                # The idle ones broke as well.
+                # The idle connections are broken as well.
                 engine.dispose()
                 self._pools.dispose()
             explained = self.map(error)
@@ -85,14 +84,14 @@ class Faults:
         return explained
 
     def as_sqlalchemys(self, error: Exception) -> BaseException:
-        """A driver's error as SQLAlchemy would have raised it."""
+        """Return a driver's error as SQLAlchemy would raise it."""
         dialect = self.engine.dialect
         return sa.exc.DBAPIError.instance(
             None, None, error, dialect.loaded_dbapi.Error, dialect=dialect
         )
 
     def map(self, error: BaseException) -> Exception | None:
-        """A driver's error, or SQLAlchemy's for it, as one of taskguard's; None: it has none."""
+        """Return taskguard's error for an error of the driver or SQLAlchemy, or None."""
         driver = self.engine.dialect.loaded_dbapi
         origin: Any = error.orig if isinstance(error, sa.exc.DBAPIError) else error
         if not isinstance(origin, driver.Error):
@@ -105,7 +104,9 @@ class Faults:
     def _in_words(self, fault: Fault, origin: Any) -> Exception:
         kind = type(origin).__name__
         if fault is Fault.RETRY:
-            return TransactionRetryError(f"The database asked to run it again: {origin}")
+            return TransactionRetryError(
+                f"The database rolled the transaction back; run it again: {origin}"
+            )
         if fault is Fault.LOCKED:
             return LockTimeoutError("Another transaction holds the row.")
         if fault is Fault.NO_TABLE:
@@ -118,8 +119,9 @@ class Faults:
             return LedgerSchemaError(
                 f"The database {self.place} refused a statement of the ledger: {said}. Its user "
                 "needs SELECT, INSERT and UPDATE on taskguard_keys, taskguard_work and "
-                "taskguard_messages, and SELECT on taskguard_schema; if a column is missing, the "
-                "tables are not those of this version. Nothing runs until then."
+                "taskguard_messages, and SELECT on taskguard_schema. If a column is missing, the "
+                "tables have another version: run `taskguard ledger upgrade`. Until then, nothing "
+                "runs."
             )
         if fault is Fault.CANNOT_WRITE:
             return CannotWriteError(f"The database {self.place} cannot write ({kind}).")
@@ -128,12 +130,12 @@ class Faults:
         )
 
     def _said(self, origin: Any) -> str:
-        """A driver's error in one line: its cause, and never the password."""
+        """Return a driver's error in one line, without the password."""
         parts = [str(part) for part in getattr(origin, "args", ())] or [str(origin)]
         said = " ".join(" ".join(parts).split()).rstrip(".")
         password = str(self.engine.url.password or "")
         if password and password in said:
-            return "the driver's words have the password in them"
+            return "the driver's message is hidden, because it contains the password"
         return said if len(said) <= _MOST_SAID else f"{said[:_MOST_SAID]}…"
 
 

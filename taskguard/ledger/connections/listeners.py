@@ -1,4 +1,4 @@
-"""Listeners on Engines, each once."""
+"""Add listeners to Engines, each once."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _listening: weakref.WeakKeyDictionary[sa.Engine, set[Any]] = weakref.WeakKeyDict
 def listen_once(engine: sa.Engine, event: str, listener: Any) -> None:
     """Add a listener to an Engine, unless it is there already.
 
-    `sqlalchemy.event.contains` goes by the Engine's address, and so may take a new Engine for one
-    that is gone and was at the same place in memory.
+    `sqlalchemy.event.contains` compares addresses. So it may take a new Engine for a deleted one
+    that had the same address in memory.
     """
     heard = _listening.setdefault(engine, set())
     if (event, listener) not in heard:
@@ -25,5 +25,5 @@ def listen_once(engine: sa.Engine, event: str, listener: Any) -> None:
 
 
 def same_listeners(copy: sa.Engine, of: sa.Engine) -> None:
-    """Note that a copy of an Engine has its listeners, also those that it gets yet."""
+    """Note that a copy of an Engine shares its listeners, including later ones."""
     _listening[copy] = _listening.setdefault(of, set())

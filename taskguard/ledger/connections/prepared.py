@@ -1,12 +1,12 @@
-"""Statements of SQLAlchemy's that are compiled once, and handed to the driver as text.
+"""Compile a statement of SQLAlchemy once, and pass it to the driver as text.
 
-To make a statement and to find its text again takes SQLAlchemy 100 to 600 µs, and to describe its
-rows another 100; a round trip to a database beside it takes 50.
+SQLAlchemy takes 100 to 600 µs to create a statement and to find its compiled text, and 100 µs to
+describe its rows. A round trip to a database on the same machine takes 50 µs.
 
-Guarantees: the same text and values as `Connection.execute()` has. Values and rows are as the
-driver has them, which is what the ledger's columns need: texts and whole numbers.
+Guarantees: text and values are those of `Connection.execute()`. Values and rows are those of the
+driver, which suits the ledger's columns: texts and integers.
 
-Does not expand `IN` for lists of any length: that is a statement for each length.
+It does not expand `IN` for lists of any length: create a statement for each length.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class Prepared:
         self.row = _named("row", selected)
 
     def parameters(self, values: Mapping[str, object]) -> Any:
-        """The values in the driver's order, or by name, as it wants them."""
+        """Return the values in the driver's order or by name, as the driver needs them."""
         named = self._compiled.construct_params(values)
         order = self._compiled.positiontup
         return named if order is None else tuple(named[name] for name in order)
 
     def run(self, db: sa.Connection, values: Mapping[str, object]) -> int:
-        """Execute the statement; returns how many rows it changed."""
+        """Execute the statement. Return how many rows it changed."""
         return int(db.exec_driver_sql(self.text, self.parameters(values)).rowcount)

@@ -1,4 +1,4 @@
-"""Ask the database once more if the connection was dead, as after a restart of the server.
+"""Repeat a call if its connection was dead, as after a restart of the server.
 
 Guarantees: a call is repeated at most once, and only if the database was not available. A call that
 waited too long for a row, got no connection, or does not know whether it committed is not repeated.

@@ -1,14 +1,15 @@
-"""Undoes what a body changed in its session, which the next body on that connection would meet.
+"""Undo changes of a body to its session, so that they do not affect the next body.
 
-Guarantees, on Engines made from URLs: after a body whose statements may have changed more than its
-transaction (`SET`, `SET ROLE`, session-level advisory locks, temporary tables, `LISTEN`, PRAGMA),
-and also after one that failed, the connection is as it was when it was opened, or is closed. On an
-Engine of the user's own it is closed if the server said that the session became read-only, or
-another user's. Bodies that do nothing of the kind cost no message to the server.
+A body may change more than its transaction: by `SET`, `SET ROLE`, session-level advisory locks,
+temporary tables, `LISTEN` or PRAGMA.
 
-Does not notice what is done by the driver's own connection past its cursors, except that it
-commits each statement. Nor what is done within a function of the user's in the database, except
-what PostgreSQL reports. Behind PgBouncer the sessions are the pooler's, and stay as they are.
+Guarantees: on Engines created from URLs, the connection is then reset to its original settings, or
+closed, even if the body failed. On an Engine of the user, it is closed if the server reports that
+the session became read-only or has another user. Other bodies cost no message to the server.
+
+Not detected: changes by the driver's own connection that bypass its cursors, except that it commits
+each statement. Changes inside a database function of the user, except those that PostgreSQL
+reports. Behind PgBouncer, the sessions belong to the pooler and are not reset.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ __all__ = [
     "refuse_autocommit",
 ]
 
-# Kept with a driver's connection: whether a pooler has its sessions, what was set when it was
-# opened, which statements of the ledger are prepared, and those of a body that were noted.
+# Keys of values that are kept with a driver's connection: whether its sessions belong to a pooler,
+# its original settings, the ledger's prepared statements, and the noted statements of a body.
 POOLED, AGAIN = "taskguard_pooled", "taskguard_again"
 PREPARED, _NOTES = "taskguard_prepared", "taskguard_notes"
 
-_LONGEST_KEPT = 4_000  # a longer text hardly comes again
+_LONGEST_KEPT = 4_000  # a longer text is rarely repeated
 _BLANK = r"(?:\s|--[^\n]*(?:\n|\Z)|/\*.*?\*/)*"
 _MAY_CHANGE = re.compile(
     rf"""
@@ -53,26 +54,26 @@ _MAY_CHANGE = re.compile(
     """,
     re.IGNORECASE | re.VERBOSE | re.DOTALL,
 )
-# What no statement undoes without undoing the driver's own settings as well. After the first two
-# nobody knows which statements the session still has.
+# Changes that cannot be undone without undoing the driver's own settings. After the first two, it
+# is unknown which statements the session still has prepared.
 _STAYS = re.compile(
     rf"(?:\A|;){_BLANK}(?:discard|deallocate|prepare|load)\b", re.IGNORECASE | re.DOTALL
 )
-# In one message, in a transaction of its own. Not DISCARD ALL: the driver's statements stay known.
+# One message and one transaction. Not DISCARD ALL, which would drop the driver's statements.
 _RESET = (
     "reset session authorization; reset role; reset all; close all; unlisten *; "
     "select pg_advisory_unlock_all(); discard temp; discard sequences"
 )
-# PostgreSQL says by itself when one of these changes.
+# PostgreSQL reports changes of these settings automatically.
 _REPORTED = (b"default_transaction_read_only", b"session_authorization", b"is_superuser")
 
 
 class BodySession:
-    """A connection in the hands of a body, for the time of its transaction.
+    """A connection that a body uses, during its transaction.
 
     Args:
         db: the connection.
-        own: its Engine was made from a URL.
+        own: True if its Engine was created from a URL.
     """
 
     def __init__(self, db: sa.Connection, *, own: bool) -> None:
@@ -82,20 +83,20 @@ class BodySession:
         self._mode = _mode(self._driver)
         self._reported = _reported(self._driver)
         self._notes: list[str] = []
-        # A driver that is written in C keeps nothing with its connections; SQLAlchemy does.
+        # A connection of a driver in C has no `__dict__`, so use SQLAlchemy's `info`.
         self._kept: dict[Any, Any] = getattr(self._driver, "__dict__", db.info)
         if own:
             self._kept[_NOTES] = self._notes
 
     def end(self) -> None:
-        """The transaction has ended. The connection is as it was, or closed."""
+        """Reset or close the connection after the end of the transaction."""
         db = self._db
         self._kept.pop(_NOTES, None)
         in_memory = isinstance(db.engine.pool, sa.pool.SingletonThreadPool | sa.pool.StaticPool)
         if db.closed or db.invalidated or in_memory:
             return
         if self._own and _mode(self._driver) != self._mode:
-            db.invalidate()  # no later body could have a transaction on it
+            db.invalidate()  # a later body could not have a transaction on it
             return
         if self._kept.get(POOLED):
             return
@@ -106,7 +107,7 @@ class BodySession:
             db.invalidate()
 
     def _reset(self) -> bool:
-        """Whether all is as it was when the connection was opened."""
+        """Reset the session to its original settings. Return False if that failed."""
         db = self._db
         if (db.dialect.name, db.dialect.driver) != ("postgresql", "psycopg"):
             return False
@@ -115,14 +116,14 @@ class BodySession:
         except db.dialect.loaded_dbapi.Error:
             return False
         except BaseException:
-            db.invalidate()  # interrupted halfway
+            db.invalidate()  # interrupted
             raise
         return True
 
 
 def _mode(driver: Any) -> tuple[Any, ...]:
-    """How the driver's connection begins, sends and commits, as it knows without asking."""
-    ask = getattr(driver, "get_autocommit", None)  # PyMySQL's, and of others like it
+    """Return how the driver's connection begins, sends and commits, without a query."""
+    ask = getattr(driver, "get_autocommit", None)  # of PyMySQL and similar drivers
     if ask is not None:
         return (ask(),)
     piped = getattr(getattr(driver, "pgconn", None), "pipeline_status", None)  # psycopg's
@@ -130,18 +131,18 @@ def _mode(driver: Any) -> tuple[Any, ...]:
 
 
 def autocommits(driver: Any) -> bool:
-    """Whether the driver's connection commits each statement, as far as it knows."""
-    ask = getattr(driver, "get_autocommit", None)  # PyMySQL's, and of others like it
+    """Return True if the driver's connection commits each statement, without a query."""
+    ask = getattr(driver, "get_autocommit", None)  # of PyMySQL and similar drivers
     if ask is not None:
         return bool(ask())
-    # sqlite3 begins nothing by itself without a level, and nobody said BEGIN.
+    # Without an isolation level, sqlite3 begins no transaction, and no BEGIN was sent.
     by_sqlite3 = getattr(driver, "isolation_level", "") is None
     unbegun = by_sqlite3 and getattr(driver, "in_transaction", True) is False
     return unbegun or getattr(driver, "autocommit", False) is True
 
 
 def refuse_autocommit(driver: Any) -> None:
-    """Refuse an Engine of the user's own on which nothing can commit together."""
+    """Raise ConfigurationError for an Engine on which effects and DONE cannot commit together."""
     if autocommits(driver):
         raise ConfigurationError(
             'The ledger\'s Engine commits each statement (isolation_level="AUTOCOMMIT"), so '
@@ -150,7 +151,7 @@ def refuse_autocommit(driver: Any) -> None:
 
 
 def _reported(driver: Any) -> list[Any]:
-    """What the server has said of the session, as the driver knows it without asking."""
+    """Return the settings that the server has reported to the driver, without a query."""
     ask = getattr(getattr(driver, "pgconn", None), "parameter_status", None)
     return [] if ask is None else [ask(name) for name in _REPORTED]
 
@@ -158,7 +159,7 @@ def _reported(driver: Any) -> list[Any]:
 def note(
     db: sa.Connection, _cursor: Any, statement: str, _values: Any, _context: Any, _many: bool
 ) -> None:
-    """A listener that notes statements, for drivers whose cursors do not."""
+    """Note a statement: an Engine's listener for drivers whose cursors do not."""
     _note(db.info, statement)
 
 
@@ -175,7 +176,7 @@ def _note(kept: dict[Any, Any], statement: Any) -> None:
     if changes(statement):
         notes.append(statement)
         if _STAYS.search(statement):
-            kept[PREPARED] = None  # for what the ledger says in this transaction yet
+            kept[PREPARED] = None  # the ledger prepares nothing more in this transaction
 
 
 @functools.lru_cache(maxsize=1_000)
@@ -185,7 +186,7 @@ def _may_change(statement: str) -> bool:
 
 @functools.cache
 def noting(cursor: type[Any]) -> type[Any]:
-    """A class of cursors like this one, whose statements are noted while a body has them."""
+    """Return a subclass of a cursor class that notes statements while a body uses it."""
 
     class Noting(cursor):  # type: ignore[misc]  # known when the driver is
         def execute(self, statement: Any, *args: Any, **options: Any) -> Any:
@@ -214,8 +215,8 @@ def noting(cursor: type[Any]) -> type[Any]:
 
 @functools.cache
 def noting_connection() -> type[Any]:
-    """A class of sqlite3 connections whose cursors note statements."""
-    import sqlite3  # not everywhere there is Python
+    """Return a class of sqlite3 connections whose cursors note statements."""
+    import sqlite3  # some builds of Python lack it
 
     class NotingConnection(sqlite3.Connection):
         def cursor(self, factory: Any = None) -> Any:

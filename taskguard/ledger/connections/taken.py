@@ -1,7 +1,7 @@
-"""The driver's own connection, past SQLAlchemy, whose results take as long again for so little.
+"""Use the driver's own connection without SQLAlchemy, whose results would double the time.
 
-Guarantees: a connection whose answer may be incomplete is never used again. Errors come out as
-`faults.py` says.
+Guarantees: a connection whose answer may be incomplete is never used again. `faults.py` translates
+errors.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ class Lone(Protocol):
     connection: Any
 
     def invalidate(self, error: BaseException | None) -> None:
-        """Drop the connection, whose state is not known any more."""
+        """Drop the connection, because its state is unknown."""
 
 
 class Taken:
-    """A connection for a block that ends each transaction it begins, and goes past SQLAlchemy.
+    """A driver's connection for a block, which must end each transaction that it begins.
 
     Attributes:
         pooled: its entry in the pool.
         driver: the driver's own connection.
-        deadline: by when it has to have answered.
+        deadline: the deadline for its answers.
     """
 
     __slots__ = (
@@ -65,7 +65,7 @@ class Taken:
             deadline = Deadline(driver, self._longest_s, place=faults.place, watched=self._watched)
             deadline.__enter__()
         except BaseException:
-            self._return(pooled, known=False)  # its deadline may stand
+            self._return(pooled, known=False)  # its deadline may be active
             raise
         self.pooled, self.driver, self.deadline = pooled, driver, deadline
         return self
@@ -92,7 +92,7 @@ class Taken:
             self._return(self.pooled, known=known and not self.deadline.passed)
 
     def _return(self, pooled: Any, *, known: bool) -> None:
-        """Back to the pool. Not `known`: an interrupt came while an answer was on its way."""
+        """Return the connection to the pool, or drop it if its state is not `known`."""
         pool = self._pool
         if pool is not None:
             (pool.put if known else pool.drop)(pooled)
@@ -103,7 +103,7 @@ class Taken:
 
 
 class DriverCall:
-    """A block for calls of the driver itself on a connection that the caller took, and returns."""
+    """A block for calls of the driver on a connection that the caller takes and returns."""
 
     def __init__(self, faults: Faults, pooled: sa.Connection | Lone, driver: Any) -> None:
         self._faults = faults
@@ -126,7 +126,7 @@ class DriverCall:
 
 
 def fetch(connection: Any, statement: str, values: Any) -> list[Any]:
-    """All rows. What a driver has not read by then is read when the cursor closes."""
+    """Return all rows of a statement. Closing the cursor reads the rest of the answer."""
     cursor = connection.cursor()
     cursor.execute(statement, values)
     rows = list(cursor.fetchall())
@@ -135,5 +135,5 @@ def fetch(connection: Any, statement: str, values: Any) -> list[Any]:
 
 
 def driver_of(db: sa.Connection) -> Any:
-    """The driver's own connection beneath."""
+    """Return the driver's own connection of a SQLAlchemy connection."""
     return db.connection.dbapi_connection

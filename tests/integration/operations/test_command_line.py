@@ -93,7 +93,7 @@ def test_it_says_its_version(capsys: pytest.CaptureFixture[str]) -> None:
         ("locks create", f"--url, or set {LOCKS}"),
         ("keys release a", f"--locks or --ledger, or set {LOCKS} or {LEDGER}"),
         ("work list --url nothing", "--url: The ledger's URL cannot be read"),
-        ("work list --url oracle://x/y", "--url: No ledger for 'oracle'"),
+        ("work list --url oracle://x/y", "--url: A database of kind 'oracle' cannot have a ledger"),
         ("ledger create --sql --url nothing", "--url: The ledger's URL cannot be read"),
         ("locks create --url redis://x", "--url: "),
         ("locks create --sql --url sqlite:///x", "--url: taskguard has no lock table for sqlite"),

@@ -141,7 +141,7 @@ def test_asked_wrongly(doctor: Doctor, words: tuple[str, ...], told: str) -> Non
     ("words", "told"),
     [
         (("--locks", f"nosuch://:{SECRET}@x"), "nosuch://"),
-        (("--ledger", f"nosuch://:{SECRET}@x"), "No ledger for"),
+        (("--ledger", f"nosuch://:{SECRET}@x"), "cannot have a ledger"),
     ],
 )
 def test_a_wrong_url_is_a_finding(doctor: Doctor, words: tuple[str, ...], told: str) -> None:
