@@ -17,7 +17,7 @@ those at the lock server: they contain no value marked `|hash`.
 | duplicate | a delivery was answered from the record, or superseded | info; if DEAD: warning |
 | deferred | the message was published again with a delay, then acknowledged | info |
 | parked | a message was stored in the line of its key, then acknowledged | debug |
-| called | the first message of a line was promoted | debug |
+| promoted | the first message of a line was promoted | debug |
 | completed | PROCESSING -> DONE is committed | debug |
 | stale_refused | the database refused a late commit | warning |
 | failed | the body raised | debug (the queue logs it) |
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Acquired",
-    "Called",
     "Claimed",
     "Completed",
     "Contended",
@@ -59,6 +58,7 @@ __all__ = [
     "LockUndecided",
     "Lost",
     "Parked",
+    "Promoted",
     "Released",
     "RenewalFailed",
     "Renewed",
@@ -242,11 +242,11 @@ class Parked(Event):
 
 
 @value(kw_only=True)
-class Called(Event):
+class Promoted(Event):
     """The first message of a line was promoted because its key is free."""
 
-    name: ClassVar[str] = "called"
-    text: ClassVar[str] = "%(task)s %(key)s called (message %(message)s)"
+    name: ClassVar[str] = "promoted"
+    text: ClassVar[str] = "%(task)s %(key)s promoted (message %(message)s)"
 
 
 @value(kw_only=True)

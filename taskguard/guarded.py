@@ -232,7 +232,7 @@ class GuardedFunction:
         published_at_s: float | None = None,
         queue: Queue | None = None,
         parking: Parking | None = None,
-        called: bool = False,
+        promoted: bool = False,
         rank: int = 0,
         expires_at_s: float | None = None,
         call: Mapping[str, Any] | None = None,
@@ -286,7 +286,7 @@ class GuardedFunction:
             published_at_s=published_at_s,
             queue=queue,
             parking=parking if self.policy.parks else None,
-            called=called,
+            promoted=promoted,
             rank=rank,
             expires_at_s=expires_at_s,
             # It needs a stored call, which is sent again if a process dies.

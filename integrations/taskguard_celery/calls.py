@@ -92,7 +92,7 @@ def _expires_at(app: Celery, expires: Any) -> str:
 
 def call_in_hand(task: Task) -> dict[str, Any]:
     """Return the message that `task` is handling as a stored call."""
-    marks = replace(marks_of(task.request), called=None)
+    marks = replace(marks_of(task.request), promoted=None)
     return call_of(
         task.app, signature_in_hand(task), marks.serializer or task.serializer, marks=marks
     )
@@ -153,7 +153,7 @@ class CelerySender:
             # A worker reads it. As an option of `apply_async()` RabbitMQ would delay the message,
             # if there are quorum queues, and bring it by another exchange.
             eta = datetime.fromtimestamp(not_before_s, UTC).isoformat()
-        marks = replace(_marks_in(signature, message), called=route)
+        marks = replace(_marks_in(signature, message), promoted=route)
         self._send(signature, marks, message, eta=eta)
 
     def fail(self, call: dict[str, Any], message: MessageRef, reason: str) -> None:

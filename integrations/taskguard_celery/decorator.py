@@ -38,7 +38,7 @@ from taskguard_celery.calls import call_in_hand, task_id_in
 from taskguard_celery.chords import count_once
 from taskguard_celery.eager import run_later, with_later_calls
 from taskguard_celery.errbacks import call_errback, failed_request
-from taskguard_celery.hand_off import take_called
+from taskguard_celery.hand_off import take_promoted
 from taskguard_celery.maps import call_item, map_at_work
 from taskguard_celery.message import (
     CeleryQueue,
@@ -178,14 +178,14 @@ def _deliver(
     kwargs: dict[str, Any],
 ) -> Any:
     queue = None if request.is_eager else CeleryQueue(task)
-    called = take_called(request)
+    promoted = take_promoted(request)
     # The pool counts from the start of the task, even if its delivery is tried again here.
     started_s = (None if request.is_eager else begun_s()) or time.monotonic()
     timed_out = functools.partial(is_timed_out, task, started_s=started_s)
 
     def attempt() -> Any:
         return _deliver_once(
-            task, request, compiled, args, kwargs, queue, called=called, timed_out=timed_out
+            task, request, compiled, args, kwargs, queue, promoted=promoted, timed_out=timed_out
         )
 
     return attempt() if queue is None else queue.until_published(attempt)
@@ -207,7 +207,7 @@ def _deliver_once(
     kwargs: dict[str, Any],
     queue: CeleryQueue | None,
     *,
-    called: bool,
+    promoted: bool,
     timed_out: Callable[[], bool],
 ) -> Any:
     try:
@@ -229,7 +229,7 @@ def _deliver_once(
         redelivered=is_redelivered(request),
         queue=queue,
         parking=CeleryParking(task) if parks else None,
-        called=called,
+        promoted=promoted,
         rank=rank_of(task.app, request) if policy.ranked else 0,
         expires_at_s=expires_at_s(task.app, request) if parks else None,
         timed_out=timed_out,

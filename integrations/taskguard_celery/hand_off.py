@@ -29,7 +29,7 @@ from taskguard_celery.broker import broker_kind
 from taskguard_celery.marks import HEADER, Route, marks_of
 from taskguard_celery.rabbitmq_queues import beside_of, consume_beside
 
-__all__ = ["consume_hand_offs", "hand_off_of", "take_called", "to_hand_off"]
+__all__ = ["consume_hand_offs", "hand_off_of", "take_promoted", "to_hand_off"]
 
 
 def hand_off_of(queue: str) -> str:
@@ -75,16 +75,16 @@ def to_hand_off(app: Celery, options: Mapping[str, Any]) -> tuple[dict[str, Any]
     return {"queue": name, "exchange": None, "routing_key": None}, route
 
 
-def take_called(request: Any) -> bool:
+def take_promoted(request: Any) -> bool:
     """Return True if the message was promoted, and restore its own queue or exchange."""
     marks = marks_of(request)
-    if marks.called is None:
+    if marks.promoted is None:
         return False
-    header = dataclasses.replace(marks, called=None).header()
+    header = dataclasses.replace(marks, promoted=None).header()
     setattr(request, HEADER, header)
     if HEADER in (request.headers or {}):
         request.headers = {**request.headers, HEADER: header}
-    queue, exchange, key = marks.called
+    queue, exchange, key = marks.promoted
     own: dict[str, Any] = {}
     if queue is not None:
         own = {"exchange": "", "routing_key": queue}

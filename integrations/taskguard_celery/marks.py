@@ -79,7 +79,7 @@ class Marks:
         sent_s: when it was first published, in seconds since 1970, or None if unknown.
         deferrals: how often it was deferred.
         tick: the tick of a schedule that it was sent for, or "".
-        called: the original route of a promoted message, which may be sent by another queue. None
+        promoted: the original route of a promoted message, which may be sent by another queue. None
             for any other message.
         serializer: the serializer of its body, or "" if unknown.
     """
@@ -88,7 +88,7 @@ class Marks:
     sent_s: float | None = None
     deferrals: int = 0
     tick: str = ""
-    called: Route | None = None
+    promoted: Route | None = None
     serializer: str = ""
 
     def header(self) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class Marks:
             "sent": self.sent_s,
             "deferrals": self.deferrals,
             "tick": self.tick,
-            "called": None if self.called is None else list(self.called),
+            "promoted": None if self.promoted is None else list(self.promoted),
             "serializer": self.serializer,
         }
         given = {name: value for name, value in values.items() if value not in (None, 0, "")}
@@ -108,13 +108,13 @@ class Marks:
         """Return the marks in a header, or None if they belong to another message."""
         if not isinstance(header, Mapping) or header.get("id") != message:
             return None
-        sent_s, called = header.get("sent"), header.get("called")
+        sent_s, promoted = header.get("sent"), header.get("promoted")
         return cls(
             message,
             sent_s=None if sent_s is None else float(sent_s),
             deferrals=int(header.get("deferrals") or 0),
             tick=str(header.get("tick") or ""),
-            called=None if called is None else (called[0], called[1], called[2]),
+            promoted=None if promoted is None else (promoted[0], promoted[1], promoted[2]),
             serializer=str(header.get("serializer") or ""),
         )
 
@@ -226,7 +226,7 @@ def _in_hand(name: str, published: Mapping[str, Any]) -> Marks | None:
             # A retry with another `task_id=`.
             again and published["task"] == task.name and published.get("root_id") == request.root_id
         ):
-            return replace(marks_of(request), message=name, called=None)
+            return replace(marks_of(request), message=name, promoted=None)
     return None
 
 

@@ -115,7 +115,7 @@ def _on_retry(sender: Any = None, request: Any = None, reason: Any = None, **_: 
         options = {k: v for k, v in reason.sig.options.items() if k not in ("countdown", "eta")}
         again_sig, marks = {**reason.sig, "options": options}, marks_of(request)
         name = name_of(options.get("task_id"), options.get("replaced_task_nesting"))
-        marked = replace(marks, message=name, called=None)
+        marked = replace(marks, message=name, promoted=None)
         call = call_of(sender.app, again_sig, sender.serializer, marks=marked)
         if name != marks.message or _arguments(reason.sig) != _arguments(request):
             message = replace(claim.message, id=name, retries=again, deferrals=0)

@@ -323,7 +323,7 @@ def _end(
     args, kwargs = body_arguments(task, request.args or (), request.kwargs or {})
     message = message_of(context)
     runtime = runtime_of(task.app)
-    called = marks_of(context).called is not None
+    promoted = marks_of(context).promoted is not None
     delivery = compiled.delivery(
         args,
         kwargs,
@@ -331,7 +331,7 @@ def _end(
         task=task.name,
         message=message,
         parking=CeleryParking(task),
-        called=called,
+        promoted=promoted,
     )
     ledger = runtime.ledger
     if ledger is None or delivery.work is None:
@@ -342,7 +342,7 @@ def _end(
         else ledger.revoke(work, message=message.name)
         for work in (delivery.work, *delivery.formerly)
     ]
-    if delivery.parking is not None and (any(ended) or called):
+    if delivery.parking is not None and (any(ended) or promoted):
         runtime.runner.never_runs(delivery)
 
 

@@ -34,7 +34,7 @@ from rq.utils import import_attribute
 from taskguard import errors
 from taskguard.integration import NOT_BEFORE, MessageRef, Standing
 from taskguard_rq.expiry import kept_by_redis
-from taskguard_rq.marks import CALLED, LINE, WAITS, Marks, StoredJob, outside, set_mark
+from taskguard_rq.marks import LINE, PROMOTED, WAITS, Marks, StoredJob, outside, set_mark
 from taskguard_rq.recognition import guarded_function_of
 
 __all__ = [
@@ -191,7 +191,7 @@ class RQSender:
             pipeline.sadd(Queue.redis_queues_keys, queue.key)
             with kept_by_redis(job, pipeline):
                 queue._enqueue_job(job, pipeline=pipeline, at_front=True)  # noqa: SLF001  # as its retry
-            set_mark(job, LINE, CALLED, pipeline)
+            set_mark(job, LINE, PROMOTED, pipeline)
 
         outside(lambda: self.connection.transaction(put, Job.key_for(call["id"])))
 

@@ -37,7 +37,7 @@ from taskguard.integration import (
 from taskguard_rq.calls import call_of
 from taskguard_rq.coroutines import in_thread, loop_runs_here, mark
 from taskguard_rq.expiry import expires_at_s, may_have_expired
-from taskguard_rq.marks import CALLED, marks_of
+from taskguard_rq.marks import PROMOTED, marks_of
 from taskguard_rq.parking import (
     ParkedJob,
     RQParking,
@@ -156,7 +156,7 @@ def _deliver(
     if job.worker_name == _NO_WORKER:
         return _run_here(job, compiled, message, args, kwargs)
     queue, parking, policy = RQQueue(job), None, compiled.policy
-    called, here = line == CALLED, runtime()
+    promoted, here = line == PROMOTED, runtime()
     if policy.parks:
         refuse_rate_limit(job, compiled)
         if policy.strict:
@@ -169,7 +169,7 @@ def _deliver(
         namespace=here.namespace,
         message=message,
         parking=parking,
-        called=called,
+        promoted=promoted,
     )
     if parking is not None and may_have_expired(job):
         try:
@@ -185,7 +185,7 @@ def _deliver(
     take_out(job, line)
     delivery = delivery_of(
         published_at_s=sent_at(job).timestamp(),
-        redelivered=not called and is_redelivered(job, deferrals=message.deferrals),
+        redelivered=not promoted and is_redelivered(job, deferrals=message.deferrals),
         queue=queue,
         rank=rank_of(job) if policy.ranked else 0,
         expires_at_s=None if parking is None else expires_at_s(job),

@@ -22,9 +22,9 @@ from redis.client import Pipeline
 from rq.job import Job
 
 __all__ = [
-    "CALLED",
     "DEFERRALS",
     "LINE",
+    "PROMOTED",
     "TICK",
     "WAITS",
     "Marks",
@@ -37,7 +37,7 @@ __all__ = [
 DEFERRALS = "taskguard_deferrals"
 LINE = "taskguard_line"
 TICK = "taskguard_tick"
-WAITS, CALLED = "waits", "called"
+WAITS, PROMOTED = "waits", "promoted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Marks:
     Attributes:
         deferrals: how often it was deferred.
         tick: the tick of a schedule that it was enqueued for, or "".
-        line: WAITS or CALLED for a job in the line of its key, "" for any other.
+        line: WAITS or PROMOTED for a job in the line of its key, "" for any other.
     """
 
     deferrals: int = 0

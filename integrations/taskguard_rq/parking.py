@@ -46,7 +46,7 @@ from taskguard_rq.calls import (
     call_of,
 )
 from taskguard_rq.expiry import sent_before
-from taskguard_rq.marks import CALLED, LINE, WAITS, marks_of, set_mark
+from taskguard_rq.marks import LINE, PROMOTED, WAITS, marks_of, set_mark
 from taskguard_rq.recognition import guarded_function_of, message_id_of, message_of
 from taskguard_rq.redelivery import is_of_rq_scheduler, is_used_again
 from taskguard_rq.runtime import runtime
@@ -244,7 +244,7 @@ def _has_expired(job: Job, delivery: Delivery) -> bool:
         return False
     # The process that expired the work may have died before it told RQ. The job can also be in its
     # queue twice, if Redis was emptied. A job that was enqueued after the expiry runs.
-    return delivery.called or sent_before(job, found.finished_s)
+    return delivery.promoted or sent_before(job, found.finished_s)
 
 
 def cancel(job: Job, why: str, worker_name: str, pipeline: Pipeline, *, ttl_s: int) -> None:
@@ -361,14 +361,14 @@ def _end_unreached(job: Job) -> None:
         bound = getattr(job.func, "__self__", None)
         args, kwargs = _arguments(job)
         args = args if bound is None else (bound, *args)
-        delivery = function.delivery(args, kwargs, called=marks.line == CALLED, **again)
+        delivery = function.delivery(args, kwargs, promoted=marks.line == PROMOTED, **again)
         if delivery.work is None:
             return
         error = "it failed before its guard"
         end = functools.partial(ledger.expire, message=message, retries=message.retries)
         ended = [end(work, error=error) for work in (delivery.work, *delivery.formerly)]
         take_out(job, marks.line)
-        if delivery.parking is not None and (any(ended) or delivery.called):
+        if delivery.parking is not None and (any(ended) or delivery.promoted):
             runtime().runner.never_runs(delivery)
     except Exception as failed:  # noqa: BLE001  # the function and its arguments can raise anything
         logger.warning("job %s: its failure was not recorded: %s", job.id, failed)

@@ -69,14 +69,13 @@ def add_waiting(commands: Any) -> None:
 
 def _waiting(ledger: Records, arguments: argparse.Namespace) -> None:
     found = ledger.waiting(arguments.key, limit=arguments.limit)
-    places: Counter[str] = Counter()
+    positions: Counter[str] = Counter()
     for each in found:
-        places[each.key] += 1
-        called = "" if each.expected_until_s is None else "  promoted"
-        called = "  waits for its retry" if each.failed else called
-        called += f", sent again {each.sent_again} times" if each.sent_again else ""
-        since = _when(each.parked_s)
-        print(f"{since}  {printable(each.key)}  {places[each.key]}  {printable(each.work)}{called}")
+        positions[each.key] += 1
+        state = f"{each.line}, failed" if each.failed else str(each.line)
+        state += f", sent again {each.sent_again} times" if each.sent_again else ""
+        since, key, work = _when(each.parked_s), printable(each.key), printable(each.work)
+        print(f"{since}  {key}  {positions[each.key]}  {work}  {state}")
     if not found:
         print("no message waits" + (f" for {printable(arguments.key)}" if arguments.key else ""))
 

@@ -389,7 +389,7 @@ class Lines(Protocol):
 class Promotions(Protocol):
     """Promote messages of the lines. A holder that ends, a relay and the doctor ask."""
 
-    def call_next(
+    def promote_next(
         self,
         key: str,
         *,
@@ -423,7 +423,7 @@ class Promotions(Protocol):
 
         The caller sends them. A worker that gets such a message tells its caller, and ends its work
         by `expire()`. Until then the message delays only messages behind strict work. `app` and
-        `queues` are as in `call_next()`.
+        `queues` are as in `promote_next()`.
         """
         ...
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "UNHARMED",
-    "Called",
+    "ToSend",
     "expiry_of",
     "message_of",
     "new_record",
@@ -84,7 +84,7 @@ def message_of(row: Any) -> str:
     return str(row.message)
 
 
-class Called(NamedTuple):
+class ToSend(NamedTuple):
     """Promoted work: its record, and the recorded numbers of its message."""
 
     id: str
@@ -100,22 +100,22 @@ class Called(NamedTuple):
     wait_us: int = 0
 
 
-def overdue_of(called: Called) -> Overdue:
+def overdue_of(work: ToSend) -> Overdue:
     """Return promoted work as an overdue message to send."""
-    recorded = (called.known_retries or 0, called.known_deferrals or 0)
-    message = message_of(called)
-    found = overdue_from(called, message, {(message, called.id): recorded})
-    return replace(found, wait_s=called.wait_us / 1e6) if called.wait_us else found
+    recorded = (work.known_retries or 0, work.known_deferrals or 0)
+    message = message_of(work)
+    found = overdue_from(work, message, {(message, work.id): recorded})
+    return replace(found, wait_s=work.wait_us / 1e6) if work.wait_us else found
 
 
 def overdue_from(
-    row: sa.Row[Any] | Called, message: str, recorded: dict[tuple[str, str], tuple[int, int]]
+    row: sa.Row[Any] | ToSend, message: str, recorded: dict[tuple[str, str], tuple[int, int]]
 ) -> Overdue:
     """Return a work's row, with the recorded numbers of its message, as an overdue message."""
     claimed = (row.retries, 0) if row.message == message else (0, 0)
     retries, deferrals = max(claimed, recorded.get((message, row.id), (0, 0)))
     ref = MessageRef(message, retries, deferrals)
-    in_place = bool(getattr(row, "in_place", False))
+    keeps_position = bool(getattr(row, "keeps_position", False))
     return Overdue(
         row.id,
         row.task,
@@ -124,5 +124,5 @@ def overdue_from(
         row.due,
         row.attempts,
         sends=row.sends or 0,
-        in_place=in_place,
+        keeps_position=keeps_position,
     )

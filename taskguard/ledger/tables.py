@@ -18,7 +18,7 @@ __all__ = [
     "KEYS",
     "MESSAGES",
     "METADATA",
-    "NO_PLACE",
+    "NO_POSITION",
     "SCHEMA",
     "SCHEMA_VERSION",
     "WORK",
@@ -35,7 +35,7 @@ SCHEMA_VERSION = 5
 # The owner of a free key.
 FREE = ""
 # The columns of work that is in no line.
-NO_PLACE: dict[str, None] = {"line": None, "parked": None, "expires": None}
+NO_POSITION: dict[str, None] = {"line": None, "parked": None, "expires": None}
 
 METADATA = sa.MetaData()
 

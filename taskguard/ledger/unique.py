@@ -24,7 +24,7 @@ from taskguard.errors import TransactionRetryError
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.messages import raise_deferrals
 from taskguard.ledger.records import message_of
-from taskguard.ledger.tables import MESSAGES, NO_PLACE, WORK
+from taskguard.ledger.tables import MESSAGES, NO_POSITION, WORK
 from taskguard.model.claims import ClaimRequest, MessageRef
 from taskguard.model.records import Once, Standing
 from taskguard.model.states import REPLACED_RETRIES, State
@@ -100,7 +100,7 @@ def _replace(
             call=request.call,
             sends=None,
             due=due,
-            **NO_PLACE,  # when its message arrives, it goes to the end of its key's line
+            **NO_POSITION,  # when its message arrives, it goes to the end of its key's line
         )
     )
     if changed.rowcount != 1:

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from taskguard.findings import Finding as Finding
     from taskguard.findings import FindingTemplate as FindingTemplate
     from taskguard.findings import Level as Level
-    from taskguard.locks.base import CALLED as CALLED
     from taskguard.locks.base import KEPT_S as KEPT_S
     from taskguard.locks.base import NO_LIMIT as NO_LIMIT
     from taskguard.locks.base import NOBODY as NOBODY
+    from taskguard.locks.base import PROMOTED as PROMOTED
     from taskguard.locks.base import Granted as Granted
     from taskguard.locks.base import Held as Held
     from taskguard.locks.base import HintingLocks as HintingLocks
@@ -51,8 +51,8 @@ else:
         {
             "taskguard.findings": "Finding FindingTemplate Level",
             "taskguard.locks.base": (
-                "CALLED KEPT_S NOBODY NO_LIMIT Granted Held HintingLocks Hold Holder LockProvider "
-                "Renewal SharingLocks Traits in_batches"
+                "PROMOTED KEPT_S NOBODY NO_LIMIT Granted Held HintingLocks Hold Holder "
+                "LockProvider Renewal SharingLocks Traits in_batches"
             ),
             "taskguard.locks.endpoints": "Endpoint Endpoints ServerUrl parse_url",
             "taskguard.locks.findings": "LOCK_SERVER_MEMBER LOCK_SERVER_QUORUM",

@@ -22,10 +22,10 @@ from taskguard.model.lease import Owner
 from taskguard.values import value
 
 __all__ = [
-    "CALLED",
     "KEPT_S",
     "NOBODY",
     "NO_LIMIT",
+    "PROMOTED",
     "Granted",
     "Held",
     "HintingLocks",
@@ -42,7 +42,7 @@ __all__ = [
 NOBODY = Owner("", "")
 # Owner of a key that a `HintingLocks` reserves for a promoted message, for KEPT_S seconds. Without
 # it newcomers would take the key, and the ledger would refuse them.
-CALLED = Owner("0" * 24, "")
+PROMOTED = Owner("0" * 24, "")
 KEPT_S = 0.5
 # The limit of a reader, which may share the key with any number of others.
 NO_LIMIT = 1_000_000_000
@@ -275,8 +275,8 @@ class HintingLocks(LockProvider, Protocol):
     free. A holder frees the key, and then takes the hint. So at least one of them sees the other.
     A server that loses its memory may lose a hint. It never invents one for long.
 
-    If a key is released with a hint, and no waiter of the lock server wants it, it is CALLED's for
-    KEPT_S. The former holder promotes a message of the ledger, or releases the key as CALLED.
+    If a key is released with a hint, and no waiter of the lock server wants it, PROMOTED has it for
+    KEPT_S. The former holder promotes a message of the ledger, or releases the key as PROMOTED.
     """
 
     def leave_hint(self, key: str) -> bool:
@@ -290,12 +290,12 @@ class HintingLocks(LockProvider, Protocol):
         """Release the key, and take its hint even if another owner has it, in one round trip.
 
         Return whether the owner held it, as `release()` does, and whether there was a hint, or may
-        have been. With a hint the key is reserved for CALLED, unless another owner has it.
+        have been. With a hint the key is reserved for PROMOTED, unless another owner has it.
         """
         ...
 
-    def acquire_called(
+    def acquire_promoted(
         self, key: str, owner: Owner, *, ttl_s: float, wait_s: float
     ) -> Granted | Held:
-        """Acquire a key without a token, even if it is reserved for CALLED."""
+        """Acquire a key without a token, even if it is reserved for PROMOTED."""
         ...

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from taskguard.clock import SYSTEM_CLOCK, Clock
 from taskguard.findings import Finding
 from taskguard.locks import findings
-from taskguard.locks.base import CALLED, KEPT_S, Granted, Held, Hold, Holder, Renewal, Traits
+from taskguard.locks.base import KEPT_S, PROMOTED, Granted, Held, Hold, Holder, Renewal, Traits
 from taskguard.model.lease import Owner
 
 __all__ = ["MemoryLocks"]
@@ -142,14 +142,14 @@ class MemoryLocks:
             self._hints.discard(key)
             now_s = self._clock.monotonic_s()
             if hint and freed and self._is_free(key, now_s):
-                self._locks[key] = _Lock(CALLED, now_s + KEPT_S)
+                self._locks[key] = _Lock(PROMOTED, now_s + KEPT_S)
             return freed, hint
 
-    def acquire_called(
+    def acquire_promoted(
         self, key: str, owner: Owner, *, ttl_s: float, wait_s: float
     ) -> Granted | Held:
         """Take a key, even if it is reserved for a promoted message."""
-        self.hand_over((key,), CALLED, to=owner, ttl_s=ttl_s)
+        self.hand_over((key,), PROMOTED, to=owner, ttl_s=ttl_s)
         return self.acquire((key,), owner, ttl_s=ttl_s, with_fence=False, wait_s=wait_s)
 
     def hand_over(self, keys: tuple[str, ...], owner: Owner, *, to: Owner, ttl_s: float) -> bool:

@@ -261,7 +261,7 @@ class Overdue:
         attempts: how often it was claimed.
         sends: how often its message was sent again since the last claim.
         wait_s: the delay with which to send its message.
-        in_place: it is NEW, and keeps its position in a strict line.
+        keeps_position: it is NEW, and keeps its position in a strict line.
     """
 
     work: str
@@ -272,7 +272,7 @@ class Overdue:
     attempts: int = 0
     sends: int = 0
     wait_s: float = 0.0
-    in_place: bool = False
+    keeps_position: bool = False
 
 
 @value

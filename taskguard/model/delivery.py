@@ -136,7 +136,7 @@ class Delivery:
         published_at_s: when the message was first published, in seconds since 1970. None: unknown.
         queue: how to defer it. None: it cannot be deferred (plain functions, eager mode).
         parking: how to park it. None: it cannot be parked, or the task does not park.
-        called: it waited in the line of its key, and was promoted.
+        promoted: it waited in the line of its key, and was promoted.
         rank: messages of a lower rank go first in that line.
         expires_at_s: when the message expires, in seconds since 1970, and leaves that line. None:
             never.
@@ -170,7 +170,7 @@ class Delivery:
     published_at_s: float | None = None
     queue: Queue | None = None
     parking: Parking | None = None
-    called: bool = False
+    promoted: bool = False
     rank: int = 0
     expires_at_s: float | None = None
     strict: bool = False
@@ -216,7 +216,7 @@ class Delivery:
     def is_first(self) -> bool:
         """Whether nothing says that its message was delivered before."""
         message = self.message
-        return not (self.called or self.redelivered or message.retries or message.deferrals)
+        return not (self.promoted or self.redelivered or message.retries or message.deferrals)
 
     def request(self, owner: Owner = NO_OWNER, *, clock: Clock) -> ClaimRequest:
         """Return what it requests of a ledger as `owner`. The clock tells the age of its message.
@@ -238,7 +238,7 @@ class Delivery:
             call=self.call,
             row=self.row,
             formerly=self.formerly,
-            redelivered=self.redelivered or self.called,
+            redelivered=self.redelivered or self.promoted,
             in_line=self.parking is not None,
             bounds=self.bounds,
             sent_us=None if published_s is None else int(published_s * 1e6),

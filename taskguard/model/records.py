@@ -66,6 +66,7 @@ class Waiting:
     """Work in the line of its key, for people. Times are seconds since 1970.
 
     Attributes:
+        line: the state of the work in the line.
         expected_until_s: the end of the time in which its promoted message is expected. None: the
             message waits.
         failed: True if the body has failed, and the work keeps its position for the retry.
@@ -76,6 +77,7 @@ class Waiting:
     work: str
     message: str
     parked_s: float
+    line: LineState
     expected_until_s: float | None
     failed: bool = False
     sent_again: int = 0

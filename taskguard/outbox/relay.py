@@ -39,7 +39,7 @@ from taskguard.model.delivery import MessageRef
 from taskguard.outbox.enqueue import Send, outbox_of
 from taskguard.outbox.sweep import REFUSED_AGAIN_S, Sweeper, Swept, away_of, namespace_of
 from taskguard.periodic.leader import Leader, Leadership
-from taskguard.run.parking import AHEAD_S, EXPECTED_S, call_next, send_stored
+from taskguard.run.parking import AHEAD_S, EXPECTED_S, promote_next, send_stored
 
 if TYPE_CHECKING:
     from taskguard.ledger.ports import LineLedger, Outbox
@@ -154,17 +154,17 @@ class Relay:
         Raises:
             LedgerUnavailableError: the database is down.
         """
-        called = 0
+        promoted = 0
         for _ in range(_MOST_PAGES):
             queues = self._broken.working(self._callers)
             if not queues:
                 break
-            called += self._look_at_page(queues)
+            promoted += self._look_at_page(queues)
             if self._after is None:
                 break
         for app in self._runtime.formerly_namespaces:
-            called += self._drain(app)
-        return called
+            promoted += self._drain(app)
+        return promoted
 
     def _drain(self, app: str) -> int:
         """Send what waits in a former namespace into the present one. Returns how many were sent.
@@ -175,7 +175,7 @@ class Relay:
         ledger, moved = outbox_of(self._runtime), 0
         queues = self._broken.working(self._senders)
         waits = functools.partial(
-            ledger.call_next, expected_s=EXPECTED_S, app=app, ahead_s=AHEAD_S, rates=self._rates
+            ledger.promote_next, expected_s=EXPECTED_S, app=app, ahead_s=AHEAD_S, rates=self._rates
         )
         expired = overdue = False
         for _ in range(_MOST_PAGES):
@@ -217,7 +217,7 @@ class Relay:
         return ledger.abandon(found, error=reason)
 
     def _look_at_page(self, queues: list[str]) -> int:
-        ledger, called = outbox_of(self._runtime), 0
+        ledger, promoted = outbox_of(self._runtime), 0
         app, events = self._runtime.namespace, self._runtime.events
         seen = ledger.look(
             app=app,
@@ -236,7 +236,7 @@ class Relay:
             callers = {name: self._callers[name] for name in self._broken.working(queues)}
             if not callers:
                 break
-            called += call_next(
+            promoted += promote_next(
                 ledger,
                 key,
                 callers,
@@ -248,10 +248,10 @@ class Relay:
             )
         if seen.overdue:
             try:
-                called += self._recalls.sweep(self._broken.working(queues)).sent
+                promoted += self._recalls.sweep(self._broken.working(queues)).sent
             except (KeyBusyError, LeaseLostError):
                 logger.debug("another relay calls again what was lost")
-        return called
+        return promoted
 
     def _declare(self, task: str) -> None:
         """Find out which rate a task has now: a deploy may have removed or raised it."""
@@ -342,10 +342,10 @@ class _Recalls(Sweeper):
         while found := ledger.overdue(limit=self._batch, after=after, parked=True):
             after = found[-1]
             # An enqueued message that has not arrived is promoted when it is first in line.
-            uncalled = [each for each in found if each.in_place and not each.sends]
-            if uncalled:
-                ledger.sent(uncalled, again_after_s=None)
-                found = [each for each in found if each not in uncalled]
+            not_promoted = [each for each in found if each.keeps_position and not each.sends]
+            if not_promoted:
+                ledger.sent(not_promoted, again_after_s=None)
+                found = [each for each in found if each not in not_promoted]
             if those := [each for each in found if each.work not in self._again_at_s]:
                 return those
         return []

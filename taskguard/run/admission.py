@@ -29,8 +29,8 @@ from taskguard.events import (
     LockUndecided,
 )
 from taskguard.locks.base import (
-    CALLED,
     NOBODY,
+    PROMOTED,
     Granted,
     Held,
     HintingLocks,
@@ -43,7 +43,7 @@ from taskguard.model.delivery import Delivery
 from taskguard.model.lease import Lease, Owner, asked, new_owner, trusted_until_s
 from taskguard.run.claiming import Admitted, Claiming, named
 from taskguard.run.current import holders_around
-from taskguard.run.parking import CALLED_WAIT_S
+from taskguard.run.parking import PROMOTED_WAIT_S
 from taskguard.run.tracked import TrackedLease
 
 __all__ = ["Admission"]
@@ -96,7 +96,7 @@ class Admission:
                     delivery, Contended, retry_after_s=found.retry_after_s, **named(found.owner)
                 )
                 left_s = started_s + wait_s - self._clock.monotonic_s()
-                if left_s <= 0.0 or (delivery.called and not _comes_soon(found, left_s)):
+                if left_s <= 0.0 or (delivery.promoted and not _comes_soon(found, left_s)):
                     return found
                 self._wait(delivery, waiter, found, left_s)
                 if not waiter.queued:
@@ -183,12 +183,12 @@ class Admission:
         asked_at_s = self._clock.monotonic_s()
         undecided = self._claiming_of(delivery) is None
         try:
-            if delivery.called and self._locks.traits.hints and not delivery.is_shared:
+            if delivery.promoted and self._locks.traits.hints and not delivery.is_shared:
                 if len(delivery.keys) == 1:
-                    return cast("HintingLocks", self._locks).acquire_called(
+                    return cast("HintingLocks", self._locks).acquire_promoted(
                         delivery.keys[0], owner, ttl_s=delivery.policy.ttl_s, wait_s=wait_s
                     )
-                self._locks.release(delivery.keys, CALLED)  # one of them may be reserved for it
+                self._locks.release(delivery.keys, PROMOTED)  # one of them may be reserved for it
             return self._locks.acquire(
                 delivery.keys,
                 owner,
@@ -355,7 +355,7 @@ def _wait_s(delivery: Delivery) -> float:
     """How long a delivery waits for a held key before it is deferred, in seconds."""
     policy, queue = delivery.policy, delivery.queue
     # The key of a promoted message is free, unless another process is probing it.
-    wait_s = CALLED_WAIT_S if delivery.called else policy.waits_up_to_s
+    wait_s = PROMOTED_WAIT_S if delivery.promoted else policy.waits_up_to_s
     if wait_s and holders_around(delivery.keys):
         return 0.0  # a body that holds a slot of its key does not wait for another one
     return min(wait_s, queue.longest_wait_s) if wait_s and queue is not None else wait_s

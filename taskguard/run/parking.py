@@ -46,8 +46,8 @@ from taskguard.errors import (
     StoredCallError,
     TaskguardError,
 )
-from taskguard.events import Called, Events, Parked
-from taskguard.locks.base import CALLED, Granted, HintingLocks, LockProvider
+from taskguard.events import Events, Parked, Promoted
+from taskguard.locks.base import PROMOTED, Granted, HintingLocks, LockProvider
 from taskguard.model.bounds import NO_RATES, Bounds, Rate
 from taskguard.model.claims import Answer, Busy, Claim, ClaimRequest, MessageRef, Overdue
 from taskguard.model.delivery import NOT_BEFORE, Delivery, Parking, stored_call
@@ -57,7 +57,7 @@ from taskguard.run.tracked import TrackedLease
 if TYPE_CHECKING:
     from taskguard.ledger.ports import LineLedger
 
-__all__ = ["AHEAD_S", "CALLED_WAIT_S", "EXPECTED_S", "Line", "call_next", "send_stored"]
+__all__ = ["AHEAD_S", "EXPECTED_S", "PROMOTED_WAIT_S", "Line", "promote_next", "send_stored"]
 
 logger = logging.getLogger("taskguard")
 
@@ -72,7 +72,7 @@ AHEAD_S = 2.0
 A relay checks twice in that time.
 """
 
-CALLED_WAIT_S = 1.0
+PROMOTED_WAIT_S = 1.0
 """For how many seconds a promoted message waits for the lock server, while others probe the key."""
 
 # How often a reserved key is released again because of another hint.
@@ -123,7 +123,7 @@ class Line:
         self._events.about(delivery, Parked)
         # Otherwise the holder of the key checks the line after its release, later than this.
         if self._is_free(delivery, request, refused):
-            self.call_next(delivery)
+            self.promote_next(delivery)
         return True
 
     def _store(self, delivery: Delivery, request: ClaimRequest, *, only_new: bool) -> bool | Answer:
@@ -199,7 +199,7 @@ class Line:
         Never raises.
         """
         if delivery.policy.has_slots and delivery.policy.rate is not None:
-            self.call_next(delivery)
+            self.promote_next(delivery)
 
     def release(self, tracked: TrackedLease) -> tuple[bool | None, bool | None]:
         """Release a key and take its hint, where `takes_hint()` says that there may be one.
@@ -228,7 +228,7 @@ class Line:
         """
         if hint is False and delivery.is_first and not known:
             return
-        if not self.call_next(delivery) and hint:
+        if not self.promote_next(delivery) and hint:
             self._give_back(delivery)
 
     def _give_back(self, delivery: Delivery) -> None:
@@ -242,10 +242,10 @@ class Line:
         for _ in range(_LOOKS):
             known, hint = False, True  # a missing answer counts as a hint
             with contextlib.suppress(LockServerUnavailableError):
-                known, hint = locks.release_and_take_hint(key, CALLED)
+                known, hint = locks.release_and_take_hint(key, PROMOTED)
             if known and not hint:
                 return
-            if self.call_next(delivery) or not hint:
+            if self.promote_next(delivery) or not hint:
                 return
 
     def left(self, delivery: Delivery) -> None:
@@ -257,16 +257,16 @@ class Line:
         known = hint = False
         if self._leaves_hint(delivery):
             locks, key = cast("HintingLocks", self._locks), delivery.line
-            if delivery.called:
+            if delivery.promoted:
                 with contextlib.suppress(LockServerUnavailableError):
-                    known, hint = locks.release_and_take_hint(key, CALLED)
+                    known, hint = locks.release_and_take_hint(key, PROMOTED)
             if not known:  # even if it took the hint of another holder, or got no answer
                 with contextlib.suppress(LockServerUnavailableError):
                     locks.leave_hint(key)
-        if not self.call_next(delivery) and known and hint:
+        if not self.promote_next(delivery) and known and hint:
             self._give_back(delivery)
 
-    def call_next(self, delivery: Delivery) -> bool:
+    def promote_next(self, delivery: Delivery) -> bool:
         """Promote the first message if its key is free. False if none was promoted; never raises.
 
         With a limit or a rate, promote all messages for which there is room. After a change of the
@@ -275,8 +275,8 @@ class Line:
         """
         assert delivery.parking is not None  # noqa: S101
         app, parking, bounds = delivery.app, delivery.parking, delivery.bounds
-        called = [self._call_next(key, app, parking, bounds) for key in delivery.lines]
-        return any(called)
+        promoted = [self._promote_next(key, app, parking, bounds) for key in delivery.lines]
+        return any(promoted)
 
     def retried(
         self,
@@ -338,7 +338,7 @@ class Line:
             logger.warning("%s: that it left its line is not noted: %s", claim.work, error)
             return
         for key in was.lines:
-            self._call_next(key, again.app, parking, was.bounds)
+            self._promote_next(key, again.app, parking, was.bounds)
 
     def gave_up(self, claim: Claim, parking: Parking, *, retries: int, app: str) -> None:
         """Promote the next message, because that of FAILED work does not come again. Never raises.
@@ -352,21 +352,21 @@ class Line:
             logger.warning("%s: that it has failed for good is not noted: %s", claim.work, error)
             return
         for key in claim.request.lines:
-            self._call_next(key, app, parking, claim.request.bounds)
+            self._promote_next(key, app, parking, claim.request.bounds)
 
-    def _call_next(self, key: str, app: str, parking: Parking, bounds: Bounds | None) -> bool:
+    def _promote_next(self, key: str, app: str, parking: Parking, bounds: Bounds | None) -> bool:
         senders = {parking.queue: parking.send}
         options: dict[str, Any] = {}
         if bounds is not None:
             options = {"bounds": bounds, "ahead_s": AHEAD_S, "most": bounds.limit}
         try:
-            return call_next(self._ledger, key, senders, self._events, app=app, **options) > 0
+            return promote_next(self._ledger, key, senders, self._events, app=app, **options) > 0
         except TaskguardError as error:
             logger.debug("%s: whether a message waits got no answer: %s", key, error)
             return False
 
 
-def call_next(
+def promote_next(
     ledger: LineLedger,
     key: str,
     senders: Mapping[str, Send],
@@ -395,9 +395,9 @@ def call_next(
         most: how many are promoted at most.
         rates: the rates that tasks declare now; without `bounds` they win over those on record.
     """
-    queues, called = list(senders), 0
-    ask = functools.partial(ledger.call_next, key, expected_s=EXPECTED_S, app=app, queues=queues)
-    while called < most:
+    queues, promoted = list(senders), 0
+    ask = functools.partial(ledger.promote_next, key, expected_s=EXPECTED_S, app=app, queues=queues)
+    while promoted < most:
         found = ask(bounds=bounds, ahead_s=ahead_s, rates=rates)
         if found is None:
             break
@@ -416,10 +416,10 @@ def call_next(
                 "%s: promoted, but not sent yet; a relay sends it: %s", found.work, error
             )
             break
-        called += 1
-        if events.hears(Called.level):
-            events.emit(Called(key=key, task=found.task, message=found.message.id))
-    return called
+        promoted += 1
+        if events.hears(Promoted.level):
+            events.emit(Promoted(key=key, task=found.task, message=found.message.id))
+    return promoted
 
 
 def send_stored(found: Overdue, senders: Mapping[str, Send]) -> None:

@@ -167,7 +167,7 @@ class Runner:
             found = self._deferrals.defer_or_raise(delivery, error)
         finally:
             if delivery.parking is not None and not isinstance(found, Admitted | Parked):
-                self.line.call_next(delivery)
+                self.line.promote_next(delivery)
         return found
 
     def _enter(self, delivery: Delivery) -> Admitted | Outcome:

@@ -80,19 +80,19 @@ def expire_in_line(shop: Any) -> None:
     assert shop.ledger.waiting() == []
 
 
-def test_who_drops_a_message_says_that_it_was_called(
+def test_a_dropped_message_says_that_it_was_promoted(
     shop: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its key is kept for it: the line is told so, and gives it back."""
     task, left = shop.tasks.queue_up, []
     monkeypatch.setattr(runtime_of(task.app).runner, "never_runs", left.append)
-    for headers in ({}, {HEADER: Marks("m", called=("shop", None, None)).header()}):
+    for headers in ({}, {HEADER: Marks("m", promoted=("shop", None, None)).header()}):
         request = Context(id="m", args=["a", 1], kwargs={}, headers=headers)
         task_revoked.send(sender=task, request=request, expired=True)
-    assert [each.called for each in left] == [True]
+    assert [each.promoted for each in left] == [True]
 
 
-@pytest.mark.parametrize("sent", ["called", "again", "put off"])
+@pytest.mark.parametrize("sent", ["promoted", "again", "put off"])
 def test_what_is_sent_expires_by_its_header_alone(sent: str) -> None:
     """Also what has expired, and a task's own default does not come in: a broker drops nothing."""
     app = Celery("app", broker="memory://", backend="cache+memory://", set_as_current=False)

@@ -129,7 +129,7 @@ def holding(app: Celery) -> Iterator[Context]:
 def content(message: Any) -> dict[str, Any]:
     """A message, without the number of its delivery and the route on which it came."""
     headers, marks = dict(message.headers), dict(message.headers[HEADER])
-    for name in ("deferrals", "called"):
+    for name in ("deferrals", "promoted"):
         marks.pop(name, None)
     passing = {"delivery_info", "delivery_tag", "expiration"}
     properties = {name: value for name, value in message.properties.items() if name not in passing}
@@ -148,7 +148,7 @@ def route(message: Any) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-@pytest.mark.parametrize("way", ["deferred", "called", "sent again"])
+@pytest.mark.parametrize("way", ["deferred", "promoted", "sent again"])
 def test_a_message_in_hand_keeps_its_options(
     app: Celery, monkeypatch: pytest.MonkeyPatch, way: str, options: dict[str, Any]
 ) -> None:
@@ -175,9 +175,9 @@ def test_a_message_in_hand_keeps_its_options(
             send(json.loads(ledger.view(waits.work).call), MessageRef(waits.message, deferrals=1))
     [again] = messages_of(app)
     assert content(again) == content(first)
-    if way != "called":
+    if way != "promoted":
         assert route(again) == route(first)
-    assert (again.headers[HEADER].get("called") is not None) == (way == "called")
+    assert (again.headers[HEADER].get("promoted") is not None) == (way == "promoted")
     assert holder.children == []
     told = [(each["args"], each["root_id"], each["parent_id"]) for each in events]
     assert told[0] == told[1]
@@ -199,7 +199,7 @@ def test_what_is_enqueued_is_the_message_that_a_call_sends(
     task, options = app.tasks["line"], {"task_id": str(uuid.uuid4()), **options}
     with at_work(app, "enqueues") as request:
         task.apply_async((1,), **options)
-        [called] = messages_of(app)
+        [promoted] = messages_of(app)
         enqueue(task, (1,), **options)
         assert len(request.children) == 2
     [first] = messages_of(app)
@@ -213,10 +213,10 @@ def test_what_is_enqueued_is_the_message_that_a_call_sends(
     tenant.reset(token)
     [swept] = messages_of(app)
     assert content(swept) == content(first)
-    for each in (called, first):
+    for each in (promoted, first):
         del each.headers[HEADER]["sent"]
-    assert content(first) == content(called)
-    assert {route(each) for each in (called, first, swept)} == {route(called)}
+    assert content(first) == content(promoted)
+    assert {route(each) for each in (promoted, first, swept)} == {route(promoted)}
 
 
 def test_what_is_enqueued_is_sent_in_the_context_of_its_enqueue(

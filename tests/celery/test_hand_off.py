@@ -10,7 +10,7 @@ from celery import Celery
 from celery.app.task import Context
 from kombu import Exchange, Queue, binding
 
-from taskguard_celery.hand_off import consume_hand_offs, hand_off_of, take_called, to_hand_off
+from taskguard_celery.hand_off import consume_hand_offs, hand_off_of, take_promoted, to_hand_off
 from taskguard_celery.marks import HEADER, Marks, Route
 from taskguard_celery.rabbitmq_queues import beside_of
 
@@ -38,13 +38,13 @@ def app() -> Iterator[Celery]:
 def request_of(route: Route | None) -> Context:
     """A message as it comes by the queue beside its own."""
     came_by = {"exchange": "", "routing_key": "x.taskguard", "priority": 3}
-    header = Marks("m", called=route).header()
+    header = Marks("m", promoted=route).header()
     return Context({"id": "m", "mine": 1, HEADER: header, "delivery_info": came_by})
 
 
 def is_restored(request: Context) -> bool:
     """Whether nothing of its being called is left, and its other headers are."""
-    return request.headers == {"mine": 1, HEADER: {"id": "m"}} and not take_called(request)
+    return request.headers == {"mine": 1, HEADER: {"id": "m"}} and not take_promoted(request)
 
 
 def test_a_message_of_a_queue(app: Celery) -> None:
@@ -52,7 +52,7 @@ def test_a_message_of_a_queue(app: Celery) -> None:
     options, route = to_hand_off(app, {"queue": "plain"})
     assert options == {"queue": "plain.taskguard", "exchange": None, "routing_key": None}
     request = request_of(route)
-    assert take_called(request)
+    assert take_promoted(request)
     assert is_restored(request)
     assert request.delivery_info == {"exchange": "", "routing_key": "plain", "priority": 3}
 
@@ -73,7 +73,7 @@ def test_a_message_that_came_by_an_exchange(
     options, route = to_hand_off(app, {"exchange": exchange, "routing_key": key})
     assert options["queue"] == hand_off_of(queue)
     request = request_of(route)
-    assert take_called(request)
+    assert take_promoted(request)
     assert is_restored(request)
     assert request.delivery_info == {"exchange": exchange, "routing_key": key, "priority": 3}
 
@@ -96,14 +96,14 @@ def test_a_message_whose_queue_is_not_known(
     options, route = to_hand_off(app, {"exchange": exchange, "routing_key": key})
     assert options == {}
     request = request_of(route)
-    assert take_called(request)
+    assert take_promoted(request)
     assert request.delivery_info["exchange"] == (exchange or "")
 
 
-def test_a_message_that_was_not_called() -> None:
+def test_a_message_that_was_not_promoted() -> None:
     """It stays as it is."""
     request = request_of(None)
-    assert not take_called(request)
+    assert not take_promoted(request)
     assert request.delivery_info["routing_key"] == "x.taskguard"
 
 

@@ -28,7 +28,12 @@ RABBIT = "on RabbitMQ"
 MARIADB = "with a ledger on MariaDB"
 ROLES = ("first", "second", "third")
 PARKING = [
-    *("ledger.park asked", "ledger.park done", "ledger.call_next asked", "ledger.call_next done"),
+    *(
+        "ledger.park asked",
+        "ledger.park done",
+        "ledger.promote_next asked",
+        "ledger.promote_next done",
+    ),
     *("locks.leave_hint asked", "locks.leave_hint done"),
     *("locks.release_and_take_hint asked", "locks.release_and_take_hint done"),
     *("parking.call asked", "parking.call done", "parking.send asked", "parking.send done"),
@@ -145,7 +150,7 @@ def lines_left(rig: CrashRig, items: list[str]) -> set[str]:
     return {f"line:{item.rpartition('-')[0]}" for item in left}
 
 
-def lines_called(rig: CrashRig) -> set[str]:
+def lines_promoted(rig: CrashRig) -> set[str]:
     """Return the keys of lines of which a promoted message has not arrived."""
     return {each.key for each in rig.ledger.waiting() if each.expected_until_s is not None}
 
@@ -185,7 +190,7 @@ def test_faults_at_any_boundary_of_a_line(rig: CrashRig, exploration: Exploratio
 # Boundaries of a message that fails, and keeps its position until Celery has decided about a retry.
 FIRST = ("ledger.claim asked", "body asked", "ledger.fail asked", "ledger.fail done")
 FIRST += ("parking.failed done", "ledger.keep asked", "ledger.keep done", "transaction.commit done")
-SECOND = ("ledger.leave asked", "ledger.leave done", "ledger.call_next asked")
+SECOND = ("ledger.leave asked", "ledger.leave done", "ledger.promote_next asked")
 
 
 @pytest.mark.timeout(900)
@@ -214,7 +219,7 @@ def test_faults_while_it_keeps_its_place(rig: CrashRig, exploration: Exploration
             enqueue_strictly(rig, case)
         ended = [f"{line_of(case)}-{role}" for case in cases for role in ROLES[::2]]
         rig.wait_until_quiet()
-        assert lines_left(rig, ended) == lines_called(rig)
+        assert lines_left(rig, ended) == lines_promoted(rig)
         rig.allow_relay()
         rig.wait_until_done(ended)
         expect(rig, [*map(line_of, cases)], ended)
@@ -256,12 +261,12 @@ def test_what_waits_for_a_relay(rig: CrashRig, exploration: Exploration) -> None
     with rig.worker(), rig.worker():
         items = send_each(rig, cases)
         rig.wait_until_quiet()
-        called = lines_called(rig)
-        assert lines_left(rig, items) == called
+        promoted = lines_promoted(rig)
+        assert lines_left(rig, items) == promoted
         rig.allow_relay()
         rig.wait_until_done(items)
         expect(rig, [*map(line_of, cases)], items)
-    print(f"{len(cases)} boundaries and faults, {sorted(called)} waited for a relay")
+    print(f"{len(cases)} boundaries and faults, {sorted(promoted)} waited for a relay")
 
 
 # In addition to the boundaries of a line: those of superseding a message and of telling its caller.
@@ -270,11 +275,14 @@ NEWEST = [
     *("ledger.park_newest asked", "ledger.park_newest done", "ledger.told asked"),
     *("ledger.told done", "parking.send asked", "parking.send done", "locks.leave_hint asked"),
     *("transaction.statement done", "transaction.commit asked", "transaction.commit done"),
-    *("ledger.call_next asked", "ledger.call_next done", "delivery done"),
+    *("ledger.promote_next asked", "ledger.promote_next done", "delivery done"),
 ]
 # Boundaries that the first messages reach, and that parked ones reach.
 NEWEST_COME_BY = [
-    *(("first", f"{at} done") for at in ("ledger.claim", "transaction.commit", "ledger.call_next")),
+    *(
+        ("first", f"{at} done")
+        for at in ("ledger.claim", "transaction.commit", "ledger.promote_next")
+    ),
     *(("second", at) for at in ("ledger.park_newest asked", "ledger.park_newest done")),
 ]
 # A process killed here leaves a lock without a record, because its claim may have been refused.

@@ -21,10 +21,15 @@ from taskguard_celery import enqueue
 
 ROLES = ("first", "second", "third")
 PARKING = {
-    *("ledger.park asked", "ledger.park done", "ledger.call_next asked", "ledger.call_next done"),
+    *(
+        "ledger.park asked",
+        "ledger.park done",
+        "ledger.promote_next asked",
+        "ledger.promote_next done",
+    ),
     *("locks.leave_hint asked", "locks.leave_hint done"),
     *("locks.release_and_take_hint asked", "locks.release_and_take_hint done"),
-    *("locks.acquire_called asked", "locks.acquire_called done"),
+    *("locks.acquire_promoted asked", "locks.acquire_promoted done"),
     *("parking.call asked", "parking.call done", "parking.send asked", "parking.send done"),
 }
 
@@ -93,7 +98,7 @@ def test_killed_at_any_boundary_of_a_line_each_runs_once(
 # Boundaries of a message that fails, and keeps its position until Celery has decided about a retry.
 FIRST = ("body asked", "ledger.fail asked", "ledger.fail done", "parking.failed done")
 FIRST += ("ledger.keep asked", "ledger.keep done", "transaction.commit done")
-SECOND = ("ledger.leave asked", "ledger.leave done", "ledger.call_next done")
+SECOND = ("ledger.leave asked", "ledger.leave done", "ledger.promote_next done")
 
 
 @pytest.mark.timeout(900)

@@ -58,7 +58,7 @@ def record(office: Any, job: Job) -> dict[bytes, bytes]:
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("lost", [False, True], ids=["known", "lost"])
-@pytest.mark.parametrize("way", ["called", "sent again", "swept"])
+@pytest.mark.parametrize("way", ["promoted", "sent again", "swept"])
 def test_a_job_that_is_sent_again_keeps_its_options(
     office: Any, request: pytest.FixtureRequest, way: str, lost: bool, options: dict[str, Any]
 ) -> None:
@@ -78,7 +78,7 @@ def test_a_job_that_is_sent_again_keeps_its_options(
     else:
         (sender if way == "sent again" else sender.hand_off)(call, message)
     after = record(office, Job.fetch(job.id, office.connection))
-    assert after.pop(b"taskguard_line", None) == (b"called" if way == "called" else None)
+    assert after.pop(b"taskguard_line", None) == (b"promoted" if way == "promoted" else None)
     assert after == before
     assert office.queue.job_ids == [job.id]
 

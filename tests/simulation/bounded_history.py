@@ -76,8 +76,8 @@ class BoundedHistory(LineHistory):
             name = "taken over" if row.crashed_owner else "retried"
             counts[f"strict work that was {name}"] += 1
 
-    def called(self, before: dict[str, Work], row: Work) -> None:
-        super().called(before, row)
+    def promoted(self, before: dict[str, Work], row: Work) -> None:
+        super().promoted(before, row)
         earlier = [
             each
             for each in before.values()

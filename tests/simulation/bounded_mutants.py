@@ -193,7 +193,7 @@ def _superseded_and_silent(world: BoundedWorld) -> None:
     world.ledger.park_newest = park_newest  # type: ignore[method-assign]
 
 
-def _never_called_ahead(world: BoundedWorld) -> None:
+def _never_promoted_ahead(world: BoundedWorld) -> None:
     """No message is promoted before its start, and nothing checks the line at that time."""
     right = stored_calls.room
 
@@ -221,14 +221,14 @@ def _relay_forgets_rates(world: BoundedWorld) -> None:
 
 def _one_at_a_time(world: BoundedWorld) -> None:
     """One message is promoted at a time, even if several slots are free."""
-    right = world.ledger.call_next
+    right = world.ledger.promote_next
 
-    def call_next(key: str, **asked: Any) -> Overdue | None:
+    def promote_next(key: str, **asked: Any) -> Overdue | None:
         if asked.get("bounds") is not None:
             asked["bounds"] = replace(asked["bounds"], limit=1)
         return right(key, **asked)
 
-    world.ledger.call_next = call_next  # type: ignore[method-assign]
+    world.ledger.promote_next = promote_next  # type: ignore[method-assign]
 
 
 def _full_and_silent(world: BoundedWorld) -> None:
@@ -265,9 +265,9 @@ BOUNDED_MUTANTS = (
     Mutant("refused starts charge", _refused_starts_charge, ("S12",)),
     Mutant("newest past the rate", _newest_past_the_rate, ("S12",)),
     Mutant("superseded, and silent", _superseded_and_silent, ("L1",)),
-    Mutant("never called ahead", _never_called_ahead, ("L6",)),
+    Mutant("never promoted ahead", _never_promoted_ahead, ("L6",)),
     Mutant("relay forgets rates", _relay_forgets_rates, ("L1",)),
-    Mutant("one of several is called", _one_at_a_time, ("L6",)),
+    Mutant("one of several is promoted", _one_at_a_time, ("L6",)),
     Mutant("full, and silent", _full_and_silent, ("L1", "S7")),
     Mutant("full for begun work", _full_for_who_has_begun, ("S7",)),
 )

@@ -143,8 +143,8 @@ class BoundedWorld(LineWorld):
         self.counts["starts that were too early"] += too_early
         return found
 
-    def call_next(self, key: str, **asked: Any) -> Overdue | None:
-        found = super().call_next(key, **asked)
+    def promote_next(self, key: str, **asked: Any) -> Overdue | None:
+        found = super().promote_next(key, **asked)
         if found is None and self._comes_later(key, asked.get("ahead_s") or 0.0):
             self.need_relay()
         return found

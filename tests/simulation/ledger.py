@@ -30,7 +30,7 @@ from taskguard.ledger.decisions import (
     view_of,
     why_dead,
 )
-from taskguard.ledger.lines.park import place_of
+from taskguard.ledger.lines.park import position_of
 from taskguard.ledger.parts.endings import UNDECIDED_S
 from taskguard.ledger.parts.messages import is_over, waits_for
 from taskguard.locks.base import Renewal
@@ -500,7 +500,7 @@ class MemoryLedger(NewestMessages, StoredCalls):
             if known is not None:
                 fresh = replace(fresh, task=known.task, key=known.key, created=known.created)
             if request.strict and work == request.work:
-                place = place_of(request, records.now_us, LineState.KEPT)
+                place = position_of(request, records.now_us, LineState.KEPT)
                 placed = [each.parked for each in records.rows if each and each.parked is not None]
                 if known is not None and known.parked is not None:
                     placed = [known.parked]

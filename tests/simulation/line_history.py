@@ -89,11 +89,11 @@ class LineHistory(History):
         if request.newest == "supersede" and self._world.ledger.holders(request.line):
             return  # it takes no other message's turn
         waits = [row.id for row in before if stands(row) and row.due is None]
-        called = [row.id for row in before if is_expected(row, now_us)]
+        promoted = [row.id for row in before if is_expected(row, now_us)]
         room = 1 if request.bounds is None else request.bounds.limit
         room -= len(self._world.ledger.holders(request.line, but=str(request.owner)))
-        if waits or len(called) >= room:
-            raise ViolationError("S9", f"{request.work} begins before {waits or called}")
+        if waits or len(promoted) >= room:
+            raise ViolationError("S9", f"{request.work} begins before {waits or promoted}")
 
     def _expect_ended(self, before: list[Work], work: str) -> None:
         """Check that no earlier strict work has begun without having ended."""
@@ -124,7 +124,7 @@ class LineHistory(History):
             self._begun.pop(row.id, None)
             self._places.pop(row.id, None)
 
-    def called(self, before: dict[str, Work], row: Work) -> None:
+    def promoted(self, before: dict[str, Work], row: Work) -> None:
         """S9: it was the first waiting message, and no earlier strict work goes on."""
         line = [each for each in before.values() if each.key == row.key]
         waiting = [each for each in line if stands(each) and each.due is None]
@@ -245,8 +245,8 @@ class LineHistory(History):
             if before.get(row.id) is not row:
                 self._check_place(before.get(row.id), row)
         self._waited_for = {row.key for row in rows if stands(row)}
-        called = Counter(row.key for row in rows if is_expected(row, now_us))
-        for key, count in called.items():
+        promoted = Counter(row.key for row in rows if is_expected(row, now_us))
+        for key, count in promoted.items():
             if self.trusts_are_disjoint and count > self._world.most_at_once(key):
                 raise ViolationError("S9", f"{count} are called at once for {key}")
 
@@ -282,7 +282,7 @@ class LineHistory(History):
         """Return whether its delivery will promote from the line."""
         row = self._row(message.task, message.id)
         return (
-            message.called
+            message.promoted
             or self._keeps_first(row, message)
             or self._ran_elsewhere(message)
             or self._was_put_off_after_its_call(row, message)

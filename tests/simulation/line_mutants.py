@@ -32,11 +32,11 @@ def _no_look_after_parking(world: LineWorld) -> None:
     park = Line.park
 
     def without(line: Line, *args: Any, **values: Any) -> bool:
-        line.call_next = lambda delivery: False  # type: ignore[method-assign]
+        line.promote_next = lambda delivery: False  # type: ignore[method-assign]
         try:
             return park(line, *args, **values)
         finally:
-            del line.call_next
+            del line.promote_next
 
     world.patch(Line, "park", without)
 
@@ -50,18 +50,18 @@ def _only_in_park(world: LineWorld, name: str) -> None:
         park = line.park
 
         def with_calls(*asked: Any, **values: Any) -> bool:
-            mute, line.call_next = line.call_next, Line.call_next.__get__(line)  # type: ignore[method-assign]
+            mute, line.promote_next = line.promote_next, Line.promote_next.__get__(line)  # type: ignore[method-assign]
             try:
                 return park(*asked, **values)
             finally:
-                line.call_next = mute  # type: ignore[method-assign]
+                line.promote_next = mute  # type: ignore[method-assign]
 
-        line.call_next = lambda delivery: False  # type: ignore[method-assign]
+        line.promote_next = lambda delivery: False  # type: ignore[method-assign]
         line.park = with_calls  # type: ignore[method-assign]
         try:
             return right(runner, *args)
         finally:
-            del line.call_next, line.park
+            del line.promote_next, line.park
 
     world.patch(Runner, name, without)
 
@@ -174,7 +174,7 @@ def _after_park(world: LineWorld, change: Callable[[Any, Any], Any]) -> None:
     ledger.park = park  # type: ignore[method-assign]
 
 
-def _stays_called(world: LineWorld) -> None:
+def _stays_promoted(world: LineWorld) -> None:
     """A promoted message that finds its key taken still counts as promoted."""
 
     def change(before: Any, after: Any) -> Any:
@@ -226,7 +226,7 @@ def _claim_keeps_the_place(world: LineWorld) -> None:
     world.ledger._write = written  # type: ignore[method-assign]
 
 
-def _all_are_called(world: LineWorld) -> None:
+def _all_are_promoted(world: LineWorld) -> None:
     """The next message is promoted while an earlier one is on its way."""
 
     def is_open(ledger: Any, first: Any, now_us: int) -> bool:
@@ -236,7 +236,7 @@ def _all_are_called(world: LineWorld) -> None:
     world.patch(stored_calls, "is_open", is_open)
 
 
-def _called_for_ever(world: LineWorld) -> None:
+def _promoted_for_ever(world: LineWorld) -> None:
     """A promoted message that never arrives blocks all messages behind it."""
 
     def is_expected(row: Any, now_us: int) -> bool:
@@ -288,13 +288,13 @@ LINE_MUTANTS = (
     Mutant("a server that forgets is trusted", _trusts_who_forgets, ("L6",)),
     Mutant("acknowledge before it is parked", _acknowledge_first, ("L1", "L6", "S7")),
     Mutant("parked and not flushed", _unflushed, ("L1", "S7")),
-    Mutant("stays called", _stays_called, ("L6", "S9")),
+    Mutant("stays promoted", _stays_promoted, ("L6", "S9")),
     Mutant("place lost", _place_lost, ("S9",)),
     Mutant("claim ignores the line", _claim_ignores_the_line, ("S9",)),
     Mutant("a place is any message's", _work_has_the_place, ("L1", "S9")),
     Mutant("claim keeps the place", _claim_keeps_the_place, ("S9",)),
-    Mutant("all are called", _all_are_called, ("S9",)),
-    Mutant("called for ever", _called_for_ever, ("L1", "L6")),
+    Mutant("all are promoted", _all_are_promoted, ("S9",)),
+    Mutant("promoted for ever", _promoted_for_ever, ("L1", "L6")),
     Mutant("replaced, and runs", _replaced_keeps_its_place, ("L1", "S10")),
     Mutant("no look after an expiry", _no_look_after_an_expiry, ("L6",)),
     Mutant("expired, and runs", _expired_and_runs, ("S10",)),

@@ -72,7 +72,7 @@ class PortParking:
     def send(self, call: Mapping[str, Any], message: MessageRef) -> None:
         world = self.worker.world
         assert isinstance(world, LineWorld)
-        world.send(self.worker.process, call, message, called=True)
+        world.send(self.worker.process, call, message, promoted=True)
 
     def failed(self, claim: Claim) -> None:
         """Remember the claim: the queue decides what happens to it after the delivery has ended."""
@@ -193,7 +193,7 @@ class LineWorld(World):
         )
 
         def send(call: Mapping[str, Any], ref: MessageRef) -> None:
-            self.send(process, call, ref, called=False)
+            self.send(process, call, ref, promoted=False)
 
         self.sending[task.key] += 1
         with contextlib.suppress(TaskguardError):  # AlreadyEnqueuedError, or no answer
@@ -236,10 +236,10 @@ class LineWorld(World):
         """Start a relay in a worker. There is no election: two relays at a time do no harm."""
 
         def send(call: Mapping[str, Any], message: MessageRef) -> None:
-            self.send(process, call, message, called=False)
+            self.send(process, call, message, promoted=False)
 
         def hand_off(call: Mapping[str, Any], message: MessageRef) -> None:
-            self.send(process, call, message, called=True)
+            self.send(process, call, message, promoted=True)
 
         def run() -> None:
             runtime = self._runtime(process)
@@ -388,7 +388,7 @@ class LineWorld(World):
         except TaskguardError:
             self.needs_relay = True
         else:
-            if (ended or delivery.called) and delivery.parking is not None:
+            if (ended or delivery.promoted) and delivery.parking is not None:
                 worker.runner.never_runs(delivery)
         return Dropped("expired")
 
@@ -397,7 +397,7 @@ class LineWorld(World):
         return {**call, "rank": message.rank}
 
     def send(
-        self, process: Process, call: Mapping[str, Any], ref: MessageRef, *, called: bool
+        self, process: Process, call: Mapping[str, Any], ref: MessageRef, *, promoted: bool
     ) -> None:
         """Send a stored message, marked if it was promoted."""
         self.boundary(process, f"broker.send {ref.id} asked")
@@ -410,12 +410,12 @@ class LineWorld(World):
             *numbers,
             ready_at_s=call.get(NOT_BEFORE, 0.0),
             sent_s=call["sent_s"],
-            called=called,
+            promoted=promoted,
             rank=call["rank"],
         )
         if lost != "question" and ref.id not in self.unreachable:
             self.publish(message)
-        self.sending[task.key] -= called
+        self.sending[task.key] -= promoted
         self.boundary(process, f"broker.send {ref.id} done")
         if lost:
             raise BrokerError("send: no answer")
@@ -440,15 +440,15 @@ class LineWorld(World):
         self.sending[request.line] += len(replaced)
         self.counts["superseded while they waited"] += len(replaced)
 
-    def call_next(self, key: str, **asked: Any) -> Overdue | None:
+    def promote_next(self, key: str, **asked: Any) -> Overdue | None:
         rows = self.ledger.work_items
         before = dict(rows)
-        found = self.ledger.call_next(key, **asked)
+        found = self.ledger.promote_next(key, **asked)
         if found is not None:
-            self.history.called(before, rows[found.work])
+            self.history.promoted(before, rows[found.work])
             self.sending[key] += 1
             self.unflushed.append((rows[found.work], before[found.work]))
-            self.say(f"  {found.work}: called")
+            self.say(f"  {found.work}: promoted")
         return found
 
     def commit(self, tx: MemoryTransaction, claim: Claim) -> None:

@@ -11,10 +11,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from simulation.stored_calls import called, is_untold, may_park, stands, waits_again
+from simulation.stored_calls import is_untold, may_park, stands, to_send, waits_again
 from taskguard.ledger.decisions import Records
 from taskguard.ledger.lines.newest import mark_of
-from taskguard.ledger.lines.park import place_of
+from taskguard.ledger.lines.park import position_of
 from taskguard.ledger.records import expiry_of, overdue_of
 from taskguard.model.claims import Answer, Busy, ClaimRequest, Overdue, ParkedNewest
 from taskguard.model.line_states import LineState
@@ -137,7 +137,7 @@ class NewestMessages:
                 if answer is not None:
                     return answer
                 before = self.new_work(request) if row is None else row
-                own = place_of(request, before.created, LineState.WAITING)
+                own = position_of(request, before.created, LineState.WAITING)
                 place = {**own, "expires": expiry_of(before, request)}
                 waits = waits_again(before, request, due=None)
                 self.work_items[before.id] = replace(waits, **place)
@@ -193,5 +193,5 @@ def _replace_waiting(ledger: _Rows, request: ClaimRequest) -> tuple[Overdue, ...
         ended = replace(ledger.outdated(row, str(request.work)), line=_SUPERSEDED, due=due)
         ledger.work_items[row.id] = ended
         if row.line == LineState.WAITING:
-            told.append(overdue_of(called(ledger, ended)))
+            told.append(overdue_of(to_send(ledger, ended)))
     return tuple(told)

@@ -116,12 +116,12 @@ class PortLocks(Boundary):
             ),
         )
 
-    def acquire_called(
+    def acquire_promoted(
         self, key: str, owner: Owner, *, ttl_s: float, wait_s: float
     ) -> Granted | Held:
         return self._ask(
             "acquire",
-            lambda: self.world.locks.acquire_called(key, owner, ttl_s=ttl_s, wait_s=wait_s),
+            lambda: self.world.locks.acquire_promoted(key, owner, ttl_s=ttl_s, wait_s=wait_s),
         )
 
     def release(self, keys: tuple[str, ...], owner: Owner) -> bool:
@@ -343,8 +343,8 @@ class PortLedger(Boundary):
     def leave(self, claim: Claim, **how: Any) -> bool:
         return self._ask("leave", lambda: self.world.ledger.leave(claim, **how))
 
-    def call_next(self, key: str, **asked: Any) -> Overdue | None:
-        return self._ask("call_next", lambda: self.world.call_next(key, **asked))
+    def promote_next(self, key: str, **asked: Any) -> Overdue | None:
+        return self._ask("promote_next", lambda: self.world.promote_next(key, **asked))
 
     def look(self, **asked: Any) -> Seen:
         return self._ask("look", lambda: self.world.ledger.look(**asked))

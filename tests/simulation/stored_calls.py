@@ -14,9 +14,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from taskguard.errors import LineFullError
-from taskguard.ledger.lines.park import place_of
-from taskguard.ledger.records import Called, expiry_of, message_of, overdue_of, waiting_values
-from taskguard.ledger.tables import NO_PLACE
+from taskguard.ledger.lines.park import position_of
+from taskguard.ledger.records import ToSend, expiry_of, message_of, overdue_of, waiting_values
+from taskguard.ledger.tables import NO_POSITION
 from taskguard.model.bounds import NO_RATES, Bounds, Rate, is_slot
 from taskguard.model.claims import Claim, ClaimRequest, Overdue
 from taskguard.model.line_states import LineState
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 __all__ = [
     "SUPERSEDED",
     "StoredCalls",
-    "called",
     "is_expected",
     "is_open",
     "is_untold",
     "keeps",
     "may_park",
     "stands",
+    "to_send",
     "waits_again",
 ]
 
@@ -114,7 +114,7 @@ class StoredCalls:
 
         found = sorted(filter(is_due, self.work_items.values()), key=lambda row: (row.due, row.id))
         return [
-            replace(overdue_of(called(self, row)), in_place=stands(row) and keeps(row))
+            replace(overdue_of(to_send(self, row)), keeps_position=stands(row) and keeps(row))
             for row in found[:limit]
         ]
 
@@ -197,9 +197,9 @@ class StoredCalls:
                 kept = [each.parked for each in former if each.parked is not None]
                 for each in former:
                     left = replace(each, call=None, sends=None, due=None)
-                    self.work_items[each.id] = replace(left, **NO_PLACE)
+                    self.work_items[each.id] = replace(left, **NO_POSITION)
                 before = self.new_work(request) if row is None else row
-                place = place_of(request, now_us, LineState.WAITING)
+                place = position_of(request, now_us, LineState.WAITING)
                 if before.parked is not None:
                     place["parked"] = before.parked
                 elif kept:
@@ -221,7 +221,7 @@ class StoredCalls:
     def leave(self: _Rows, claim: Claim, *, retries: int) -> bool:
         return _change_kept(self, claim, retries=retries, due=None, line=None, parked=None)
 
-    def call_next(
+    def promote_next(
         self: _Rows,
         key: str,
         *,
@@ -249,7 +249,7 @@ class StoredCalls:
                 due = now_us + wait_us + int(expected_s * 1e6)
                 expected = replace(first, line=line, due=due)
                 self.work_items[first.id] = expected
-                return overdue_of(called(self, expected)._replace(wait_us=wait_us))
+                return overdue_of(to_send(self, expected)._replace(wait_us=wait_us))
         finally:
             self.unlock(by)
 
@@ -303,7 +303,7 @@ class StoredCalls:
             for row in past[:limit]
         ]
         self.work_items.update({row.id: row for row in found})
-        return [overdue_of(called(self, row)) for row in found]
+        return [overdue_of(to_send(self, row)) for row in found]
 
     def waiting(self: _Rows, key: str | None = None, *, limit: int = 100) -> list[Waiting]:
         rows = [
@@ -319,6 +319,7 @@ class StoredCalls:
                 row.id,
                 row.message,
                 (row.parked or 0) / 1e6,
+                LineState(row.line),
                 None if row.due is None else row.due / 1e6,
                 failed=row.state is State.FAILED,
                 sent_again=row.sends or 0,
@@ -482,11 +483,11 @@ def _left(row: Work, now_us: int) -> bool:
     return row.state is State.PROCESSING and row.lease_until <= now_us
 
 
-def called(ledger: _Rows, row: Work) -> Called:
+def to_send(ledger: _Rows, row: Work) -> ToSend:
     """Return the message that is sent for the work."""
     known = ledger.numbers.get((message_of(row), row.id), (None, None))
     call, due = row.call or "", row.due or 0
-    return Called(
+    return ToSend(
         row.id,
         row.task,
         row.message,
@@ -536,7 +537,7 @@ class _Enqueue:
         """Return the columns of its position, if the request is strict."""
         if not self.request.strict:
             return {}
-        return place_of(self.request, self.ledger.now_us(), LineState.KEPT)
+        return position_of(self.request, self.ledger.now_us(), LineState.KEPT)
 
     def _row(self) -> Work | None:
         return self.tx.work_items.get(self.work) or self.ledger.work_items.get(self.work)
@@ -556,7 +557,7 @@ class _Enqueue:
             replaces = self.once is not None and self.once.replaces
             if not replaces and not fits:
                 return row
-            values: dict[str, Any] = {"fingerprint": request.fingerprint, **NO_PLACE}
+            values: dict[str, Any] = {"fingerprint": request.fingerprint, **NO_POSITION}
             if not replaces:
                 values = {"fingerprint": known or request.fingerprint}
             elif row.message != request.message.name:
@@ -583,7 +584,7 @@ class _Enqueue:
         instead = self.once.found(standing)
         if instead is None:
             return
-        values: dict[str, Any] = {"fingerprint": instead.fingerprint, **NO_PLACE}
+        values: dict[str, Any] = {"fingerprint": instead.fingerprint, **NO_POSITION}
         kept = {"lease_until": row.lease_until, "owner": row.owner, "error": row.error}
         again = waits_again(row, instead, due=self.due_us, **kept)
         self._put(replace(again, **values))

@@ -26,7 +26,7 @@ def test_no_schedule_loses_or_forgets_anybody(
     """
     sees = (
         "messages parked",
-        "messages called",
+        "messages promoted",
         "told Parked",
         "told that it was replaced",
         "enqueued: attached",

@@ -47,12 +47,12 @@ from taskguard.errors import (
     TransactionFailedError,
 )
 from taskguard.events import (
-    Called,
     Event,
     Events,
     LockOverruled,
     Lost,
     Parked,
+    Promoted,
     StaleRefused,
     Takeover,
 )
@@ -124,7 +124,7 @@ class Message:
     deferrals: int = 0
     ready_at_s: float = 0.0
     sent_s: float | None = None
-    called: bool = False
+    promoted: bool = False
     rank: int = 0
 
     @property
@@ -252,7 +252,7 @@ class Worker:
             Lost: "leases lost",
             LockOverruled: "locks overruled",
             Parked: "messages parked",
-            Called: "messages called",
+            Promoted: "messages promoted",
         }
         if type(event) in names:
             self.world.counts[names[type(event)]] += 1
@@ -268,7 +268,7 @@ class Worker:
             retries=message.retries + retries,
             deferrals=deferrals,
             ready_at_s=world.scheduler.now_s + delay_s,
-            called=False,
+            promoted=False,
         )
         if lost != "question":
             world.publish(made)
@@ -325,7 +325,7 @@ class Worker:
             by_message=task.by_message,
             published_at_s=message.sent_s,
             parking=self.world.parking_of(self, message),
-            called=message.called,
+            promoted=message.promoted,
             **self.world.options_of(message),
             expires_at_s=self.world.expires_at_s(message),
         )

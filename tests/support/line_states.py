@@ -37,7 +37,7 @@ _METHODS: Mapping[str, tuple[Event, ...]] = {
     "park": (Event.PARK, Event.END),
     "park_newest": (Event.PARK, Event.SUPERSEDE),
     "told": (Event.TELL,),
-    "call_next": (Event.PROMOTE,),
+    "promote_next": (Event.PROMOTE,),
     "expired": (Event.EXPIRE,),
     "keep": (Event.KEEP,),
     "leave": (Event.LEAVE,),

@@ -22,7 +22,7 @@ NAMES = [
     "duplicate",
     "deferred",
     "parked",
-    "called",
+    "promoted",
     "completed",
     "stale_refused",
     "failed",

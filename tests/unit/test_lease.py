@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from support.clock import FakeClock
 from support.scripts import run_script
 from taskguard.errors import LeaseLostError
-from taskguard.locks.base import CALLED, NOBODY
+from taskguard.locks.base import NOBODY, PROMOTED
 from taskguard.model import lease
 from taskguard.model.lease import Lease, Owner, new_owner, trusted_until_s
 
@@ -176,5 +176,5 @@ def test_an_owner_names_its_process_and_its_message() -> None:
     assert owner.process == "worker 1f2e3d4c, pid 4711"
     assert owner.described == "worker 1f2e3d4c, pid 4711, message m-1"
     assert Owner(owner.nonce, "").described == "worker 1f2e3d4c, pid 4711"
-    for unknown in (NOBODY, CALLED, Owner("some other application's", ""), Owner("ABC", "m")):
+    for unknown in (NOBODY, PROMOTED, Owner("some other application's", ""), Owner("ABC", "m")):
         assert (unknown.process, unknown.described) == ("", "an unknown holder")

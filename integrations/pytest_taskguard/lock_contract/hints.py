@@ -14,11 +14,11 @@ from typing import cast
 
 import pytest
 
-from pytest_taskguard.lock_contract.server import CALLED_S, KEY, LockServer, granted, take
+from pytest_taskguard.lock_contract.server import KEY, TURN_S, LockServer, granted, take
 from pytest_taskguard.lock_contract.waits import fresh, tried, unless_late
 from taskguard.locks import (
-    CALLED,
     KEPT_S,
+    PROMOTED,
     Granted,
     Held,
     HintingLocks,
@@ -101,10 +101,10 @@ class TestHints:
             thread.join()
             assert hint or saw.pop()
             saw.clear()
-            while holder.release_and_take_hint(KEY[0], CALLED)[1]:
+            while holder.release_and_take_hint(KEY[0], PROMOTED)[1]:
                 pass
 
-    def test_kept_for_who_is_called(self, locks: LockProvider) -> None:
+    def test_kept_for_the_promoted_message(self, locks: LockProvider) -> None:
         """A key that is released with a hint is held for all others, also if they leave a hint."""
 
         def is_kept() -> bool:
@@ -116,10 +116,10 @@ class TestHints:
             if not unless_late(isinstance(held, Held) and not is_free, since_s, KEPT_S):
                 return False
             assert isinstance(held, Held)
-            assert held.owner == CALLED
+            assert held.owner == PROMOTED
             assert 0.0 < held.remaining_s <= KEPT_S
             for _ in range(2):
-                assert isinstance(acquire_called(hinting, called, key), Granted)
+                assert isinstance(acquire_promoted(hinting, called, key), Granted)
             held = take(locks, key, new_owner("newcomer"))
             assert isinstance(held, Held)
             assert held.owner == called
@@ -137,9 +137,9 @@ class TestHints:
             hinting = released_with_hint(locks, key)
             hinting.leave_hint(key[0])
             is_right = (
-                hinting.release_and_take_hint(key[0], CALLED) == (True, True)
+                hinting.release_and_take_hint(key[0], PROMOTED) == (True, True)
                 and isinstance(take(locks, key, new_owner("newcomer")), Held)
-                and hinting.release_and_take_hint(key[0], CALLED) == (True, False)
+                and hinting.release_and_take_hint(key[0], PROMOTED) == (True, False)
                 and hinting.leave_hint(key[0]) is True
             )
             return unless_late(is_right, since_s, KEPT_S)
@@ -165,7 +165,7 @@ class TestHints:
         """Another owner that came first keeps the key."""
         hinting, holder = hinting_of(locks), new_owner("holder")
         granted(locks, KEY, holder)
-        held = acquire_called(hinting, new_owner("called"))
+        held = acquire_promoted(hinting, new_owner("called"))
         assert isinstance(held, Held)
         assert held.owner == holder
 
@@ -182,9 +182,9 @@ class TestHints:
             hinting.leave_hint(key[0])
             since_s = time.monotonic()
             assert hinting.release_and_take_hint(key[0], holder) == (True, True)
-            answer = acquire_called(hinting, new_owner("called"), key)
+            answer = acquire_promoted(hinting, new_owner("called"), key)
             is_first = isinstance(answer, Held) and isinstance(take(locks, key, waiter), Granted)
-            return unless_late(is_first, since_s, CALLED_S)
+            return unless_late(is_first, since_s, TURN_S)
 
         assert tried(goes_first)
 
@@ -198,9 +198,9 @@ def released_with_hint(locks: LockProvider, key: tuple[str] = KEY) -> HintingLoc
     return hinting
 
 
-def acquire_called(locks: HintingLocks, owner: Owner, key: tuple[str] = KEY) -> Granted | Held:
+def acquire_promoted(locks: HintingLocks, owner: Owner, key: tuple[str] = KEY) -> Granted | Held:
     """Take the key as a promoted message does."""
-    return locks.acquire_called(key[0], owner, ttl_s=30.0, wait_s=0.0)
+    return locks.acquire_promoted(key[0], owner, ttl_s=30.0, wait_s=0.0)
 
 
 def hinting_of(locks: LockProvider) -> HintingLocks:

@@ -13,8 +13,8 @@ import time
 import pytest
 
 from pytest_taskguard.lock_contract.server import (
-    CALLED_S,
     KEY,
+    TURN_S,
     WAITS_S,
     LockServer,
     abandoned,
@@ -278,7 +278,7 @@ class TestOrder:
             locks.release((answer.key,), first)
             again = take(locks, (a, b), both, wait_s=30.0)
             assert isinstance(again, Held)
-            if not unless_late(again.key == other, since_s, CALLED_S):
+            if not unless_late(again.key == other, since_s, TURN_S):
                 return False  # another was called
             next_one = called(locks, (answer.key,))
             assert took_turn(locks, (answer.key,), single)

@@ -17,8 +17,8 @@ from pytest_taskguard.waiting import wait_until
 from taskguard.locks import NOBODY, Granted, Held, Hold, LockProvider, Owner, Renewal
 
 __all__ = [
-    "CALLED_S",
     "KEY",
+    "TURN_S",
     "TWO",
     "WAITS_S",
     "LockServer",
@@ -37,7 +37,7 @@ __all__ = [
 PATIENCE_S = 10.0
 # Whoever waits keeps his place if he asks again this soon, and his turn if he comes this soon.
 WAITS_S = 1.0
-CALLED_S = 0.05
+TURN_S = 0.05
 KEY = ("order:42",)
 TWO = ("order:1", "order:2")
 

@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from taskguard.ledger.connections.database import WRITE_LOCK_S, Database
-from taskguard.ledger.tables import NO_PLACE, WORK
+from taskguard.ledger.tables import NO_POSITION, WORK
 from taskguard.model.claims import Claim
 from taskguard.model.line_states import LineState
 from taskguard.model.states import State
@@ -35,7 +35,7 @@ def leave(database: Database, claim: Claim, *, retries: int) -> bool:
 
     A copy of the message with a lower number is superseded. A copy with this number was sent anew.
     """
-    return _change_kept(database, claim, retries=retries, due=None, **NO_PLACE)
+    return _change_kept(database, claim, retries=retries, due=None, **NO_POSITION)
 
 
 def _change_kept(database: Database, claim: Claim, **values: Any) -> bool:

@@ -23,17 +23,17 @@ import sqlalchemy as sa
 from taskguard.keys import shorten
 from taskguard.ledger.connections.database import WRITE_LOCK_S, Database
 from taskguard.ledger.lines import states
-from taskguard.ledger.lines.park import is_on_record, may_wait, place_of
-from taskguard.ledger.lines.promotion import called
+from taskguard.ledger.lines.park import is_on_record, may_wait, position_of
+from taskguard.ledger.lines.promotion import to_send
 from taskguard.ledger.records import expiry_of, new_record, overdue_of, waiting_values
-from taskguard.ledger.tables import FREE, KEYS, NO_PLACE, WORK
+from taskguard.ledger.tables import FREE, KEYS, NO_POSITION, WORK
 from taskguard.model.claims import Answer, ClaimRequest, Overdue, ParkedNewest
 from taskguard.model.line_states import LineState
 from taskguard.model.states import OUTDATED, Decision, State, is_outdated, sent_at_us
 
 __all__ = ["TOLD", "Line", "Mark", "end", "mark_of", "outdated_values", "park", "told"]
 
-TOLD = {"due": None, "call": None, "sends": None, **NO_PLACE}
+TOLD = {"due": None, "call": None, "sends": None, **NO_POSITION}
 """The columns of superseded work whose caller was notified."""
 
 # How long the message that notifies the caller of superseded work is expected.
@@ -114,7 +114,7 @@ class Line:
                 )
             )
         waited = [row.id for row in found if row.line == LineState.WAITING]
-        return tuple(overdue_of(called(self._db, work)) for work in waited)
+        return tuple(overdue_of(to_send(self._db, work)) for work in waited)
 
 
 def outdated_values(by: str, now_us: int) -> dict[str, object]:
@@ -170,8 +170,8 @@ def park(
         if is_outdated(sent_us, others_us=others):
             by = mark.work if waits is None else waits.id
             return end(db, request, row, by=by, now_us=now_us, created_us=created_us)
-        place = place_of(request, created_us, LineState.WAITING)
-        values = {**waiting_values(request, due=None), **place}
+        position = position_of(request, created_us, LineState.WAITING)
+        values = {**waiting_values(request, due=None), **position}
         if row is None:
             db.execute(sa.insert(WORK).values(new_record(request, created_us=now_us, **values)))
         else:

@@ -20,12 +20,12 @@ from taskguard.ledger.connections.database import WRITE_LOCK_S, Database
 from taskguard.ledger.lines import states
 from taskguard.ledger.messages import is_replaced
 from taskguard.ledger.records import new_record, waiting_values
-from taskguard.ledger.tables import MESSAGES, NO_PLACE, WORK
+from taskguard.ledger.tables import MESSAGES, NO_POSITION, WORK
 from taskguard.model.claims import ClaimRequest
 from taskguard.model.line_states import LineState
 from taskguard.model.states import State
 
-__all__ = ["is_on_record", "may_wait", "park", "place_of"]
+__all__ = ["is_on_record", "may_wait", "park", "position_of"]
 
 
 def park(database: Database, request: ClaimRequest, *, only_new: bool = False) -> bool:
@@ -93,7 +93,7 @@ def _refuse(database: Database, db: sa.Connection, request: ClaimRequest) -> Non
 
 def _park(database: Database, db: sa.Connection, request: ClaimRequest) -> bool:
     now_us = database.now_us(db)
-    place, kept = place_of(request, now_us, LineState.WAITING), None
+    position, kept = position_of(request, now_us, LineState.WAITING), None
     if request.formerly:
         former = _former_records(db, request)
         if not all(may_wait(row, request) for row in former):
@@ -101,9 +101,9 @@ def _park(database: Database, db: sa.Connection, request: ClaimRequest) -> bool:
         if db.execute(sa.select(is_replaced(request))).scalar():
             return False
         kept = min((row.parked for row in former if row.parked is not None), default=None)
-        place["parked"] = place["parked"] if kept is None else kept
+        position["parked"] = position["parked"] if kept is None else kept
         _leave_former(db, former)
-    values = {**waiting_values(request, due=None), **place}
+    values = {**waiting_values(request, due=None), **position}
     new = new_record(request, created_us=now_us, **values)
     db.execute(database.dialect.insert_missing(WORK, new))
     waits = WORK.c.state == State.NEW.value
@@ -115,8 +115,8 @@ def _park(database: Database, db: sa.Connection, request: ClaimRequest) -> bool:
         WORK.c.message == request.message.name, WORK.c.retries > request.message.retries
     )
     # A retry goes to the end, unless its work has kept its position.
-    keeps_place = sa.or_(waits, sa.literal(request.strict or kept is not None))
-    anew = sa.case((keeps_place, place["parked"]), else_=now_us)
+    keeps_position = sa.or_(waits, sa.literal(request.strict or kept is not None))
+    anew = sa.case((keeps_position, position["parked"]), else_=now_us)
     parked = sa.func.coalesce(WORK.c.parked, anew)
     # A message in line keeps its earliest expiry; see `expiry_of()`.
     first = sa.and_(waits, WORK.c.line.is_not(None), WORK.c.message == request.message.name)
@@ -165,17 +165,17 @@ def _leave_former(db: sa.Connection, former: list[Any]) -> None:
     for row in former:
         same = WORK.c.state == row.state, WORK.c.fence == row.fence, WORK.c.owner == row.owner
         left = sa.update(WORK).where(WORK.c.id == row.id, *same)
-        db.execute(left.values(call=None, sends=None, due=None, **NO_PLACE))
+        db.execute(left.values(call=None, sends=None, due=None, **NO_POSITION))
 
 
-def place_of(request: ClaimRequest, now_us: int, line: LineState) -> dict[str, Any]:
+def position_of(request: ClaimRequest, now_us: int, line: LineState) -> dict[str, Any]:
     """Return the columns of a state, and of a position by the time of sending.
 
     If the sender's clock is ahead, that time is now.
     """
     sent_us = now_us if request.sent_us is None else min(request.sent_us, now_us)
-    place = {"rank": request.rank, "parked": sent_us, "strict": int(request.strict) or None}
-    return {"key": request.line, "line": line.value, **place}
+    position = {"rank": request.rank, "parked": sent_us, "strict": int(request.strict) or None}
+    return {"key": request.line, "line": line.value, **position}
 
 
 def is_on_record(db: sa.Connection, request: ClaimRequest) -> bool:

@@ -20,13 +20,13 @@ from taskguard.ledger.connections.database import WRITE_LOCK_S, Database
 from taskguard.ledger.lines import states
 from taskguard.ledger.lines.room import Room
 from taskguard.ledger.lines.turn import is_held_up
-from taskguard.ledger.records import Called, message_of
+from taskguard.ledger.records import ToSend, message_of
 from taskguard.ledger.tables import MESSAGES, WORK
 
-__all__ = ["call_next", "called"]
+__all__ = ["promote_next", "to_send"]
 
 
-def call_next(
+def promote_next(
     database: Database,
     key: str,
     *,
@@ -34,7 +34,7 @@ def call_next(
     queues: Sequence[str] | None,
     expected_s: float,
     room: Room,
-) -> Called | None:
+) -> ToSend | None:
     """Promote the first message that waits for the key, if the key has room. Return None if not.
 
     A message of another namespace than `app`, or of another queue than `queues`, is not promoted,
@@ -60,21 +60,21 @@ def call_next(
             .where(
                 WORK.c.id == first.id,
                 states.waits(WORK),
-                WORK.c.parked.is_not_distinct_from(first.parked),  # as in `states.called_of()`
+                WORK.c.parked.is_not_distinct_from(first.parked),  # as in `states.expected_of()`
             )
             .values(line=states.promoted(), due=now_us + wait_us + int(expected_s * 1e6))
         )
-        return called(db, first.id, wait_us) if changed.rowcount == 1 else None
+        return to_send(db, first.id, wait_us) if changed.rowcount == 1 else None
 
 
-def called(db: sa.Connection, work: str, wait_us: int = 0) -> Called:
+def to_send(db: sa.Connection, work: str, wait_us: int = 0) -> ToSend:
     """Return what is sent of promoted work, whose message is to arrive in `wait_us`."""
     names = ("id", "task", "message", "retries", "call", "due", "attempts", "sends")
     row = db.execute(sa.select(*(WORK.c[name] for name in names)).where(WORK.c.id == work)).one()
     numbers = sa.select(MESSAGES.c.retries, MESSAGES.c.deferrals).where(
         MESSAGES.c.message == message_of(row), MESSAGES.c.work == work
     )
-    found = Called(*row, *(db.execute(numbers).first() or (None, None)))
+    found = ToSend(*row, *(db.execute(numbers).first() or (None, None)))
     return found._replace(wait_us=wait_us)
 
 

@@ -7,6 +7,7 @@ import sqlalchemy as sa
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.lines import states
 from taskguard.ledger.tables import WORK
+from taskguard.model.line_states import LineState
 from taskguard.model.records import Waiting
 from taskguard.model.states import State
 
@@ -18,7 +19,7 @@ _BEGIN_OF_CALL, _END_OF_CALL = 60, 300
 
 def waiting(database: Database, key: str | None, *, limit: int) -> list[Waiting]:
     """Return the messages in the line of a key, or of all keys, in order."""
-    columns = ("key", "id", "message", "parked", "due", "state", "sends")
+    columns = ("key", "id", "message", "parked", "line", "due", "state", "sends")
     failed = sa.and_(states.keeps(WORK), WORK.c.state == State.FAILED.value)
     select = sa.select(*(WORK.c[name] for name in columns))
     select = select.where(sa.or_(states.stands(WORK), failed))
@@ -32,6 +33,7 @@ def waiting(database: Database, key: str | None, *, limit: int) -> list[Waiting]
                 row.id,
                 row.message,
                 row.parked / 1e6,
+                LineState(row.line),
                 row.due and row.due / 1e6,
                 failed=row.state == State.FAILED.value,
                 sent_again=row.sends or 0,

@@ -13,9 +13,9 @@ import sqlalchemy as sa
 
 from taskguard.ledger.connections.database import WRITE_LOCK_S, Database
 from taskguard.ledger.lines import states
-from taskguard.ledger.lines.promotion import called
+from taskguard.ledger.lines.promotion import to_send
 from taskguard.ledger.lines.room import holders
-from taskguard.ledger.records import Called
+from taskguard.ledger.records import ToSend
 from taskguard.ledger.tables import KEYS, WORK
 from taskguard.model.bounds import Rate
 from taskguard.model.line_states import LineState
@@ -113,9 +113,9 @@ def _firsts(rows: Iterable[Any]) -> dict[str, str | None]:
 def _taken(db: sa.Connection, now_us: int, several: Sequence[str]) -> dict[str, int]:
     """Return how many messages of each key are expected. For keys of `several`, add held slots."""
     window = WORK.c.due > now_us, WORK.c.due < now_us + _LONGEST_EXPECTED_US
-    called = states.expected(WORK, now_us)
+    promoted = states.expected(WORK, now_us)
     taken: dict[str, int] = {}
-    for key in db.execute(sa.select(WORK.c.key).where(*window, called)).scalars():
+    for key in db.execute(sa.select(WORK.c.key).where(*window, promoted)).scalars():
         taken[key] = taken.get(key, 0) + 1
     if several:
         held = sa.select(KEYS.c.key, holders(KEYS.c.key, now_us)).where(KEYS.c.key.in_(several))
@@ -145,7 +145,7 @@ def _expired(
 
 def expired(
     database: Database, *, app: str, queues: Sequence[str] | None, limit: int
-) -> list[Called]:
+) -> list[ToSend]:
     """Return messages that expired while they waited, the longest expired first.
 
     They are overdue from their expiry on. So they block no message, and are sent again until their
@@ -162,7 +162,7 @@ def expired(
             due = sa.update(WORK).where(WORK.c.id.in_(found), *past)
             line = sa.case((WORK.c.strict == 1, _KEPT), else_=LineState.EXPIRED.value)
             db.execute(due.values(line=line, due=WORK.c.expires))
-        return [called(db, work) for work in found]
+        return [to_send(db, work) for work in found]
 
 
 def of_relay(app: str, queues: Sequence[str] | None) -> sa.ColumnElement[bool]:

@@ -30,8 +30,8 @@ def of_key(db: sa.Connection, key: str, now_us: int, task: str) -> int | None:
     """Return 0 if no delivery holds the key, and no promoted message is expected. Else None."""
     del task
     held = sa.select(sa.literal(1)).where(KEYS.c.key == key, KEYS.c.lease_until > now_us)
-    called = sa.select(sa.literal(1)).where(states.called_of(WORK, key, now_us))
-    return 0 if db.execute(sa.union_all(held, called).limit(1)).first() is None else None
+    promoted = sa.select(sa.literal(1)).where(states.expected_of(WORK, key, now_us))
+    return 0 if db.execute(sa.union_all(held, promoted).limit(1)).first() is None else None
 
 
 def of_bounds(
@@ -54,9 +54,9 @@ def of_bounds(
     noted = db.execute(sa.select(KEYS.c.slots, KEYS.c.next_start).where(KEYS.c.key == key)).first()
     slots, next_start = (None, None) if noted is None else noted
     limit = bounds.limit if bounds is not None else slots or 1
-    called = sa.select(sa.func.count()).select_from(WORK)
-    called = called.where(states.called_of(WORK, key, now_us))
-    expected = int(db.execute(called).scalar_one())
+    promoted = sa.select(sa.func.count()).select_from(WORK)
+    promoted = promoted.where(states.expected_of(WORK, key, now_us))
+    expected = int(db.execute(promoted).scalar_one())
     alone = sa.select(KEYS.c.key).where(KEYS.c.key == key, KEYS.c.lease_until > now_us)
     held = 0
     if limit > 1:

@@ -23,8 +23,8 @@ from taskguard.model.states import State
 
 __all__ = [
     "before",
-    "called_of",
     "expected",
+    "expected_of",
     "in_order",
     "keeps",
     "promoted",
@@ -85,7 +85,7 @@ def expected(work: Any, now_us: int) -> sa.ColumnElement[bool]:
     return sa.and_(work.c.line == _PROMOTED, work.c.due > now_us)
 
 
-def called_of(work: Any, key: Any, now_us: int) -> sa.ColumnElement[bool]:
+def expected_of(work: Any, key: Any, now_us: int) -> sa.ColumnElement[bool]:
     """Return the condition that work of a key's line is expected: few, however long the line is.
 
     The index of `due` finds them. The condition must not imply that they have a position.

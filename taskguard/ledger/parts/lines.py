@@ -53,7 +53,7 @@ class SqlLines(Part):
         return self._statements.leave(claim, retries=retries)
 
     @retried
-    def call_next(
+    def promote_next(
         self,
         key: str,
         *,
@@ -65,7 +65,7 @@ class SqlLines(Part):
         rates: Mapping[str, Rate | None] = NO_RATES,
     ) -> Overdue | None:
         """Note that the first message in line is promoted, if its key is free; see `ports.py`."""
-        found = self._statements.call_next(
+        found = self._statements.promote_next(
             key,
             app=app,
             queues=queues,

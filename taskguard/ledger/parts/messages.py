@@ -16,7 +16,7 @@ from taskguard.ledger.connections.retrying import retried
 from taskguard.ledger.messages import raise_deferrals
 from taskguard.ledger.parts.base import Part
 from taskguard.ledger.records import message_of
-from taskguard.ledger.tables import FREE, NO_PLACE, WORK
+from taskguard.ledger.tables import FREE, NO_POSITION, WORK
 from taskguard.model.claims import ClaimRequest, MessageRef
 from taskguard.model.states import EXPIRED, State
 
@@ -54,7 +54,7 @@ class SqlMessages(Part):
             "lease_until": 0,
             "error": "revoked",
             "due": None,
-            **NO_PLACE,
+            **NO_POSITION,
             "finished": self._database.now(),
         }
         with self._database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
@@ -86,7 +86,7 @@ class SqlMessages(Part):
                 return False
             if due and not is_over(row, now_us):
                 return False
-            values: dict[str, object] = {"call": None, "sends": None, "due": None, **NO_PLACE}
+            values: dict[str, object] = {"call": None, "sends": None, "due": None, **NO_POSITION}
             values["retries"] = message.retries + 1 if retries is None else retries
             if row.state != State.FAILED.value or not row.final:  # otherwise it stays superseded
                 values |= {"state": State.FAILED.value, "final": 0, "owner": FREE, "lease_until": 0}

@@ -21,7 +21,7 @@ from taskguard.ledger import unique
 from taskguard.ledger.connections.database import WRITE_LOCK_S, Database
 from taskguard.ledger.connections.retrying import retried
 from taskguard.ledger.lines import relay
-from taskguard.ledger.lines.park import place_of
+from taskguard.ledger.lines.park import position_of
 from taskguard.ledger.lines.states import keeps, stands
 from taskguard.ledger.own_rows import changes as rows
 from taskguard.ledger.parts.base import Part
@@ -32,7 +32,7 @@ from taskguard.ledger.records import (
     overdue_from,
     waiting_values,
 )
-from taskguard.ledger.tables import FREE, MESSAGES, NO_PLACE, WORK
+from taskguard.ledger.tables import FREE, MESSAGES, NO_POSITION, WORK
 from taskguard.ledger.transactions.external import on_external
 from taskguard.model.bounds import NO_RATES, Rate
 from taskguard.model.claims import ClaimRequest, Overdue
@@ -142,8 +142,8 @@ class SqlOutbox(Part):
         """
         with self._database.transaction(bounded=False) as db:
             is_new = WORK.c.state == State.NEW.value
-            in_place = sa.case((sa.and_(keeps(WORK), is_new), 1), else_=0)
-            columns = *(WORK.c[name] for name in _COLUMNS), in_place.label("in_place")
+            keeps_position = sa.case((sa.and_(keeps(WORK), is_new), 1), else_=0)
+            columns = *(WORK.c[name] for name in _COLUMNS), keeps_position.label("keeps_position")
             select = sa.select(*columns).where(
                 WORK.c.due.is_not(None), WORK.c.call.is_not(None), WORK.c.state.in_(_OPEN)
             )
@@ -153,11 +153,11 @@ class SqlOutbox(Part):
             else:
                 select = select.where(WORK.c.id == work)
             if parked is not None:
-                called = sa.case((WORK.c.line.is_not(None), 1), else_=0)
-                select = select.where(called == int(parked))
+                promoted = sa.case((WORK.c.line.is_not(None), 1), else_=0)
+                select = select.where(promoted == int(parked))
             if after is not None:
-                place = sa.tuple_(WORK.c.due, WORK.c.id)
-                select = select.where(place > sa.tuple_(after.due_us, after.work))
+                last = sa.tuple_(WORK.c.due, WORK.c.id)
+                select = select.where(last > sa.tuple_(after.due_us, after.work))
             found = db.execute(select.order_by(WORK.c.due, WORK.c.id).limit(limit)).all()
             messages = {row.id: message_of(row) for row in found}
             numbers = sa.select(MESSAGES).where(
@@ -186,12 +186,12 @@ class SqlOutbox(Part):
                 db.execute(sa.select(sa.func.pg_notify(ANNOUNCEMENTS, announce)))
             now_us = self._database.now_us(db)
             expired = relay.has_expired(db, now_us, app=app, queues=queues)
-            called = sa.case((WORK.c.line.is_not(None), 1), else_=0)
+            promoted = sa.case((WORK.c.line.is_not(None), 1), else_=0)
             late = sa.select(sa.literal(1)).where(
                 WORK.c.due <= now_us,
                 WORK.c.call.is_not(None),
                 WORK.c.state.in_(_OPEN),
-                called == 1,
+                promoted == 1,
                 sa.or_(relay.of_relay(app, queues), WORK.c.sends > 0),  # whatever its queue
             )
             overdue = db.execute(late.limit(1)).first() is not None
@@ -261,7 +261,7 @@ class SqlOutbox(Part):
         left = sa.and_(WORK.c.state == State.PROCESSING.value, WORK.c.lease_until <= now)
         told = WORK.c.id == work.work, WORK.c.due == work.due_us, _UNTOLD
         with self._database.transaction(lock_timeout_s=_SENT_LOCK_S) as db:
-            if db.execute(sa.update(WORK).where(*told).values(due=None, **NO_PLACE)).rowcount:
+            if db.execute(sa.update(WORK).where(*told).values(due=None, **NO_POSITION)).rowcount:
                 return True  # it was superseded, and its caller is not notified
             changed = db.execute(
                 sa.update(WORK)
@@ -279,7 +279,7 @@ class SqlOutbox(Part):
                     error=text,
                     sends=None,
                     due=None,
-                    **NO_PLACE,
+                    **NO_POSITION,
                     finished=now,
                 )
             )
@@ -306,7 +306,7 @@ def write(
     due = now + int(due_in_s * 1e6)
     fresh = waiting_values(request, due=due)
     if request.strict:
-        fresh |= place_of(request, database.now_us(db), LineState.KEPT)
+        fresh |= position_of(request, database.now_us(db), LineState.KEPT)
     new = new_record(request, created_us=now, **fresh)
     db.execute(database.dialect.insert_missing(WORK, new))
     if _was_set_back(db, request):
@@ -319,7 +319,7 @@ def write(
     failed = sa.and_(WORK.c.state == State.FAILED.value, WORK.c.final == 0)
     if once is not None and once.replaces and (older := unique.failed_message(db, request)):
         # Its queue may yet retry it, with its older arguments.
-        values = {**NO_PLACE, **fresh, "fingerprint": request.fingerprint}
+        values = {**NO_POSITION, **fresh, "fingerprint": request.fingerprint}
         _update(db, request, failed, **values)
         unique.supersede(database, db, request, older)
     else:

@@ -14,7 +14,7 @@ from taskguard.ledger.connections.retrying import retried
 from taskguard.ledger.decisions import view_of
 from taskguard.ledger.lines import reading
 from taskguard.ledger.parts.base import Part
-from taskguard.ledger.tables import FREE, KEYS, MESSAGES, NO_PLACE, WORK
+from taskguard.ledger.tables import FREE, KEYS, MESSAGES, NO_POSITION, WORK
 from taskguard.locks.base import Holder
 from taskguard.model.bounds import is_slot, range_of_slots
 from taskguard.model.claims import LEADER_TASK
@@ -70,7 +70,7 @@ class SqlRecords(Part):
             "fingerprint": None,
             "sends": None,
             "due": self._due_now(),
-            **NO_PLACE,
+            **NO_POSITION,
             "error": text,
             "finished": None,
         }

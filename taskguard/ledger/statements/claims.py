@@ -22,11 +22,11 @@ from taskguard.ledger.decisions import (
     why_dead,
 )
 from taskguard.ledger.lines import newest
-from taskguard.ledger.lines.park import place_of
+from taskguard.ledger.lines.park import position_of
 from taskguard.ledger.own_rows import changes as rows
 from taskguard.ledger.statements.gates import View, gates_of
 from taskguard.ledger.statements.slots import choose
-from taskguard.ledger.tables import FREE, KEYS, MESSAGES, NO_PLACE, WORK
+from taskguard.ledger.tables import FREE, KEYS, MESSAGES, NO_POSITION, WORK
 from taskguard.model.claims import Answer, Busy, ClaimAnswer, Claimed, ClaimRequest
 from taskguard.model.line_states import LineState
 from taskguard.model.states import Decision, State
@@ -72,7 +72,9 @@ def _settle(db: sa.Connection, request: ClaimRequest, found: Seen) -> None:
         return
     if not put_off:
         same = WORK.c.state == row.state, WORK.c.fence == row.fence, WORK.c.owner == row.owner
-        db.execute(sa.update(WORK).where(WORK.c.id == row.id, *same).values(due=None, **NO_PLACE))
+        db.execute(
+            sa.update(WORK).where(WORK.c.id == row.id, *same).values(due=None, **NO_POSITION)
+        )
 
 
 def _catch_up(db: sa.Connection, found: Seen) -> None:
@@ -90,7 +92,7 @@ def _catch_up(db: sa.Connection, found: Seen) -> None:
         WORK.c.fence == mine.fence,
         WORK.c.owner == mine.owner,
     )
-    values: dict[str, object] = {"due": None, **NO_PLACE}
+    values: dict[str, object] = {"due": None, **NO_POSITION}
     if found.decision is Decision.DONE and row.state == State.DONE.value:
         same = ("state", "message", "fence", "owner", "result", "error", "finished")
         values |= {name: getattr(row, name) for name in same} | {"lease_until": 0, "call": None}
@@ -327,7 +329,7 @@ class LockedClaim:
             "lease_until": until_us,
             "started": self.now_us,
             "sends": None,
-            **NO_PLACE,
+            **NO_POSITION,
             "error": None,
         }
         if request.fingerprint is not None:
@@ -335,7 +337,7 @@ class LockedClaim:
         for work, known in zip((request.work, *request.formerly), self.records.rows, strict=True):
             values = dict(claim)
             if request.strict and work == request.work:
-                values |= self._kept_place(known)
+                values |= self._kept_position(known)
             if call is not None and work == request.work:
                 values["due"] = until_us
                 if known is None or known.call != call:
@@ -347,14 +349,14 @@ class LockedClaim:
             else:
                 self._update(decision, known, values)
 
-    def _kept_place(self, known: WorkRecord | None) -> dict[str, object]:
-        """The place that it has, or gets, and keeps until it has ended."""
-        place: dict[str, Any] = place_of(self.request, self.now_us, LineState.KEPT)
+    def _kept_position(self, known: WorkRecord | None) -> dict[str, object]:
+        """Return the position that the work has or gets, and keeps until it has ended."""
+        position: dict[str, Any] = position_of(self.request, self.now_us, LineState.KEPT)
         kept = [row.parked for row in self.records.rows if row and row.parked is not None]
-        place["parked"] = min(kept, default=place["parked"])
+        position["parked"] = min(kept, default=position["parked"])
         if known is not None:
-            place["parked"] = sa.func.coalesce(WORK.c.parked, place["parked"])
-        return place
+            position["parked"] = sa.func.coalesce(WORK.c.parked, position["parked"])
+        return position
 
     def _insert(self, decision: Decision, work: str, values: dict[str, object]) -> None:
         request, row = self.request, self.row
@@ -424,7 +426,7 @@ class LockedClaim:
                 crashes=WORK.c.crashes + 1,
                 owner=FREE,
                 due=None,
-                **NO_PLACE,
+                **NO_POSITION,
                 error=why_dead(row),
                 finished=self.now_us,
             )

@@ -18,12 +18,12 @@ from taskguard.ledger.connections.libpq import NOT_SENT, Commit
 from taskguard.ledger.connections.prepared import Prepared
 from taskguard.ledger.lines import kept, park, promotion, room
 from taskguard.ledger.own_rows import changes as rows
-from taskguard.ledger.records import Called
+from taskguard.ledger.records import ToSend
 from taskguard.ledger.statements import claims, renewals
 from taskguard.ledger.tables import (
     FREE,
     KEYS,
-    NO_PLACE,
+    NO_POSITION,
     WORK,
     held,
     of_claim,
@@ -137,7 +137,7 @@ class Statements:
         """Store the work with its call in the line of its key; False if it is not to wait."""
         return park.park(self.database, request, only_new=only_new)
 
-    def call_next(
+    def promote_next(
         self,
         key: str,
         *,
@@ -147,23 +147,23 @@ class Statements:
         bounds: Bounds | None = None,
         ahead_s: float | None = None,
         rates: Mapping[str, Rate | None] = NO_RATES,
-    ) -> Called | None:
+    ) -> ToSend | None:
         """Note that the first in line is called, if the key is free."""
         has_room: room.Room = room.of_key
         if ahead_s is not None:
             has_room = functools.partial(
                 room.of_bounds, bounds=bounds, ahead_us=int(ahead_s * 1e6), rates=rates
             )
-        return promotion.call_next(
+        return promotion.promote_next(
             self.database, key, app=app, queues=queues, expected_s=expected_s, room=has_room
         )
 
     def keep(self, claim: Claim, *, retries: int, call: str | None, due_in_s: float) -> bool:
-        """The message of FAILED work that keeps its place was sent once more."""
+        """The message of FAILED work that keeps its position was sent once more."""
         return kept.keep(self.database, claim, retries=retries, call=call, due_in_s=due_in_s)
 
     def leave(self, claim: Claim, *, retries: int) -> bool:
-        """FAILED work that keeps its place gives it up."""
+        """FAILED work that keeps its position gives it up."""
         return kept.leave(self.database, claim, retries=retries)
 
     # -- leases -------------------------------------------------------------------------------
@@ -196,6 +196,6 @@ def _completing(database: Database, strict: bool) -> tuple[Prepared, Prepared]:
         finished=database.now(),
     )
     if strict:
-        done = done.values(**NO_PLACE)
+        done = done.values(**NO_POSITION)
     dialect = database.engine.dialect
     return Prepared(key.values(owner=FREE, lease_until=0), dialect), Prepared(done, dialect)

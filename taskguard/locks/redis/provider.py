@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.findings import Finding
 from taskguard.locks.base import (
-    CALLED,
     KEPT_S,
+    PROMOTED,
     Granted,
     Held,
     Hold,
@@ -36,7 +36,7 @@ __all__ = ["RENEWALS", "RedisLocks", "read_holders"]
 
 _FENCE_EXPIRY_MS = b"86400000"
 _HINT_EXPIRY_MS = b"86400000"
-_CALLED = str(CALLED).encode()
+_PROMOTED = str(PROMOTED).encode()
 # Maximum time of one wait. The caller then asks again. So a wake-up that was lost with its waiter,
 # or an expired lease, costs the others a second at most.
 WAIT_SLICE_S = 1.0
@@ -203,20 +203,20 @@ class RedisLocks:
         retries: list[None] = []
         names, words = self._release_words((key,), owner)
         names.append(_hint_of(names[0]))
-        words += [_CALLED, _ms(KEPT_S)]
+        words += [_PROMOTED, _ms(KEPT_S)]
         freed, hint = self._link.call(
             self._release, names, words, on_retry=lambda: retries.append(None)
         )
         return bool(freed or retries), bool(hint or retries)
 
-    def acquire_called(
+    def acquire_promoted(
         self, key: str, owner: Owner, *, ttl_s: float, wait_s: float
     ) -> Granted | Held:
         """Take a key, even if it is reserved for a promoted message."""
         names, words = self._acquire_words(
             (key,), owner, ttl_s=ttl_s, with_fence=False, wait_s=wait_s
         )
-        return self._granted((key,), names, [*words, b"0", _CALLED], ttl_s=ttl_s)
+        return self._granted((key,), names, [*words, b"0", _PROMOTED], ttl_s=ttl_s)
 
     def _release_words(
         self, keys: tuple[str, ...], owner: Owner

@@ -57,7 +57,7 @@ def park(book: Any, number: int, limit: int = 1, rate: Rate | None = None) -> No
 def call(book: Any, limit: int = 1, rate: Rate | None = None, ahead_s: float = 0.0) -> str | None:
     """Promote the next message, and return its id."""
     bounds = Bounds(KEY, limit, rate)
-    found = book.ledger.call_next(KEY, expected_s=30.0, bounds=bounds, ahead_s=ahead_s)
+    found = book.ledger.promote_next(KEY, expected_s=30.0, bounds=bounds, ahead_s=ahead_s)
     return None if found is None else found.message.id
 
 
@@ -233,12 +233,12 @@ class TestLineOfSlots:
         holder = claimed(book, 1, 2)
         for number in (10, 11, 12):
             park(book, number, 2)
-        found = book.ledger.call_next(KEY, expected_s=30.0, ahead_s=0.0)
+        found = book.ledger.promote_next(KEY, expected_s=30.0, ahead_s=0.0)
         assert found.message.id == "m10"
-        assert book.ledger.call_next(KEY, expected_s=30.0, ahead_s=0.0) is None
+        assert book.ledger.promote_next(KEY, expected_s=30.0, ahead_s=0.0) is None
         book.ledger.complete_alone(holder.claim, None)
         assert book.ledger.look().keys == (KEY,)
-        assert book.ledger.call_next(KEY, expected_s=30.0, ahead_s=0.0).message.id == "m11"
+        assert book.ledger.promote_next(KEY, expected_s=30.0, ahead_s=0.0).message.id == "m11"
 
     def test_behind_those_who_wait(self, book: Any) -> None:
         """A new message is refused while earlier ones wait, even if a slot is free, unless the
@@ -377,7 +377,7 @@ class TestRate:
         book.pass_time(HOUR_US - 50_000_000)
         assert book.ledger.look(ahead_s=60.0).keys == (KEY,)
         bounds = Bounds(KEY, 1, rate)
-        found = book.ledger.call_next(KEY, expected_s=5.0, bounds=bounds, ahead_s=60.0)
+        found = book.ledger.promote_next(KEY, expected_s=5.0, bounds=bounds, ahead_s=60.0)
         assert found.message.id == "m2"
         assert 0 < found.wait_s <= 50
         assert found.due_us - book.ledger.now_us() <= 55_000_000
@@ -391,6 +391,6 @@ class TestRate:
             park(book, number, 5, rate)
         bounds = Bounds(KEY, 5, rate)
         options = {"expected_s": 5.0, "bounds": bounds, "ahead_s": 150.0}
-        found = [book.ledger.call_next(KEY, **options) for _ in range(3)]
+        found = [book.ledger.promote_next(KEY, **options) for _ in range(3)]
         assert [each and each.message.id for each in found] == ["m2", "m3", None]
         assert found[1].wait_s - found[0].wait_s == pytest.approx(60, abs=30)

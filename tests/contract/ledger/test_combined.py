@@ -62,7 +62,7 @@ def parked(book: Any, asked: ClaimRequest) -> list[str]:
 
 def promoted(book: Any, *, ahead_s: float = 0.0, bounds: Bounds | None = BOUNDS) -> str | None:
     """Promote the next message, and return its id."""
-    found = book.ledger.call_next(KEY, expected_s=30.0, bounds=bounds, ahead_s=ahead_s)
+    found = book.ledger.promote_next(KEY, expected_s=30.0, bounds=bounds, ahead_s=ahead_s)
     return None if found is None else found.message.id
 
 

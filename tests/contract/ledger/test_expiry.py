@@ -37,7 +37,7 @@ def claimed(book: Any, number: int, **values: Any) -> Claimed:
 
 
 def call(book: Any) -> str | None:
-    found = book.ledger.call_next(KEY, expected_s=30.0)
+    found = book.ledger.promote_next(KEY, expected_s=30.0)
     return None if found is None else found.message.id
 
 
@@ -87,14 +87,14 @@ class TestWhoWaits:
         assert expired(book, queues=["other"]) == expired(book, app="other") == []
         assert expired(book, queues=["other", "test"]) == ["m1"]
 
-    @pytest.mark.parametrize("became", ["begun", "revoked", "requeued", "called"])
+    @pytest.mark.parametrize("became", ["begun", "revoked", "requeued", "promoted"])
     def test_what_waits_no_more(self, book: Any, became: str) -> None:
         """Work that does not wait, or waits for another message, does not expire."""
         park(book, 1, -1)
         if became == "begun":
             holder = claimed(book, 1)
             assert book.ledger.give_back(holder.claim)
-        elif became == "called":
+        elif became == "promoted":
             assert call(book) == "m1"
         else:
             book.ledger.revoke("ship order:1", message="m1")
@@ -104,7 +104,7 @@ class TestWhoWaits:
 
 
 class TestTheEnd:
-    @pytest.mark.parametrize("how", ["waits", "called", "enqueued"])
+    @pytest.mark.parametrize("how", ["waits", "promoted", "enqueued"])
     def test_is_noted(self, book: Any, how: str) -> None:
         """Expired work is FAILED, not final, out of the line, and not sent again."""
         if how == "enqueued":
@@ -112,7 +112,7 @@ class TestTheEnd:
                 book.ledger.enqueue(db, delivery(1), due_in_s=0)
         else:
             park(book, 1, -1)
-        if how == "called":
+        if how == "promoted":
             assert call(book) == "m1"
         park(book, 2)
         assert expire(book, 1) is True

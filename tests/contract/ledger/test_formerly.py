@@ -348,25 +348,25 @@ class TestLines:
         assert book.ledger.park(self.old(book, "a"))
         assert book.ledger.park(self.old(book, "b"))
         book.ledger.complete_alone(holder.claim, None)
-        assert book.ledger.call_next("order:1", expected_s=30.0).message.id == "a"
+        assert book.ledger.promote_next("order:1", expected_s=30.0).message.id == "a"
         taken = claim(book, self.new(book, "a"))
         assert taken.claim.keys == ("order:1", "shop:1")
         assert self.waiting(book) == [("order:1", "b")]
         book.ledger.complete_alone(taken.claim, None)
-        assert book.ledger.call_next("order:1", expected_s=30.0).message.id == "b"
+        assert book.ledger.promote_next("order:1", expected_s=30.0).message.id == "b"
 
     def test_it_takes_its_place_along(self, book: Book) -> None:
         """The work waits once, in the line of its new key, and is sent from there alone."""
         now_us = book.ledger.now_us()
         assert book.ledger.park(self.old(book, "a", sent_us=now_us - 9))
         assert book.ledger.park(self.new(book, "b", sent_us=now_us - 5))
-        assert book.ledger.call_next("order:1", expected_s=30.0).message.id == "a"
+        assert book.ledger.promote_next("order:1", expected_s=30.0).message.id == "a"
         assert book.ledger.park(self.new(book, "a", sent_us=now_us - 9))
         assert self.waiting(book) == [("shop:1", "a"), ("shop:1", "b")]
         book.make_due()
         assert book.ledger.overdue() == []
-        assert book.ledger.call_next("order:1", expected_s=30.0) is None
-        assert book.ledger.call_next("shop:1", expected_s=30.0).message.id == "a"
+        assert book.ledger.promote_next("order:1", expected_s=30.0) is None
+        assert book.ledger.promote_next("shop:1", expected_s=30.0).message.id == "a"
 
     def test_nobody_goes_before_those_of_the_former_line(self, book: Book) -> None:
         """Neither a message that was sent later nor a new one goes before those in the

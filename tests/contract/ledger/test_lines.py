@@ -50,7 +50,7 @@ def claimed(book: Any, number: int, **values: Any) -> Claimed:
 
 def call(book: Any, expected_s: float = EXPECTED_S) -> str | None:
     """Promote the next message, and return its id."""
-    found = book.ledger.call_next(KEY, expected_s=expected_s)
+    found = book.ledger.promote_next(KEY, expected_s=expected_s)
     return None if found is None else found.message.id
 
 
@@ -274,7 +274,7 @@ class TestCall:
         claimed(book, 1)
         park(book, 2, message_of(2, retries=1, deferrals=3))
         book.expire_all()
-        found = book.ledger.call_next(KEY, expected_s=EXPECTED_S)
+        found = book.ledger.promote_next(KEY, expected_s=EXPECTED_S)
         assert (found.work, found.task) == ("ship order:2", "ship")
         assert json.loads(found.call)["message"] == "m2"
         assert (found.message.id, found.message.retries) == ("m2", 1)
@@ -365,8 +365,8 @@ class TestQueues:
         """A sender that cannot send the first message promotes none, not even a later one, and
         notes nothing."""
         for queues in (["rq"], ["r%"], []):
-            assert book.ledger.call_next(KEY, expected_s=5.0, queues=queues) is None
-        found = book.ledger.call_next(KEY, expected_s=5.0, queues=["rq", "celery"])
+            assert book.ledger.promote_next(KEY, expected_s=5.0, queues=queues) is None
+        found = book.ledger.promote_next(KEY, expected_s=5.0, queues=["rq", "celery"])
         assert found.message.id == "m1"
 
     def test_whose_keys_are_open(self, book: Any) -> None:
@@ -388,7 +388,7 @@ class TestQueues:
         seen = book.ledger.look(after=KEY, most=3)
         assert (seen.keys, seen.after) == (("account:2",), None)
         assert (seen.expired, seen.overdue) == (False, False)
-        assert book.ledger.call_next("account:2", expected_s=-60.0, queues=None)
+        assert book.ledger.promote_next("account:2", expected_s=-60.0, queues=None)
         seen = book.ledger.look(
             after=KEY, most=1
         )  # only a message that was promoted and did not arrive
@@ -402,19 +402,19 @@ class TestQueues:
 class TestRanks:
     """`order="priority"`: messages of a lower rank go first."""
 
-    def test_in_which_order_they_are_called(self, book: Any) -> None:
+    def test_the_order_of_promotion(self, book: Any) -> None:
         """Messages are promoted by rank, and within a rank in the order in which they were sent."""
         holder = claimed(book, 1)
         sent_us = book.ledger.now_us() - 100
         for number, rank in ((2, 5), (3, -1), (4, 0), (5, -1)):
             park(book, number, rank=rank, sent_us=sent_us + number)
         book.ledger.complete_alone(holder.claim, None)
-        called = []
+        promoted = []
         while (message := call(book)) is not None:
-            called.append(message)
+            promoted.append(message)
             number = int(message[1:])
             book.ledger.complete_alone(claimed(book, number).claim, None)
-        assert called == ["m3", "m5", "m4", "m2"]
+        assert promoted == ["m3", "m5", "m4", "m2"]
 
     @pytest.mark.parametrize("redelivered", [False, True])
     def test_who_may_claim(self, book: Any, redelivered: bool) -> None:
@@ -744,7 +744,7 @@ class TestStrict:
             book.ledger.enqueue(db, strict(2), due_in_s=0.0)
         assert book.ledger.park(strict(3))
         [overdue] = book.ledger.overdue(parked=True)
-        assert (overdue.in_place, overdue.sends) == (True, 0)
+        assert (overdue.keeps_position, overdue.sends) == (True, 0)
         assert book.ledger.sent([overdue], again_after_s=None) == 1
         assert book.ledger.sent([overdue], again_after_s=None) == 0
         assert call(book) is None
@@ -754,12 +754,12 @@ class TestStrict:
         assert call(book) == "m2"
         book.make_due()
         [overdue] = book.ledger.overdue(parked=True)
-        assert (overdue.in_place, overdue.sends) == (True, 1)
+        assert (overdue.keeps_position, overdue.sends) == (True, 1)
         begun = self.begin(book, 2)
         assert book.ledger.fail(begun.claim, "boom")
         book.make_due()
         [overdue] = book.ledger.overdue(parked=True)
-        assert overdue.in_place is False
+        assert overdue.keeps_position is False
         assert book.ledger.sent([overdue], again_after_s=None) == 0
 
     def test_who_was_enqueued_holds_up_only_those_behind(self, book: Any) -> None:
@@ -841,14 +841,14 @@ class TestNamespaces:
         assert book.ledger.look(app="e%").keys == ("e%:account",)
         assert book.ledger.look(app="us").keys == ()
 
-    def test_who_is_called(self, book: Any) -> None:
+    def test_which_message_is_promoted(self, book: Any) -> None:
         """No application promotes another one's message, because it would send it to its own
         broker."""
         for app in ("", "us"):
-            assert book.ledger.call_next("eu:account", expected_s=5.0, app=app) is None
-        assert book.ledger.call_next("account", expected_s=5.0, app="eu") is None
-        assert book.ledger.call_next("eu:account", expected_s=5.0, app="eu") is not None
-        assert book.ledger.call_next("account", expected_s=5.0) is not None
+            assert book.ledger.promote_next("eu:account", expected_s=5.0, app=app) is None
+        assert book.ledger.promote_next("account", expected_s=5.0, app="eu") is None
+        assert book.ledger.promote_next("eu:account", expected_s=5.0, app="eu") is not None
+        assert book.ledger.promote_next("account", expected_s=5.0) is not None
 
 
 class TestClaim:
@@ -863,7 +863,7 @@ class TestClaim:
         assert book.work(3) is None
         assert isinstance(book.ledger.claim(delivery(2)), Claimed)
 
-    def test_behind_one_who_was_called(self, book: Any) -> None:
+    def test_behind_a_promoted_message(self, book: Any) -> None:
         """While a promoted message is on its way, no other message claims the key."""
         holder = claimed(book, 1)
         for number in (2, 3):
@@ -1016,7 +1016,7 @@ def test_nobody_is_forgotten(book: Any) -> None:  # noqa: C901  # all that a wor
                 return
         else:
             failures.append(f"{number}: {answer}")
-        found = book.ledger.call_next(KEY, expected_s=600.0)
+        found = book.ledger.promote_next(KEY, expected_s=600.0)
         if found is not None:
             queue.append(int(found.message.id[1:]))
 

@@ -152,7 +152,7 @@ def without_leases(made: Mutation) -> None:
 
     made.replace(portable_claims, "_read_one", ahead)
     key = ("or k.lease_until <= excluded.fence", "or true")
-    work = [(f"w.lease_until <= {now} and", "") for now in ("asked.now_us", "excluded.created")]
+    work = [(f"w.lease_until <= {now} and", "") for now in ("clock.now_us", "excluded.created")]
     made.edit(postgresql, "_CLAIM", key, *work)
     made.edit(mariadb, "_CLAIM", ("held_until <= now_us", "true"))
 
@@ -324,10 +324,10 @@ def without_those_before(made: Mutation) -> None:
         made.edit(postgresql, name, ("where o.key = %(key)s::text", "where false"))
 
 
-def without_those_called(made: Mutation) -> None:
+def without_promoted_messages(made: Mutation) -> None:
     """The next message is promoted while an earlier one is on its way."""
     made.replace(states, "expected", lambda *_: sa.false())
-    made.edit(lines, "CALL_NEXT", ("and o.due > (select now_us from asked)", "and false"))
+    made.edit(lines, "PROMOTE_NEXT", ("and o.due > (select now_us from clock)", "and false"))
 
 
 def with_those_called_for_ever(made: Mutation) -> None:
@@ -335,9 +335,9 @@ def with_those_called_for_ever(made: Mutation) -> None:
     made.replace(states, "expected", lambda work, now_us: work.c.line.in_(["promoted", "resent"]))
     made.edit(
         lines,
-        "CALL_NEXT",
+        "PROMOTE_NEXT",
         ("o.line = 'promoted'", "o.line in ('promoted', 'resent')"),
-        ("and o.due > (select now_us from asked)", "and o.due is not null"),
+        ("and o.due > (select now_us from clock)", "and o.due is not null"),
     )
 
 
@@ -386,7 +386,7 @@ def with_the_former_key(made: Mutation) -> None:
 def with_a_held_key(made: Mutation) -> None:
     """A message is promoted while the key is held."""
     made.replace(room, "of_key", lambda *_: 0)
-    made.edit(lines, "CALL_NEXT", ("and k.lease_until > asked.now_us", "and false"))
+    made.edit(lines, "PROMOTE_NEXT", ("and k.lease_until > clock.now_us", "and false"))
 
 
 def with_any_state(made: Mutation) -> None:
@@ -420,13 +420,13 @@ def without_leaving_the_line(made: Mutation) -> None:
 
 def with_the_last_first(made: Mutation) -> None:
     """The line is a stack."""
-    made.edit(lines, "CALL_NEXT", ("order by w.rank, w.parked", "order by w.parked desc"))
+    made.edit(lines, "PROMOTE_NEXT", ("order by w.rank, w.parked", "order by w.parked desc"))
 
 
 def without_ranks(made: Mutation) -> None:
     """The message that was sent first is promoted first, whatever its rank."""
     made.replace(states, "in_order", lambda: (WORK.c.parked,))
-    made.edit(lines, "CALL_NEXT", ("order by w.rank, w.parked", "order by w.parked"))
+    made.edit(lines, "PROMOTE_NEXT", ("order by w.rank, w.parked", "order by w.parked"))
 
 
 def without_ranks_of_newcomers(made: Mutation) -> None:
@@ -445,7 +445,9 @@ def without_keeping(made: Mutation) -> None:
     """Strict work that has failed, or was promoted and is late, blocks no other work."""
     made.replace(states, "keeps", lambda *_: sa.false())
     made.edit(
-        lines, "CALL_NEXT", ("case when o.line = 'kept' then 1 end", "case when false then 1 end")
+        lines,
+        "PROMOTE_NEXT",
+        ("case when o.line = 'kept' then 1 end", "case when false then 1 end"),
     )
 
 
@@ -490,7 +492,7 @@ def of_any_application(made: Mutation) -> None:
     """Another application's messages are promoted, too."""
     made.edit(
         lines,
-        "CALL_NEXT",
+        "PROMOTE_NEXT",
         ("coalesce(w.call::json ->> 'app', '') = %(app)s::text", "%(app)s::text is not null"),
     )
 
@@ -669,11 +671,11 @@ MUTANTS: list[tuple[Callable[[Mutation], None], Callable[[Any], None]]] = [
     (in_both_lines, OfFormerLines().test_it_takes_its_place_along),
     (with_any_former_state, park_what_the_former_guard_has_done),
     (without_those_before, in_line.TestClaim().test_behind_those_who_wait),
-    (without_those_called, in_line.TestCall().test_in_the_order_in_which_they_came),
+    (without_promoted_messages, in_line.TestCall().test_in_the_order_in_which_they_came),
     (with_those_called_for_ever, in_line.TestCall().test_lost),
     (with_any_messages_place, pass_the_message_that_waits),
     (with_recalls_of_a_higher_number, in_line.TestCall().test_one_that_is_sent_again),
-    (without_ranks, in_line.TestRanks().test_in_which_order_they_are_called),
+    (without_ranks, in_line.TestRanks().test_the_order_of_promotion),
     (without_ranks_of_newcomers, claim_by_rank),
     (with_any_number, in_line.TestMaxWaiting().test_one_too_many),
     (without_keeping, in_line.TestStrict().test_nobody_goes_before_a_retry),
@@ -711,7 +713,7 @@ def park_what_is_done(book: Any) -> None:
 def call_in_namespaces(book: Any) -> None:
     TestOfTwo = in_line.TestNamespaces  # noqa: N806
     TestOfTwo.park_each(book)
-    TestOfTwo().test_who_is_called(book)
+    TestOfTwo().test_which_message_is_promoted(book)
 
 
 # Mutants of PostgreSQL's statements for first claims, for ends with their COMMIT, and for lines.
@@ -791,7 +793,7 @@ def test_a_ledger_without_a_check_does_not_pass(
 def promoted_as_resent(made: Mutation) -> None:
     """A message that is promoted counts as one that did not arrive."""
     made.replace(states, "promoted", lambda: sa.literal("resent"))
-    made.edit(lines, "CALL_NEXT", ("else 'promoted' end", "else 'resent' end"))
+    made.edit(lines, "PROMOTE_NEXT", ("else 'promoted' end", "else 'resent' end"))
 
 
 @pytest.mark.parametrize("mutant", ["promoted as resent", "abandoned in its line"])
@@ -804,15 +806,15 @@ def test_a_transition_of_a_line_that_is_not_declared_is_found(
     if mutant == "promoted as resent":
         promoted_as_resent(Mutation(monkeypatch, book.kind))
     else:
-        monkeypatch.setattr(outbox, "NO_PLACE", {})
+        monkeypatch.setattr(outbox, "NO_POSITION", {})
     in_line.park(book, 1)
     with pytest.raises(AssertionError, match=r"waiting -> resent|promoted, and FAILED"):
         _abandon_what_was_promoted(book)
 
 
 def _abandon_what_was_promoted(book: Any) -> None:
-    called = book.ledger.call_next(in_line.KEY, expected_s=60.0)
-    assert book.ledger.abandon(called, error="sent in vain")
+    promoted = book.ledger.promote_next(in_line.KEY, expected_s=60.0)
+    assert book.ledger.abandon(promoted, error="sent in vain")
 
 
 @pytest.mark.parametrize(
@@ -833,6 +835,6 @@ def test_a_mutant_that_is_merely_broken_is_not_caught(
         at_the_end.callback(engine.dispose)
         book = Book(ledger, pg_url, "postgresql", engine)
         made = Mutation(monkeypatch, book.kind)
-        made.edit(postgresql, "_CLAIM_FIRST", ("with asked", new))
+        made.edit(postgresql, "_CLAIM_FIRST", ("with clock", new))
         with pytest.raises(error, match=says):
             catch(book, made, claim_what_is_done)

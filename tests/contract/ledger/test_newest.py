@@ -288,7 +288,7 @@ class TestWaiting:
         assert is_outdated(book, 2)
         assert refused(book, 2)
         book.ledger.complete_alone(holder.claim, None)
-        assert book.ledger.call_next(KEY, expected_s=EXPECTED_S).message.id == "m3"
+        assert book.ledger.promote_next(KEY, expected_s=EXPECTED_S).message.id == "m3"
         claim(book, 3, in_line=True)
         assert waiting(book) == []
 
@@ -312,13 +312,13 @@ class TestWaiting:
         assert [each.message.id for each in newer.replaced] == ["m2"]
         assert refused(book, 2)
 
-    def test_one_that_was_called(self, book: Any) -> None:
+    def test_a_promoted_message(self, book: Any) -> None:
         """A superseded message that was promoted is on its way already. It is not sent a second
         time."""
         holder = claim(book, 1)
         parked(book, 2)
         book.ledger.complete_alone(holder.claim, None)
-        book.ledger.call_next(KEY, expected_s=EXPECTED_S)
+        book.ledger.promote_next(KEY, expected_s=EXPECTED_S)
         assert claim(book, 3, in_line=True).replaced == ()
         assert refused(book, 2)
 
@@ -341,7 +341,7 @@ class TestWaiting:
         parked(book, 2)
         parked(book, 3)
         book.expire_all()
-        assert book.ledger.call_next(KEY, expected_s=EXPECTED_S).message.id == "m3"
+        assert book.ledger.promote_next(KEY, expected_s=EXPECTED_S).message.id == "m3"
         book.make_due()
         overdue = book.ledger.overdue(parked=True)
         assert sorted(each.message.id for each in overdue) == ["m2", "m3"]
@@ -474,7 +474,7 @@ def test_nobody_is_forgotten(book: Any, mode: str) -> None:  # noqa: C901  # all
             if answer.decision not in (Decision.OUTDATED, Decision.DONE):
                 failures.append(f"{number}: {answer}")
         queue.extend(int(each.message.id[1:]) for each in replaced)
-        found = book.ledger.call_next(KEY, expected_s=600.0)
+        found = book.ledger.promote_next(KEY, expected_s=600.0)
         if found is not None:
             queue.append(int(found.message.id[1:]))
 

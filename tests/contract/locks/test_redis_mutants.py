@@ -105,7 +105,7 @@ MUTANTS: dict[str, tuple[str, str, Test]] = {
     "not kept": (
         "if hint == 1 and freed == 1 then",
         "if false then",
-        lambda locks, _: Hints().test_kept_for_who_is_called(locks),
+        lambda locks, _: Hints().test_kept_for_the_promoted_message(locks),
     ),
     "kept from who waits": (
         "redis.pcall('SET', KEYS[1], ARGV[2], 'NX',",

@@ -17,7 +17,7 @@ import redis
 from support.guarded_shop import GuardedShop, NotingQueue
 from support.proxy import Mode, Proxy
 from support.waiting import patience_s
-from taskguard.locks.base import CALLED
+from taskguard.locks.base import PROMOTED
 from taskguard.locks.redis import RedisLocks
 from taskguard.model.claims import Claim
 from taskguard.model.delivery import (
@@ -79,7 +79,7 @@ class Office:
     def expire(self, number: int) -> None:
         """Drop a promoted message that has expired."""
         assert self.ledger.expire(f"book {number}", message=MessageRef(f"m{number}"))
-        self.runner.never_runs(self._delivery(number, called=True))
+        self.runner.never_runs(self._delivery(number, promoted=True))
 
     def _delivery(self, number: int, *, busy: Busy = "park", **values: Any) -> Delivery:
         return Delivery(
@@ -122,7 +122,7 @@ def office(valkey: Any, postgres: Any, redis_url: str, pg_url: str) -> Iterator[
             made.deliver(number, busy="park" if number % 2 else "retry")
         for number in range(8):
             made.deliver(100 + number, lambda guard, after=200 + number: made.deliver(after))
-            made.deliver(200 + number, called=True)
+            made.deliver(200 + number, promoted=True)
         made.calls.sent.clear()
         yield made
 
@@ -151,11 +151,11 @@ def test_what_a_parked_message_costs(office: Office) -> None:
     assert asked == [(2, 1)]
     assert office.calls.sent == ["m2"]
     assert (at_redis - 2, at_database - 1) == (2, 3)  # one more ends the delivery that promotes
-    assert office.trips(lambda: office.deliver(2, called=True)) == (2, 3)
+    assert office.trips(lambda: office.deliver(2, promoted=True)) == (2, 3)
     assert office.calls.sent == ["m2"]
 
 
-def test_behind_one_who_was_called(office: Office) -> None:
+def test_behind_a_promoted_message(office: Office) -> None:
     """Each promoted message promotes the next one, even if the server forgot the hint."""
 
     def body(guard: Any) -> None:
@@ -166,7 +166,7 @@ def test_behind_one_who_was_called(office: Office) -> None:
     for number in (2, 3, 4):
         assert office.calls.sent[-1] == f"m{number}"
         office.flush()
-        assert isinstance(office.deliver(number, called=True), Completed)
+        assert isinstance(office.deliver(number, promoted=True), Completed)
     assert office.calls.sent == ["m2", "m3", "m4"]
 
 
@@ -246,25 +246,25 @@ def test_who_hands_the_lock_to_one_who_has_ended(
         assert isinstance(parks[0].result(), Parked)
     first = 2 if others else 3
     assert office.calls.sent == [f"m{first}"]
-    assert isinstance(office.deliver(first, called=True), Completed)
+    assert isinstance(office.deliver(first, promoted=True), Completed)
 
 
 def test_what_was_kept_is_forgotten(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the lock server forgot a kept key, the next waiting message is still promoted."""
-    call_next, asked = office.ledger.call_next, 0
+    promote_next, asked = office.ledger.promote_next, 0
 
-    def another_is_called(*args: Any, **options: Any) -> Any:
+    def another_is_promoted(*args: Any, **options: Any) -> Any:
         nonlocal asked
         asked += 1
         if asked > 1:
-            return call_next(*args, **options)
+            return promote_next(*args, **options)
         assert isinstance(office.deliver(3), Parked)
         office.flush()
         return None
 
     def body(guard: Any) -> None:
         assert isinstance(office.deliver(2), Parked)
-        monkeypatch.setattr(office.ledger, "call_next", another_is_called)
+        monkeypatch.setattr(office.ledger, "promote_next", another_is_promoted)
 
     office.deliver(1, body)
     assert office.calls.sent == ["m2"]
@@ -291,7 +291,7 @@ def test_who_was_called_has_expired(
         assert isinstance(office.deliver(3), Parked)
         office.expire(2)
     assert office.calls.sent == ["m2", "m3"]
-    assert isinstance(office.deliver(3, called=True), Completed)
+    assert isinstance(office.deliver(3, promoted=True), Completed)
 
 
 def test_who_was_called_has_expired_and_so_has_who_left_a_hint(office: Office) -> None:
@@ -321,18 +321,18 @@ def test_who_was_called_has_expired_while_another_has_the_key(office: Office) ->
 def test_two_of_one_message(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
     """One copy of a message waits in line, and the other one takes the key and the hint first. The
     next message is still promoted."""
-    call_next = office.ledger.call_next
+    promote_next = office.ledger.promote_next
 
     def taken_meanwhile(*args: Any, **options: Any) -> Any:
-        monkeypatch.setattr(office.ledger, "call_next", call_next)
-        office.locks.release((KEY,), CALLED)  # the key was kept for long enough
+        monkeypatch.setattr(office.ledger, "promote_next", promote_next)
+        office.locks.release((KEY,), PROMOTED)  # the key was kept for long enough
         assert isinstance(office.deliver(2), Completed)
         return None
 
     def body(guard: Any) -> None:
         for number in (2, 3):
             assert isinstance(office.deliver(number), Parked)
-        monkeypatch.setattr(office.ledger, "call_next", taken_meanwhile)
+        monkeypatch.setattr(office.ledger, "promote_next", taken_meanwhile)
 
     office.deliver(1, body)
     assert office.calls.sent == ["m3"]

@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 from support.claims import request
-from taskguard.ledger.lines.postgresql import CALL_NEXT
+from taskguard.ledger.lines.postgresql import PROMOTE_NEXT
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.statements import postgresql
 from taskguard.ledger.tables import WORK
@@ -95,10 +95,10 @@ def _reads_all(plan: str) -> bool:
 
 def _next(ledger: SqlLedger, **options: Any) -> object:
     options = {"app": "", "queues": ["celery"], "expected_s": 5.0, **options}
-    return ledger.call_next(KEY, **options)
+    return ledger.promote_next(KEY, **options)
 
 
-def test_who_is_called(ledger: SqlLedger) -> None:
+def test_which_message_is_promoted(ledger: SqlLedger) -> None:
     """The index finds the next message, with each database's statement and with that of keys with a
     limit."""
     asked = _asked(ledger, lambda: _next(ledger, ahead_s=2.0)) + _asked(
@@ -113,7 +113,7 @@ def test_who_is_called(ledger: SqlLedger) -> None:
             "expected_us": 1,
             "lock_timeout": "1000",
         }
-        asked.append((CALL_NEXT, values))
+        asked.append((PROMOTE_NEXT, values))
     plans = [_plan(ledger, *each) for each in asked]
     assert [plan for plan in plans if _reads_all(plan)] == []
 

@@ -71,13 +71,13 @@ class Index:
         busy: str = "supersede",
         task: str = "rebuild",
         queued: bool = True,
-        called: bool = False,
+        promoted: bool = False,
     ) -> Any:
         delivery = Delivery(
             keys=(KEY,),
             work=f"{task} {number}",
             task=task,
-            called=called,
+            promoted=promoted,
             message=MessageRef(f"m{number}"),
             policy=make_policy({"busy": busy}, task=task),
             published_at_s=self._began_s + number,
@@ -195,7 +195,7 @@ def test_those_whose_place_is_taken_are_sent(index: Index) -> None:
     assert isinstance(index.deliver(1, body, busy="latest"), Completed)
     assert index.sent == ["m2", "m4"]
     assert index.ledger.overdue(parked=True) == []
-    assert isinstance(index.deliver(4, busy="latest", called=True), Completed)
+    assert isinstance(index.deliver(4, busy="latest", promoted=True), Completed)
 
 
 def test_a_call_without_a_queue_takes_the_place_of_a_message(index: Index) -> None:

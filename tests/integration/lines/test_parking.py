@@ -42,9 +42,9 @@ class NotingParking:
 
     queue = "test"
 
-    def __init__(self, message: str, called: list[str]) -> None:
+    def __init__(self, message: str, promoted: list[str]) -> None:
         self._message = message
-        self._called = called
+        self._called = promoted
 
     def call(self) -> Mapping[str, Any] | None:
         return {"queue": "test"}
@@ -76,7 +76,7 @@ class Line:
         self.ledger.create_schema()
         self.locks = LockedMeanwhile()
         self.runner = Runner(locks=self.locks, ledger=self.ledger)
-        self.called: list[str] = []
+        self.promoted: list[str] = []
 
     def deliver(
         self,
@@ -84,7 +84,7 @@ class Line:
         body: Callable[[Guard], Any] = lambda guard: None,
         *,
         work: str | None = None,
-        called: bool = False,
+        promoted: bool = False,
         **options: Any,
     ) -> Any:
         delivery = Delivery(
@@ -94,8 +94,8 @@ class Line:
             message=MessageRef(message),
             policy=make_policy({"busy": "park", **options}, task="book"),
             queue=NotingQueue(),
-            parking=NotingParking(message, self.called),
-            called=called,
+            parking=NotingParking(message, self.promoted),
+            promoted=promoted,
         )
         return self.runner.deliver(delivery, body)
 
@@ -117,7 +117,7 @@ def test_whoever_is_done_calls_the_first(line: Line) -> None:
             assert contextvars.Context().run(line.deliver, each) == Parked()
 
     assert isinstance(line.deliver("a", body), Completed)
-    assert line.called == ["b"]
+    assert line.promoted == ["b"]
 
 
 def holding(line: Line) -> Callable[[], object]:
@@ -134,7 +134,7 @@ def parked(line: Line, message: str, **values: Any) -> None:
     let_go = holding(line)
     assert line.deliver(message, **values) == Parked()
     let_go()
-    assert line.called == []
+    assert line.promoted == []
 
 
 class TestWhoDoesNotRun:
@@ -145,7 +145,7 @@ class TestWhoDoesNotRun:
     def _others_come(self, line: Line) -> Iterator[None]:
         yield
         assert line.locks.meanwhile is None
-        assert line.called == ["b"]
+        assert line.promoted == ["b"]
 
     def test_for_its_work_is_done(self, line: Line) -> None:
         line.deliver("a")
@@ -192,7 +192,7 @@ def test_a_recall_that_the_broker_refuses_holds_up_nobody(line: Line) -> None:
         parked(line, each)
     app, queues = "", ["test"]
     asked = {"expected_s": 0.0, "app": app, "queues": queues}
-    first = line.ledger.call_next(KEY, **asked)
+    first = line.ledger.promote_next(KEY, **asked)
     assert first is not None
     assert first.message.id == "a"
     sent: list[str] = []
@@ -205,13 +205,13 @@ def test_a_recall_that_the_broker_refuses_holds_up_nobody(line: Line) -> None:
     Relay(runtime, {"test": refuse}, {"test": lambda *_: None}).look()
     assert sent == ["a"]
     # The look has promoted the next message, which now claims the free key.
-    assert isinstance(line.deliver("b", called=True), Completed)
+    assert isinstance(line.deliver("b", promoted=True), Completed)
 
 
 def test_a_sweep_leaves_what_was_called_to_a_relay(line: Line) -> None:
     """A relay sends a promoted message again after a few seconds, and not an hour after a sweep."""
     parked(line, "a")
-    assert line.ledger.call_next(KEY, expected_s=0.0, app="", queues=["test"]) is not None
+    assert line.ledger.promote_next(KEY, expected_s=0.0, app="", queues=["test"]) is not None
     sent: list[str] = []
 
     def send(call: Mapping[str, Any], message: MessageRef) -> None:
@@ -232,7 +232,7 @@ def test_copies_of_what_waits_in_its_queue(line: Line) -> None:
     Before five seconds there is one."""
     parked(line, "a")
     sent_us = line.ledger.now_us()
-    first = line.ledger.call_next(KEY, expected_s=EXPECTED_S, app="", queues=["test"])
+    first = line.ledger.promote_next(KEY, expected_s=EXPECTED_S, app="", queues=["test"])
     assert first is not None
     sent: list[str] = []
     senders = {"test": lambda call, message: sent.append(message.id)}
@@ -282,12 +282,12 @@ def test_keys_that_cannot_be_served_starve_no_other(
         raise ConnectionError("the broker is down")
 
     def send(call: Mapping[str, Any], message: MessageRef) -> None:
-        line.called.append(message.id)
+        line.promoted.append(message.id)
 
     relay = Relay(connect(locks=None, ledger=line.ledger), {"down": refuse, "test": send})
     for _ in range(3):
         relay.look()
-    assert line.called == ["test-z0000", "test-z0001"]
+    assert line.promoted == ["test-z0000", "test-z0001"]
     assert tried[0] == "down-0000"
     assert len(tried) <= 3
 
@@ -304,17 +304,17 @@ def test_what_is_overdue_in_a_former_namespace_is_sent_into_the_present_one(line
     runtime = connect(
         locks=None, ledger=line.ledger, namespace="new", formerly_namespaces=["", "eu"]
     )
-    senders = {"test": lambda _, message: line.called.append(message.id)}
+    senders = {"test": lambda _, message: line.promoted.append(message.id)}
     for _ in range(2):
         Sweeper(runtime, senders).sweep()
-    assert sorted(line.called) == ["of eu", "of none"]
+    assert sorted(line.promoted) == ["of eu", "of none"]
     assert [each.message.id for each in line.ledger.overdue()] == ["of us"]
 
 
 def drain(line: Line) -> None:
     """Take three looks with a relay whose namespace was "old" before."""
     runtime = connect(locks=None, ledger=line.ledger, namespace="new", formerly_namespaces=["old"])
-    relay = Relay(runtime, {"test": lambda _, message: line.called.append(message.id)})
+    relay = Relay(runtime, {"test": lambda _, message: line.promoted.append(message.id)})
     for _ in range(3):
         relay.look()
 
@@ -331,7 +331,7 @@ def test_what_is_overdue_elsewhere_starves_no_former_namespace(line: Line) -> No
             asked = replace(asked, call=call, strict=True)
             line.ledger.enqueue(None, asked, due_in_s=-9.0 if count > 1 else -1.0)
     drain(line)
-    assert line.called == ["old test 0"]
+    assert line.promoted == ["old test 0"]
 
 
 def test_lines_that_cannot_be_drained_starve_no_other(
@@ -348,7 +348,7 @@ def test_lines_that_cannot_be_drained_starve_no_other(
         asked = request(keys=(key,), work=message.id, message=message)
         assert line.ledger.park(replace(asked, call=call, sent_us=number))
     drain(line)
-    assert line.called == ["z 60"]
+    assert line.promoted == ["z 60"]
 
 
 def test_a_sweep_of_a_queue_whose_broker_is_down_sends_to_the_others(line: Line) -> None:
@@ -364,6 +364,6 @@ def test_a_sweep_of_a_queue_whose_broker_is_down_sends_to_the_others(line: Line)
     def refuse(call: Mapping[str, Any], message: MessageRef) -> None:
         raise ConnectionError("the broker is down")
 
-    senders = {"down": refuse, "test": lambda _, message: line.called.append(message.id)}
+    senders = {"down": refuse, "test": lambda _, message: line.promoted.append(message.id)}
     Sweeper(connect(locks=None, ledger=line.ledger), senders, batch=5).sweep()
-    assert sorted(line.called) == ["test-0", "test-1"]
+    assert sorted(line.promoted) == ["test-0", "test-1"]

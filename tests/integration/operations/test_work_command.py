@@ -116,11 +116,11 @@ def test_who_waits_is_listed(
     for number in (1, 2):
         parked = claims.request(number, keys=(key,), call='{"queue": "test", "message": "m"}')
         assert shop.ledger.park(parked)
-    assert shop.ledger.call_next(key, expected_s=30.0) is not None
+    assert shop.ledger.promote_next(key, expected_s=30.0) is not None
     assert main(["waiting", "--url", url]) == 0
     first, second = capsys.readouterr().out.splitlines()
     assert first.endswith("  1  ship order:1  promoted")
-    assert second.endswith("  2  ship order:2")
+    assert second.endswith("  2  ship order:2  waiting")
     assert "account:1\\r\\x1b[2J" in first
     assert (first + second).isprintable()
     assert main(["waiting", "--key", "account:2", "--url", url]) == 0

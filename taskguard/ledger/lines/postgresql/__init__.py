@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from taskguard.ledger.stored import statement
 
-__all__ = ["CALL_NEXT", "IN_LINE", "PARK"]
+__all__ = ["IN_LINE", "PARK", "PROMOTE_NEXT"]
 
 IN_LINE = statement(__package__, "in_line")
 """A condition of the statements that claim."""
 
 PARK = statement(__package__, "park")
-CALL_NEXT = statement(__package__, "call_next")
+PROMOTE_NEXT = statement(__package__, "promote_next")

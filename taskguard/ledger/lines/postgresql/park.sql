@@ -1,7 +1,7 @@
 -- Store work with its call in the line of its key: NEW, at the end, or in the position that it has. No
 -- row if the work is in progress, has ended for good, or has another message on record. No row either if
 -- the message's call was replaced. With `only_new` no row if the work or its message is on record.
-with asked as materialized (
+with clock as materialized (
     select
         (extract(epoch from clock_timestamp()) * 1000000)::bigint as now_us,
         set_config('lock_timeout', %(lock_timeout)s::text, true)
@@ -16,7 +16,7 @@ select
     0, 0, '', %(fingerprint)s::text, %(call)s::text, 'waiting', %(rank)s::integer,
     least(%(sent_us)s::bigint, now_us), case when %(strict)s::boolean then 1 end,
     %(expires_us)s::bigint, now_us
-from asked
+from clock
 where not %(only_new)s::boolean or not exists (
     select from taskguard_work where id = %(work)s::text
     union all

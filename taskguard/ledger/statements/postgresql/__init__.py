@@ -20,9 +20,9 @@ from taskguard.ledger.connections.dialects.postgresql import bounding, milliseco
 from taskguard.ledger.connections.errors import LockTimeoutError
 from taskguard.ledger.connections.libpq import Commit
 from taskguard.ledger.lines import postgresql as lines
-from taskguard.ledger.lines.postgresql import place
+from taskguard.ledger.lines.postgresql import position
 from taskguard.ledger.own_rows import changes as rows
-from taskguard.ledger.records import Called
+from taskguard.ledger.records import ToSend
 from taskguard.ledger.refusals import ended_in_block, stale
 from taskguard.ledger.statements.portable import Statements
 from taskguard.ledger.statements.postgresql import own_row
@@ -46,20 +46,24 @@ __all__ = ["PostgreSQLStatements"]
 _CLAIMS_PER_STATEMENT = 1000
 
 
-_CLAIM = statement(__package__, "claim", place=place.NONE)
+_CLAIM = statement(__package__, "claim", position=position.NONE)
 _CLAIM_FIRST = statement(__package__, "claim_first")
-_CLAIM_IN_LINE = statement(__package__, "claim", in_line=lines.IN_LINE, place=place.NONE)
+_CLAIM_IN_LINE = statement(__package__, "claim", in_line=lines.IN_LINE, position=position.NONE)
 _CLAIM_FIRST_IN_LINE = statement(__package__, "claim_first", in_line=lines.IN_LINE)
-_OF_PLACE = {"in_line": lines.IN_LINE, "place_columns": place.COLUMNS, "place_values": place.VALUES}
-_CLAIM_STRICT = statement(__package__, "claim", place=place.KEPT, **_OF_PLACE)
-_CLAIM_FIRST_STRICT = statement(__package__, "claim_first", **_OF_PLACE)
+_OF_POSITION = {
+    "in_line": lines.IN_LINE,
+    "position_columns": position.COLUMNS,
+    "position_values": position.VALUES,
+}
+_CLAIM_STRICT = statement(__package__, "claim", position=position.KEPT, **_OF_POSITION)
+_CLAIM_FIRST_STRICT = statement(__package__, "claim_first", **_OF_POSITION)
 _CLAIM_KEY = statement(__package__, "claim_key")
 _COMPLETE = statement(__package__, "complete")
 _OR_ERROR = statement(__package__, "or_error")
 _COMPLETE_OR_FAIL = statement(__package__, "complete", or_error=_OR_ERROR)
-_COMPLETE_STRICT = statement(__package__, "complete", no_place=place.NONE)
+_COMPLETE_STRICT = statement(__package__, "complete", no_position=position.NONE)
 _COMPLETE_STRICT_OR_FAIL = statement(
-    __package__, "complete", no_place=place.NONE, or_error=_OR_ERROR
+    __package__, "complete", no_position=position.NONE, or_error=_OR_ERROR
 )
 # The error of or_error.sql, without the quotes around it: those are of the server's language.
 _ENDED, _STALE = "taskguard: ", "taskguard: begun"
@@ -252,7 +256,7 @@ class PostgreSQLStatements(Statements):
         asked = {"key": request.line, "only_new": only_new, "replaced": REPLACED_RETRIES}
         return bool(self.database.ask(lines.PARK, self._asked(request) | asked))
 
-    def call_next(
+    def promote_next(
         self,
         key: str,
         *,
@@ -262,9 +266,9 @@ class PostgreSQLStatements(Statements):
         bounds: Bounds | None = None,
         ahead_s: float | None = None,
         rates: Mapping[str, Rate | None] = NO_RATES,
-    ) -> Called | None:
+    ) -> ToSend | None:
         if ahead_s is not None:
-            return super().call_next(
+            return super().promote_next(
                 key,
                 app=app,
                 queues=queues,
@@ -281,8 +285,8 @@ class PostgreSQLStatements(Statements):
             "expected_us": int(expected_s * 1e6),
             "lock_timeout": self._lock_timeout,
         }
-        found = self.database.ask(lines.CALL_NEXT, values)
-        return None if not found else Called(*found[0])
+        found = self.database.ask(lines.PROMOTE_NEXT, values)
+        return None if not found else ToSend(*found[0])
 
     # -- leases -------------------------------------------------------------------------------
 

@@ -5,14 +5,14 @@
 -- DO UPDATE sees the newest row, so it decides; a key that is granted while its work is not was
 -- such a race, and the caller looks again. So it does where the work has become another message's
 -- meanwhile: whether that has superseded this one is read anew once the row is locked.
-with asked as materialized (
+with clock as materialized (
     select
         (extract(epoch from clock_timestamp()) * 1000000)::bigint as now_us,
         set_config('lock_timeout', %(lock_timeout)s::text, true)
 ),
 found as materialized (
     select
-        asked.now_us,
+        clock.now_us,
         coalesce(m.retries, 0) as recorded_retries,
         coalesce(m.deferrals, 0) as recorded_deferrals,
         w.id, w.message, w.retries, w.state, w.final, w.fence, w.owner, w.lease_until,
@@ -28,9 +28,9 @@ found as materialized (
             when w.id is null then %(may_create)s::boolean
             when w.message = %(message)s::text and %(retries)s::integer < w.retries then false
             when w.state <> 'PROCESSING' then true
-            else w.lease_until <= asked.now_us and w.crashes + 1 < %(max_crashes)s::integer
+            else w.lease_until <= clock.now_us and w.crashes + 1 < %(max_crashes)s::integer
         end as eligible
-    from asked
+    from clock
     left join taskguard_work w on w.id = %(work)s::text
     left join taskguard_messages m on m.message = %(message)s::text and m.work = %(work)s::text
 ),
@@ -56,7 +56,7 @@ claimed as (
     insert into taskguard_work as w (
         id, task, key, message, retries, state, final, fence, owner, lease_until,
         attempts, crashes, crashed_owner, fingerprint, call, due, created, started
-        --| place_columns
+        --| position_columns
     )
     select
         %(work)s::text, %(task)s::text, %(key)s::text, %(message)s::text, %(retries)s::integer,
@@ -64,7 +64,7 @@ claimed as (
         1, 0, '', %(fingerprint)s::text,
         %(call)s::text, case when %(call)s::text is not null then granted.lease_until end,
         found.now_us, found.now_us
-        --| place_values
+        --| position_values
     from granted, found
     on conflict (id) do update set
         message = excluded.message,
@@ -86,7 +86,7 @@ claimed as (
         call = coalesce(excluded.call, w.call),
         sends = null,
         due = case when coalesce(excluded.call, w.call) is not null then excluded.lease_until end,
-        --| place
+        --| position
         started = excluded.started,
         error = null
     where case

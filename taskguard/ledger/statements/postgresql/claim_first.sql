@@ -1,7 +1,7 @@
 -- Claim one key and one work of which there is no record: what most deliveries are. Where there is
 -- one, or the key is not free, it changes nothing, and tells what it found; `claim.sql` then claims,
 -- if that is to be claimed. A key that is granted while the work is not was a race for the work.
-with asked as materialized (
+with clock as materialized (
     select
         (extract(epoch from clock_timestamp()) * 1000000)::bigint as now_us,
         set_config('lock_timeout', %(lock_timeout)s::text, true)
@@ -9,7 +9,7 @@ with asked as materialized (
 granted as (
     insert into taskguard_keys as k (key, fence, owner, lease_until)
     select %(key)s::text, now_us, %(owner)s::text, now_us + %(ttl_us)s::bigint
-    from asked
+    from clock
     where not exists (select from taskguard_work where id = %(work)s::text)
         and not exists (
             select from taskguard_messages
@@ -27,7 +27,7 @@ claimed as (
     insert into taskguard_work (
         id, task, key, message, retries, state, final, fence, owner, lease_until,
         attempts, crashes, crashed_owner, fingerprint, call, due, created, started
-        --| place_columns
+        --| position_columns
     )
     select
         %(work)s::text, %(task)s::text, %(key)s::text, %(message)s::text, 0,
@@ -35,13 +35,13 @@ claimed as (
         1, 0, '', %(fingerprint)s::text,
         %(call)s::text, case when %(call)s::text is not null then granted.lease_until end,
         granted.fence, granted.fence
-        --| place_values
+        --| position_values
     from granted
     on conflict (id) do nothing
     returning 1 as done
 )
 select
-    asked.now_us,
+    clock.now_us,
     granted.fence as granted_fence,
     claimed.done,
     case
@@ -61,6 +61,6 @@ select
             left join taskguard_keys k on k.key = %(key)s::text
         )
     end as found
-from asked
+from clock
 left join granted on true
 left join claimed on true

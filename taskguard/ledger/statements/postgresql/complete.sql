@@ -16,7 +16,7 @@ finished as (
         lease_until = 0,
         call = null,
         due = null,
-        --| no_place
+        --| no_position
         finished = (extract(epoch from clock_timestamp()) * 1000000)::bigint
     from ended
     where w.id = %(work)s::text and w.state = 'PROCESSING'

@@ -14,7 +14,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from taskguard.ledger.lines.postgresql import place
+from taskguard.ledger.lines.postgresql import position
 from taskguard.ledger.own_rows.changes import declared_of
 from taskguard.ledger.own_rows.guarded_row import GuardedRow
 from taskguard.ledger.stored import statement
@@ -28,7 +28,7 @@ _CLAIMED = sa.table("claimed", sa.column("attempts", sa.Integer))
 _FINISHED = sa.table("finished", sa.column("done", sa.Integer))
 _NAMES = ("own_new", "own_processing", "own_done")
 # What the statements call their own parts: a table of such a name would be hidden by them.
-_PARTS = {"asked", "found", "own", "granted", "claimed", "moved", "ended", "finished", "holder"}
+_PARTS = {"clock", "found", "own", "granted", "claimed", "moved", "ended", "finished", "holder"}
 
 
 def fits(ref: RowRef) -> bool:
@@ -69,7 +69,7 @@ def claiming(declared: GuardedRow, dialect: sa.Dialect) -> str:
     return statement(
         __package__,
         "claim",
-        place=place.NONE,
+        position=position.NONE,
         own_row_locked=f"own as materialized ({_locking(mine, declared, dialect)}),",
         and_own_row=", own",
         own_row_moved=f", moved as ({_text(own, dialect)})",

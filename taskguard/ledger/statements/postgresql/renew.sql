@@ -2,7 +2,7 @@
 -- work, if those are more; it is renewed if all keys and a record are free to be locked, and skipped
 -- otherwise: its holder, or a claimer, is at work on them, and the others' renewals must not wait for
 -- that.
-with asked as materialized (
+with clock as materialized (
     select
         (extract(epoch from clock_timestamp()) * 1000000)::bigint as now_us,
         set_config('lock_timeout', %(lock_timeout)s::text, true)
@@ -37,16 +37,16 @@ whole as materialized (
 ),
 renewed_work as (
     update taskguard_work w set
-        lease_until = asked.now_us + mine.ttl_us,
-        due = case when w.due is not null then asked.now_us + mine.ttl_us end
-    from asked, mine join whole on whole.owner = mine.owner
+        lease_until = clock.now_us + mine.ttl_us,
+        due = case when w.due is not null then clock.now_us + mine.ttl_us end
+    from clock, mine join whole on whole.owner = mine.owner
     where w.id = mine.work and w.state = 'PROCESSING'
         and w.fence = mine.fence and w.owner = mine.owner
     returning w.owner
 ),
 keys as (
-    update taskguard_keys k set lease_until = asked.now_us + mine.ttl_us
-    from asked, mine join whole on whole.owner = mine.owner
+    update taskguard_keys k set lease_until = clock.now_us + mine.ttl_us
+    from clock, mine join whole on whole.owner = mine.owner
     where k.key = mine.key
         and (mine.work is null or mine.owner in (select owner from renewed_work))
     returning k.owner

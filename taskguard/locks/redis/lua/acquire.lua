@@ -1,7 +1,7 @@
 -- Takes all keys for one owner, or none. If the owner has them already, it gets the same grant again.
 -- KEYS: for each key its lock, its fence, its line.
 -- ARGV: owner, lease in ms, 1 for a token, 1 if it waits when refused, fence expiry in ms;
---       optional: the least token; the owner for which a single key is reserved (CALLED), whose
+--       optional: the least token; the owner for which a single key is reserved (PROMOTED), whose
 --       reservation this owner takes.
 -- Returns {1, token, 1 if the owner had all of them already},
 --      or {0, number of the key that is taken, its owner, its pttl, 1 if it is shared}.

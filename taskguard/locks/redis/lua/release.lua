@@ -1,7 +1,7 @@
 -- Frees the keys that the owner still holds, and reserves each for its first waiter. An owner that
 -- waits for a key leaves its line.
 -- KEYS: for each key its lock, its line; optional: the hint of a single key, to take it.
--- ARGV: owner; with a hint also the owner for which the key is reserved if there was a hint (CALLED),
+-- ARGV: owner; with a hint also the owner for which the key is reserved if there was a hint (PROMOTED),
 --       and for how many ms.
 -- Returns how many keys the owner held, without those that were only reserved for it; with a hint
 -- {that number, 1 if there was a hint}.

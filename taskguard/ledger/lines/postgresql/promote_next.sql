@@ -4,7 +4,7 @@
 -- few rows of other conditions, and would sort all waiting messages instead of reading the index in
 -- order. No other condition may imply that a position is not NULL. If statistics are older than the
 -- line, the planner takes the index of lines for empty, and would read all of it to find any row.
-with asked as materialized (
+with clock as materialized (
     select
         (extract(epoch from clock_timestamp()) * 1000000)::bigint as now_us,
         set_config('lock_timeout', %(lock_timeout)s::text, true),
@@ -18,24 +18,24 @@ head as materialized (
     order by w.rank, w.parked
     limit 1
 ),
-called as (
+promoted as (
     update taskguard_work w set
         line = case when w.strict = 1 then 'kept' else 'promoted' end,
-        due = asked.now_us + %(expected_us)s::bigint
-    from head, asked
+        due = clock.now_us + %(expected_us)s::bigint
+    from head, clock
     where w.id = head.id and w.line = 'waiting' and w.parked is not distinct from head.parked
         and coalesce(w.call::json ->> 'app', '') = %(app)s::text
         and (%(queues)s::jsonb is null or %(queues)s::jsonb ? (w.call::json ->> 'queue'))
         and not exists (
             select from taskguard_keys k
-            where k.key = %(key)s::text and k.lease_until > asked.now_us
+            where k.key = %(key)s::text and k.lease_until > clock.now_us
         )
         and not exists (
             select from taskguard_work o
             where o.key = %(key)s::text and o.line = 'promoted'
-                and o.due > (select now_us from asked)
+                and o.due > (select now_us from clock)
                 -- Work that is due much later was enqueued: there may be many, and none counts.
-                and o.due < (select now_us from asked) + %(expected_us)s::bigint + 60000000
+                and o.due < (select now_us from clock) + %(expected_us)s::bigint + 60000000
         )
         -- Strict work before it must have ended.
         and (
@@ -48,7 +48,7 @@ called as (
         ) is null
     returning w.id, w.task, w.message, w.retries, w.call, w.due, w.attempts, w.sends
 )
-select called.*, m.retries, m.deferrals
-from called
+select promoted.*, m.retries, m.deferrals
+from promoted
 left join taskguard_messages m
-    on m.message = called.call::json ->> 'message' and m.work = called.id
+    on m.message = promoted.call::json ->> 'message' and m.work = promoted.id
