@@ -330,7 +330,7 @@ def without_promoted_messages(made: Mutation) -> None:
     made.edit(lines, "PROMOTE_NEXT", ("and o.due > (select now_us from clock)", "and false"))
 
 
-def with_those_called_for_ever(made: Mutation) -> None:
+def with_promoted_messages_expected_for_ever(made: Mutation) -> None:
     """A promoted message that does not arrive blocks all messages behind it."""
     made.replace(states, "expected", lambda work, now_us: work.c.line.in_(["promoted", "resent"]))
     made.edit(
@@ -341,7 +341,7 @@ def with_those_called_for_ever(made: Mutation) -> None:
     )
 
 
-def with_any_messages_place(made: Mutation) -> None:
+def with_any_messages_position(made: Mutation) -> None:
     """Another message of waiting work gets that work's position."""
     is_behind = turn.is_behind
 
@@ -460,9 +460,11 @@ def without_keeping_in_claims(made: Mutation) -> None:
     )
 
 
-def without_taking_a_place(made: Mutation) -> None:
+def without_taking_a_position(made: Mutation) -> None:
     """Work that never waited has no position to keep."""
-    made.replace(portable_claims.LockedClaim, "_kept_place", lambda self, known: {"parked": None})
+    made.replace(
+        portable_claims.LockedClaim, "_kept_position", lambda self, known: {"parked": None}
+    )
     values = "::bigint), 1", "::bigint) + null, 1"
     made.edit(postgresql, "_CLAIM_STRICT", values)
 
@@ -672,15 +674,15 @@ MUTANTS: list[tuple[Callable[[Mutation], None], Callable[[Any], None]]] = [
     (with_any_former_state, park_what_the_former_guard_has_done),
     (without_those_before, in_line.TestClaim().test_behind_those_who_wait),
     (without_promoted_messages, in_line.TestCall().test_in_the_order_in_which_they_came),
-    (with_those_called_for_ever, in_line.TestCall().test_lost),
-    (with_any_messages_place, pass_the_message_that_waits),
+    (with_promoted_messages_expected_for_ever, in_line.TestCall().test_lost),
+    (with_any_messages_position, pass_the_message_that_waits),
     (with_recalls_of_a_higher_number, in_line.TestCall().test_one_that_is_sent_again),
     (without_ranks, in_line.TestRanks().test_the_order_of_promotion),
     (without_ranks_of_newcomers, claim_by_rank),
     (with_any_number, in_line.TestMaxWaiting().test_one_too_many),
     (without_keeping, in_line.TestStrict().test_nobody_goes_before_a_retry),
     (without_keeping, in_line.TestStrict().test_one_that_was_called_and_got_lost),
-    (without_taking_a_place, in_line.TestStrict().test_whose_holder_died),
+    (without_taking_a_position, in_line.TestStrict().test_whose_holder_died),
     (without_giving_a_place_up, in_line.TestStrict().test_failed_for_good),
     (without_an_end_of_retries, in_line.TestStrict().test_nobody_says_whether_it_is_retried),
     (with_a_held_key, in_line.TestCall().test_nobody_while_the_key_is_held),
@@ -820,8 +822,8 @@ def _abandon_what_was_promoted(book: Any) -> None:
 @pytest.mark.parametrize(
     ("new", "error", "says"),
     [
-        ("wiht asked", LedgerSchemaError, "syntax error"),
-        ("with  asked", pytest.fail.Exception, "DID NOT RAISE"),
+        ("wiht clock", LedgerSchemaError, "syntax error"),
+        ("with  clock", pytest.fail.Exception, "DID NOT RAISE"),
     ],
 )
 def test_a_mutant_that_is_merely_broken_is_not_caught(
