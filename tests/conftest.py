@@ -89,7 +89,7 @@ def handlers_of_signals() -> Iterator[None]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """What `make explore` adds."""
+    """Add the option of `make explore`."""
     parser.addoption(
         "--explore", type=int, metavar="SEED", help="leave nothing out; draw by this seed"
     )
@@ -116,7 +116,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before it is looked for
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What has a server that only Debian has needs it, whether it says so or not."""
+    """Mark tests that use a server that only Debian has."""
     for item in items:
         asked = set(getattr(item, "fixturenames", ()))
         if hasattr(item, "callspec"):
@@ -126,8 +126,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What stays to the end, half a million objects, is no garbage: who collects it need not look
-    there, which takes 0.3 s each time, and the plugin does it for each death."""
+    """Exclude the half a million objects that stay to the end from garbage collection. Each
+    collection would take 0.3 s more, and the plugin collects for each death."""
     gc.collect()
     gc.freeze()
 
@@ -176,7 +176,7 @@ def valkey() -> Iterator[Valkey]:
 
 @pytest.fixture(scope="session")
 def made_certificates() -> Iterator[Certificates]:
-    """Of an authority, a server and a client, for whoever speaks TLS."""
+    """Certificates of an authority, a server and a client, for TLS."""
     missing(certificates.unavailable())
     # Not in pytest's folders, which `nobody` may not enter.
     with tempfile.TemporaryDirectory(prefix="taskguard-certificates-") as folder:
@@ -233,7 +233,8 @@ def sentinel_group() -> Iterator[Group]:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """Three masters, one of them with a replica. Slots stay where they are: it is everybody's."""
+    """Three masters, one of them with a replica. All tests share it, so slots stay where
+    they are."""
     need(Valkey)
     with Cluster(replicas=1) as cluster:
         yield cluster

@@ -44,12 +44,12 @@ def test_many_leases_are_kept_by_three_threads_in_few_round_trips(output: str) -
 
 
 def test_a_delivery_leads_through_no_more_files_than_it_did() -> None:
-    """Who makes the way of a first delivery longer raises these, and knows why."""
+    """A change that makes the path of a first delivery longer has to raise these numbers on
+    purpose."""
     own, lent = map(int, re.findall(r"(\d+) files", _run("route")))
-    # Marks, chords, tracing and the queue beside have rooms of their own. So have the parts of a
-    # ledger that a delivery asks, and what asks them again; errors, and what goes past SQLAlchemy;
-    # the claim, the lease that is tracked, and what a delivery holds; the attempt, what runs around
-    # it, and its result as JSON.
+    # These have files of their own: marks, chords, tracing and the queue of promoted messages.
+    # So do the parts of a ledger, errors, and statements past SQLAlchemy. The last ones are the
+    # claim, its tracked lease, and the attempt with its result as JSON.
     assert own <= 43
     assert lent <= 44
 

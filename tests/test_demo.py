@@ -47,9 +47,9 @@ def scratch() -> Iterator[Path]:
 
 @contextmanager
 def demo(folder: Path, scratch: Path) -> Iterator[subprocess.Popen[str]]:
-    """The demo with 24 orders of the user's own and 18 invoices, without a terminal.
+    """Run the demo with 24 orders of the user's own and 18 invoices, without a terminal.
 
-    So many that there is work left for the second fault of a queue when the first is over.
+    With so many, work is left for the second fault of a queue after the first one.
     """
     need(Valkey)
     need(Postgres)
@@ -76,10 +76,10 @@ def demo(folder: Path, scratch: Path) -> Iterator[subprocess.Popen[str]]:
 def test_every_effect_is_there_once_though_children_are_killed_and_stopped(
     tmp_path: Path, scratch: Path
 ) -> None:
-    """The counts fit together, in both queues, and nothing is left behind.
+    """The counts agree in both queues, and nothing is left behind.
 
-    Whoever is to be struck may be through before, on a busy machine: one of three runs has each
-    fault in each queue.
+    On a busy machine a child may end before it is struck. One of three runs has each fault in each
+    queue.
     """
     assert any(_is_right(tmp_path, scratch) for _ in range(3))
 
@@ -304,7 +304,8 @@ def test_a_file_that_cannot_be_used_is_a_clear_error(
 
 @pytest.mark.parametrize("writes", [False, True])
 def test_a_child_is_struck_before_its_transaction_or_not_at_all(writes: bool) -> None:
-    """Stopped inside it, it would hold rows locked and nobody could take its work over."""
+    """A child that is stopped inside its transaction would hold locked rows, and its work could not
+    be taken over."""
     with subprocess.Popen(["sleep", "60"]) as child:
         try:
             faults = Faults("Celery", items=1, say=lambda *_: None)

@@ -75,7 +75,7 @@ def test_the_task_stands_on_the_first_screen(file: str) -> None:
 
 
 def test_the_tested_shop_finds_the_wrong_tasks_out() -> None:
-    """By the command that its README names; it shows the right one's table, and leaves nothing."""
+    """The README's command shows the correct task's table, and leaves nothing behind."""
     folder = EXAMPLES / "tested_shop"
     assert "python -m pytest examples/tested_shop\n" in (folder / "README.md").read_text()
     done = subprocess.run(
@@ -111,7 +111,7 @@ def holder(fence: int) -> Any:
 
 
 def test_fenced_elsewhere_refuses_every_sleeper(tmp_path: Path) -> None:
-    """By the command that its README names: one process is killed, two are stopped."""
+    """The README's command kills one process and stops two."""
     folder = EXAMPLES / "fenced_elsewhere"
     command = "python examples/fenced_elsewhere/elsewhere.py\n"
     assert command in (folder / "README.md").read_text()

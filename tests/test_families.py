@@ -1,4 +1,4 @@
-"""What tests start is ended with all that it has started."""
+"""A process of a test ends with all processes that it has started."""
 
 from __future__ import annotations
 

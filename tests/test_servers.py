@@ -196,7 +196,7 @@ def freezes(server: Server) -> None:
         assert connection.recv(1)
 
 
-# Which of the ports that a server chooses, in their order, somebody else takes first.
+# Ports of a server, by their order, that another process takes first.
 TAKEN = [
     (Valkey, 1),
     (Postgres, 1),
@@ -291,7 +291,7 @@ def test_databases_of_postgres_are_apart() -> None:
                 connection.execute("select 1")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs PostgreSQL as somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs PostgreSQL as another user")
 def test_root_runs_postgres_from_a_folder_that_others_may_not_enter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

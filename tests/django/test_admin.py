@@ -120,7 +120,7 @@ def test_pages_show_works_and_keys_and_no_way_to_write(office: Office) -> None:
 
 
 def test_posting_a_change_writes_nothing(office: Office) -> None:
-    """Whatever a form that nobody was given says."""
+    """A form that the admin never showed writes nothing."""
     office.claim(7)
     page = change_page(7)
     answer = office.client().post(page, {"state": "DONE", "owner": "me", "_save": "Save"})
@@ -191,7 +191,7 @@ def test_who_may_only_look_gets_no_action(office: Office) -> None:
 def test_a_holder_that_lives_after_all_commits_or_is_refused(
     office: Office, redis_url: str
 ) -> None:
-    """It commits as long as nobody else has claimed; afterwards it is refused."""
+    """The holder commits as long as no other one has claimed. Afterwards it is refused."""
     tg = taskguard.connect(locks=redis_url, ledger=office.ledger)
     refused: list[BaseException] = []
 
@@ -236,7 +236,7 @@ class TestWholeLists:
         monkeypatch.setattr("taskguard_django.admin._LONGEST_S", 600.0)
 
     def fill(self, office: Office, state: str) -> None:
-        """So many rows of work and keys, held or ended, made at once."""
+        """Insert many rows of work and keys at once, held or ended."""
         numbers = range(1, self.MANY + 1)
         owner = str(new_owner("m"))
         work = {"task": "ship", "message": "m", "retries": 0, "state": state, "final": 0}

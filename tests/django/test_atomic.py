@@ -94,7 +94,7 @@ def write(item: str = "x") -> None:
 
 
 def test_effects_and_done_commit_together(rig: DjangoRig) -> None:
-    """By Django's ORM; a duplicate gets the stored result."""
+    """Writes of Django's ORM commit with DONE, and a duplicate gets the stored result."""
     from taskguard_django import atomic
 
     def body(guard: Guard) -> None:
@@ -211,7 +211,7 @@ def test_what_django_would_roll_back_is_not_done(rig: DjangoRig) -> None:
 
 
 def test_a_commit_in_sql_is_noticed(rig: DjangoRig) -> None:
-    """What was written before it stays, and the work is not DONE: it has said so itself."""
+    """Writes before a COMMIT in SQL stay, and the work is not DONE. The error says so."""
     from django.db import connection
 
     from taskguard_django import atomic
@@ -230,7 +230,7 @@ def test_a_commit_in_sql_is_noticed(rig: DjangoRig) -> None:
 
 
 def test_the_block_refuses_a_commit(rig: DjangoRig) -> None:
-    """By Django's own word."""
+    """A commit in the block raises Django's own error."""
     from django.db import transaction
 
     from taskguard_django import atomic
@@ -554,7 +554,8 @@ def test_no_plain_call_is_lost_at_a_higher_level(pg: DjangoRig, level: str) -> N
 
 @pytest.mark.parametrize("called", ["atomic", "checkpoint"])
 def test_outside_a_body_the_error_names_what_was_called(called: str) -> None:
-    """And not `current_guard()`, which nobody here has written."""
+    """The error names the called function, and not `current_guard()`, which the user did
+    not call."""
     import taskguard_django
 
     arguments = ({"page": 1},) if called == "checkpoint" else ()

@@ -174,7 +174,7 @@ def test_a_test_database_in_memory_is_migrated() -> None:
 
 @pytest.mark.parametrize("name", ["pg_url", "sqlite_url"])
 def test_models_have_the_tables_columns(request: pytest.FixtureRequest, name: str) -> None:
-    """By name and by what may be NULL."""
+    """The models have the tables' columns, by name and by whether they may be NULL."""
     url = request.getfixturevalue(name)
     with django_on(default=url):
         from taskguard_django.models import Key, Work

@@ -1,4 +1,4 @@
-"""`settings.TASKGUARD`: whom it reaches, what is refused, and what `manage.py check` says."""
+"""`settings.TASKGUARD`: where it applies, what is refused, and what `manage.py check` reports."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_without_locks_the_environment_has_them(
     ],
 )
 def test_wrong_settings_are_told_without_a_password(migrated: str, given: Any, told: str) -> None:
-    """By `connect()` as by `manage.py check`."""
+    """Wrong settings are reported by `connect()` and by `manage.py check`, without a password."""
     from taskguard_django.checks import check_settings
 
     with settings_as(given):
@@ -143,7 +143,8 @@ def test_check_tells_what_is_missing(migrated: str, monkeypatch: pytest.MonkeyPa
 
 
 def test_check_asks_the_servers_where_a_database_is_named(migrated: str) -> None:
-    """What `taskguard doctor` finds, by its name; plain `check` and a test run ask nobody."""
+    """`check --database` reports the findings of `taskguard doctor` by name. Plain `check` and a
+    test run contact no server."""
     from django.core.checks import WARNING, run_checks
     from django.test.utils import setup_test_environment, teardown_test_environment
 

@@ -197,7 +197,7 @@ pytestmark = pytest.mark.timeout(1200)
 
 
 class Project:
-    """Of Django's, in a folder of its own."""
+    """A Django project in a folder of its own."""
 
     def __init__(self, folder: Path, url: str) -> None:
         self.folder = folder

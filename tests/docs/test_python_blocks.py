@@ -93,5 +93,5 @@ def run(text: str, *, where: str, line: int, place: Place) -> None:
 
 
 def test_no_page_is_known_that_is_not_there() -> None:
-    """What stood around a page that was moved is moved with it."""
+    """No surroundings are left of a page that was moved or removed."""
     assert set(SURROUNDINGS) == set(WITH_PYTHON)

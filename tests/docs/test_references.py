@@ -1,4 +1,4 @@
-"""What the pages say of the code in tables is what the code says; what tests cite is there."""
+"""Tables of the pages agree with the code, and everything that tests cite exists."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def page(name: str) -> str:
 
 
 def first_columns(text: str) -> list[str]:
-    """Of all its tables."""
+    """Return the first cells of all tables."""
     return re.findall(r"^\| *(.*?) *\|", text, re.MULTILINE)
 
 
@@ -74,7 +74,7 @@ def test_architecture_has_each_invariant_that_a_test_cites() -> None:
 
 
 def test_architecture_has_each_fault_of_the_catalogue() -> None:
-    """By its number and its name."""
+    """Architecture lists each fault of the catalogue by number and name."""
     rows = re.findall(r"^\| (\d+) \| (.*?) \| .+ \|$", page("architecture.md"), re.MULTILINE)
     assert [(int(number), name) for number, name in rows] == faults()
 

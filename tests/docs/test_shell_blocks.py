@@ -177,7 +177,7 @@ def test_the_command_does_as_a_page_says(
         words[-1] = request.getfixturevalue("pg_url")
     if words[0] == "locks":
         monkeypatch.setenv("TASKGUARD_LOCKS_URL", request.getfixturevalue("pg_url"))
-    # What was asked first in this process is its setting of the signals that stop a relay.
+    # The command sets the signals that stop a relay. This process keeps its own.
     monkeypatch.setattr("taskguard.cli.sweep.signal.signal", lambda *_: None)
     monkeypatch.setattr("taskguard.cli.sweep.threading.Event", _SetAfterOne)
     if words == ["--version"]:

@@ -42,7 +42,7 @@ COMMANDS = Path(sysconfig.get_path("scripts"))
 
 @dataclass
 class Terminals:
-    """A folder in which somebody types what the page says."""
+    """A folder in which the page's commands are typed."""
 
     folder: Path
     valkey: Any
@@ -76,7 +76,7 @@ class Terminals:
         return said
 
     def shell(self, block: Block) -> str:
-        """The whole block, by a shell in its folder, without `pip`. What it prints."""
+        """Run the whole block in a shell in its folder, without `pip`. Return the output."""
         lines = self._here(block.text).replace("/tmp/", f"{self._home}/").splitlines()
         typed = "\n".join(line for line in lines if not line.startswith("pip "))
         done = subprocess.run(
@@ -115,7 +115,7 @@ class Terminals:
         started.wait(patience_s())
 
     def log(self) -> str:
-        """What the terminal of what was started last shows."""
+        """Return the output of the command that was started last."""
         return (self.folder / f"{len(self.left_running)}.log").read_text(errors="replace")
 
     def worker_pid(self, said: str) -> int:
@@ -171,7 +171,7 @@ def test_the_four_steps_of_the_readme_charge_a_card_once(terminals: Terminals) -
 
 
 def test_the_tutorial_ships_each_order_once(terminals: Terminals) -> None:
-    """By Celery and by RQ, also if a worker is killed or paused: two messages, one shipment."""
+    """Celery and RQ ship each order once, even if a worker is killed or paused."""
     install, tables, worker, sends, kill, pause, look, _, rq = blocks_of(PAGE, "sh")
     quick, slow, by_rq = blocks_of(PAGE, "python")
     terminals.write("shop.py", quick)

@@ -56,6 +56,6 @@ def test_what_is_logged_is_in_the_runbook(where: str, text: str) -> None:
 
 @pytest.mark.parametrize("kind", loud_events())
 def test_what_an_event_logs_is_in_the_runbook(kind: type[events.Event]) -> None:
-    """By its name and by its text."""
+    """The runbook has each event by its name and by its text."""
     assert explained(kind.text)
     assert f"`{kind.name}`" in RUNBOOK.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What the faults strike: rivals over one ledger, and a shop with real Celery workers."""
+"""Fixtures of the faults: rivals over one ledger, and a shop with real Celery workers."""
 
 from __future__ import annotations
 

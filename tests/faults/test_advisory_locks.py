@@ -79,7 +79,7 @@ class TestSessionEnds:
     def test_its_holder_takes_it_again(
         self, server: Postgres | MariaDB, make_rivals: Any, connect: Any
     ) -> None:
-        """By its next renewal: rivals are refused by the lock again."""
+        """The holder's next renewal takes the lock again, and rivals are refused by it."""
         rivals = make_rivals(locks=connect)
         locks, other = rivals.first.tg.runner.locks, connect()
 

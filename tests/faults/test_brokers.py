@@ -42,8 +42,8 @@ def is_done(shop: Shop, order: int) -> bool:
 
 @pytest.mark.parametrize("kind", [RabbitMQ, NewestRabbitMQ])
 def test_a_restart_loses_nothing(make_shop: Callable[..., Shop], kind: type[RabbitMQ]) -> None:
-    """Stopped with bodies running and with messages waiting: their deliveries come again, and
-    nobody's work is done twice or left."""
+    """After a restart with running bodies and waiting messages, deliveries come again, and all work
+    is done once."""
     need(kind)
     with kind() as broker:
         shop = make_shop(SHOP_BROKER=broker.url, SHOP_SETTINGS=SETTINGS)

@@ -65,7 +65,7 @@ def test_its_tests_exist(fault: Any) -> None:
 
 
 def test_every_test_of_faults_is_in_the_catalogue() -> None:
-    """What is shown here is shown for a row."""
+    """Each test of this folder belongs to a row of the catalogue."""
     named = {test for fault in FAULTS for test in fault.tests}
     here = {
         f"faults/{path.name}::{test}"

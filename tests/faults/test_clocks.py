@@ -1,7 +1,7 @@
 """Fault 17: the wall clock of a server jumps forward by a minute, or back by an hour.
 
-Two may hold a key then, but only one commits; fences grow all the same. A lease that seems to last
-for an hour is told as such to whom it keeps waiting.
+Two deliveries may hold a key then, but only one commits, and fences still grow. A waiter is told
+the remaining time of a lease, even if that seems to be an hour.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ class TestLockServer:
 
     @JUMPS
     def test_fences_grow(self, lock_server: Valkey, jump_s: float) -> None:
-        """Forward, a second holder at worst; back, none; the next token is higher in any case."""
+        """After a jump forward there may be a second holder, after one back there is none. The next
+        token is higher."""
         locks, owner = RedisLocks(lock_server.url), new_owner("first")
         first = take(locks, owner)
         lock_server.jump(jump_s)
@@ -76,7 +77,7 @@ class TestLockServer:
     def test_a_far_deadline_is_overruled_and_told(
         self, lock_server: Valkey, make_rivals: Any
     ) -> None:
-        """A holder vanished, the clock went back: the ledger knows of nobody, and decides."""
+        """If a holder vanished and the clock went back, the ledger knows no holder, and decides."""
         rivals = make_rivals(locks=lock_server.url)
         take(RedisLocks(lock_server.url))
         lock_server.jump(BACK_S)
@@ -123,7 +124,8 @@ class TestDatabase:
     def test_back_nobody_is_let_in_and_fences_grow(
         self, database: Postgres, rivals: Rivals
     ) -> None:
-        """The lease seems to last for an hour, and ends with its body; nobody is fenced out."""
+        """The lease seems to last for an hour, and ends with its body. No delivery is
+        fenced out."""
         fences: list[int] = []
 
         def during(guard: Guard) -> None:

@@ -134,7 +134,7 @@ class TestSlotMoves:
         if moved:
             assert move.move_keys()
         assert locks.renew([Hold(KEY, owner, 60.0)]) == [Renewal.RENEWED]
-        with suppress(LockServerUnavailableError):  # nobody new while it is under way
+        with suppress(LockServerUnavailableError):  # no new holder while the slot moves
             assert not isinstance(take(locks), Granted)
         locks.wait(KEY[0], new_owner(), timeout_s=0.1)
         assert locks.release(KEY, owner) is True
@@ -178,7 +178,7 @@ class TestSlotMoves:
     def test_the_ledger_decides(
         self, two: Cluster, move: Move, make_rivals: Any, moved: bool
     ) -> None:
-        """The lease is on its way: a rival is refused all the same, and nothing is done twice."""
+        """While the lease moves, a rival is refused by the ledger, and no work is done twice."""
         rivals = make_rivals(locks=two.url)
 
         def fault() -> None:
@@ -360,8 +360,8 @@ class TestFailover:
         assert rivals.shipped(order) == ["first"]
 
     def test_others_are_served_meanwhile(self, two: Cluster) -> None:
-        """A master is away, and nobody takes its place: the leases of the others are renewed, those
-        of its own unanswered."""
+        """If a master is down without a replacement, leases of other masters are renewed. Its own
+        get no answer."""
         for node in two.nodes:
             two.ask(node, "FLUSHALL")  # locks that an earlier test left
         locks, owner = locks_of(two), new_owner("m")
@@ -397,7 +397,7 @@ def unreplicated(pair: Pair) -> Iterator[None]:
 
 
 class TestLostGrant:
-    """What the replica had not heard of. The holder asks the master itself, past the proxy."""
+    """A lease that the replica did not get. The holder uses the master directly, past the proxy."""
 
     def test_locks_only_it_is_granted_twice(self, pair: Pair) -> None:
         """Without a ledger two hold one key: what the page of lock servers says may be lost."""

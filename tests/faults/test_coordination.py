@@ -146,7 +146,7 @@ class TestLocksOnly:
     """The same with nothing but these."""
 
     def test_killed(self, server: Kind) -> None:
-        """What was granted stands, and nobody else gets the key."""
+        """The granted lease remains, and no other owner gets the key."""
         locks, owner = patient(server), new_owner("m")
         granted = take(locks, owner)
         server.kill()
@@ -186,7 +186,7 @@ class TestLocksOnly:
         ):
             fault(server)
             wait_until(lease.lost.is_set)
-            # A ZooKeeper that began anew refuses whoever has seen more than it knows.
+            # An emptied ZooKeeper refuses a client that has seen later transactions.
             refuses = isinstance(server, ZooKeeper) and fault is emptied
             said = "could not be renewed in time" if refuses else "lock server no longer knows it"
             assert lease.lost_reason is not None

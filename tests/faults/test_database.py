@@ -1,7 +1,7 @@
-"""The database cannot write, gives a lock to nobody, compares texts in its own way, or is pooled.
+"""The database cannot write, does not grant a lock, compares texts in its own way, or is pooled.
 
-What the database asks for is no failure of the body: it is run again, or put off. With the fault
-gone all is done, once.
+An error of the database is no failure of the body, which runs again or is deferred. After the fault
+all work is done, once.
 """
 
 from __future__ import annotations
@@ -148,14 +148,15 @@ def test_a_lock_that_is_not_given_in_time_runs_the_body_again(make_rivals: Any) 
 
 @pytest.mark.debian
 class TestPooler:
-    """Fault 30: transactions of many share a few connections, and no session is anybody's."""
+    """Fault 30: transactions of many clients share a few connections, and no client has a
+    session."""
 
     @pytest.fixture
     def pooled(self, postgres: Postgres, pg_url: str) -> Iterator[Rivals]:
         need(PgBouncer)
         with PgBouncer(postgres.port) as pooler:
             url = pooler.url_of(pg_url.rpartition("/")[2])
-            # What the shops look at by themselves does not go through it.
+            # The shops' own checks do not go through the pooler.
             with rivals(pg_url, ledger=url, locks=None) as made:
                 yield made
 
@@ -193,7 +194,8 @@ class TestPooler:
         assert "stale_refused" in pooled.first.happened
 
     def test_transactions_are_bounded_and_sessions_are_not(self, pooled: Rivals) -> None:
-        """What was set for one of its own would be set for whoever has the session next."""
+        """A session's settings would apply to the next client with the same session, so only
+        transactions have timeouts."""
         setting = sa.text("select current_setting('idle_in_transaction_session_timeout')")
         found: list[str] = []
 

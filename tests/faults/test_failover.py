@@ -1,8 +1,8 @@
-"""Sentinel promotes a replica that lacks the last writes: the master died, or is only cut off.
+"""Sentinel promotes a replica that lacks the last writes: the master is dead, or only cut off.
 
-A proxy stands before the master. Replica and Sentinel know the master by it, so that when it lets
-nothing through any more they are on one side of the network, and the master with a client of its
-own is on the other.
+A proxy stands before the master, and replica and Sentinel know the master by it. While the proxy
+lets no data through, they are on one side of the network. The master and a client of its own are on
+the other.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def network() -> Iterator[Network]:
     ):
         sentinel = Sentinel([("127.0.0.1", watcher.port)], socket_timeout=5)
         made = Network(master, replica, way, sentinel)
-        # What the replica knows of: an earlier turn.
+        # An earlier lease, which the replica knows.
         locks, owner = made.near_the_master(), new_owner("m")
         take(locks, owner)
         locks.release(KEY, owner)

@@ -1,7 +1,7 @@
 """The lock server fails while a body runs: paused, full, forgetful, killed.
 
-With a ledger: one effect, and a rival is refused by the ledger. With locks only: fences grow all
-the same, and a holder learns that its lease is over.
+With a ledger there is one effect, and a rival is refused by the ledger. With locks only, fences
+still grow, and a holder learns that its lease is over.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class TestKilled:
         assert take(locks).fence > before.fence
 
     def test_with_an_append_only_file_nothing_is_lost(self) -> None:
-        """The holder's lease and its fence are there again, and nobody else gets the key."""
+        """The holder's lease and fence are restored, and no other owner gets the key."""
         with Valkey(appendonly="yes", appendfsync="always") as server:
             locks, owner = RedisLocks(server.url), new_owner("m")
             granted = take(locks, owner, ttl_s=600.0)

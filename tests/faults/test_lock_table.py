@@ -1,7 +1,8 @@
-"""The database of a lock table fails while a body runs: frozen, killed, emptied, not heard.
+"""The database of a lock table fails while a body runs: frozen, killed, emptied, or without
+replies.
 
-With a ledger, in that database or in another: one effect, and a rival is refused. With locks only:
-what is lost is what `docs/reference/lock-servers.md` says, and tokens grow all the same.
+With a ledger, in that database or in another, there is one effect, and a rival is refused. With
+locks only, `docs/reference/lock-servers.md` says what may be lost, and tokens still grow.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class TestKilled:
         expect_one_effect(make_rivals(locks=lambda: TableLocks(server.url)), fault)
 
     def test_a_table_with_a_log_loses_nothing(self, server: Postgres, connect: Any) -> None:
-        """The holder's lease and its token are there again, and nobody else gets the key."""
+        """The holder's lease and token are restored, and no other owner gets the key."""
         locks, owner = connect(server.url, unlogged=False), new_owner("m")
         granted = take(locks, owner)
         server.kill()
@@ -151,7 +152,7 @@ class TestOfTheLedger:
         expect_one_effect(beside, fault)
 
     def test_the_table_is_dropped(self, beside: Any) -> None:
-        """Whoever comes is told what is missing, and the ledger decides."""
+        """Every caller is told that the table is missing, and the ledger decides."""
 
         def fault() -> None:
             with beside.first.engine.begin() as db:
@@ -247,7 +248,7 @@ class TestStandby:
                 expect_one_effect(rivals, fault)
 
     def test_what_it_had_not_got_is_lost(self, server: Postgres, connect: Any) -> None:
-        """With locks only another gets the key; its token is higher all the same."""
+        """With locks only, another owner gets the key, with a higher token."""
         locks = connect(server.url, unlogged=False)
         with Standby(server) as standby, closing(TableLocks(standby.url)) as there:
             with sa.create_engine(

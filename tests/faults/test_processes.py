@@ -101,7 +101,8 @@ class TestStuckInC:
         assert rivals.first.happened.count("lost") == 1
 
     def test_if_somebody_came_its_commit_is_refused(self, make_rivals: Any) -> None:
-        """Whoever came after the lease has the one effect, and its answer is everybody's."""
+        """If another delivery came after the lease, its effect is the only one, and both callers
+        get its result."""
         rivals = make_rivals(locks=None)
 
         def during(guard: Guard) -> None:
@@ -144,8 +145,9 @@ def starved(pg_url: str) -> Iterator[Callable[[float], Any]]:
 def test_a_starved_holder_is_told_and_refused(
     starved: Callable[[float], Any], make_rivals: Any, record_property: Any
 ) -> None:
-    """Fault 7. With 2% of a CPU, of which the body wants all, its watchdog still gets to look:
-    the holder is told that another had its key, without a pause in its body, and commits nothing.
+    """Fault 7. The watchdog of a process with 2% of a CPU, all of which the body uses, still runs.
+
+    The holder is told that another had its key, without a pause in its body, and commits nothing.
     """
     rivals = make_rivals(locks=None)
     process, group = starved(3.0)

@@ -80,7 +80,8 @@ def test_a_minority_in_trouble_is_not_felt(
 def test_of_a_majority_in_trouble_the_ledger_decides(
     five: Independent, rivals: Rivals, strike: Strike
 ) -> None:
-    """Three of five, in the middle of a body: one effect, and other work is done all the same."""
+    """If three of five servers fail in a body, the ledger decides: one effect, and other work is
+    done."""
     expect_one_effect(rivals, lambda: strike(five, [0, 2, 4]))
     assert rivals.ship_too(order=2) == "second"
     assert rivals.shipped(2) == ["second"]

@@ -1,7 +1,7 @@
-"""Locks by a `sentinel://` URL while Sentinel replaces the master: killed, frozen, or by command.
+"""Locks with a `sentinel://` URL while Sentinel replaces the master: killed, frozen, or by command.
 
-The replica may have been cut off from the master before, so that it lacks the last writes. What
-works again has to do so within the group's own time for it and a second.
+The replica may have been cut off from the master before, so that it lacks the last writes. Locks
+have to work again within the group's own time for a failover and a second.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ EACH_FAULT = pytest.mark.parametrize("fault", [kill, freeze, replace_master])
 
 
 def strand(group: Group) -> DebianRedis:
-    """The replica hears nothing of the master any more; Sentinel may promote it all the same."""
+    """Cut the replica off from the master. Sentinel may still promote it."""
     replica = group.replica
     with (
         redis.Redis(port=replica.port) as client,
@@ -139,8 +139,8 @@ class TestWithLocksOnly:
     def test_a_grant_that_no_replica_has_is_lost(
         self, group: Group, fault: Callable[[Group], None]
     ) -> None:
-        """What the table of lock servers says may be lost: another is granted the same key, with
-        a higher token, and the first one's next renewal says so."""
+        """A grant that no replica has may be lost. Another owner is granted the key with a higher
+        token, and the first one's next renewal says so."""
         locks, first, second = RedisLocks(group.url), new_owner("first"), new_owner("second")
         before = take(locks, first)
         wait_until(lambda: _has(group.replica), message="the replica has the lock")
@@ -234,8 +234,8 @@ class TestWorksAgain:
         return time.monotonic() - started if said else math.inf
 
     def test_a_replaced_master_is_left_though_it_goes_on_granting(self, group: Group) -> None:
-        """By calls that never fail, within a second of the Sentinels' own change: the old master
-        would take locks for ten more."""
+        """Calls that never fail leave the old master within a second of the Sentinels' change. The
+        old master would grant locks for ten more seconds."""
         locks, old, new = RedisLocks(group.url), group.master, group.replica
         take(locks)
         replace_master(group)
@@ -250,7 +250,7 @@ class TestWorksAgain:
         assert role(old) == "master"
 
     def test_a_watchdogs_tick_notices_as_well(self, group: Group) -> None:
-        """Whoever only renews hears from the new master while the old one is there."""
+        """A process that only renews also finds the new master while the old one is up."""
         locks, owner, old, new = RedisLocks(group.url), new_owner("m"), group.master, strand(group)
         take(locks, owner)
         replace_master(group)

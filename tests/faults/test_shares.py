@@ -1,6 +1,8 @@
-"""Processes that share a key, or wait for a share, are killed, frozen, or forgotten by the server.
+"""Processes that share a key, or wait for a share, are killed or frozen, or the server loses its
+data.
 
-Their places are free within their leases, the others' stand, and who has lost its share is told.
+Their shares are free within their leases, other shares remain valid, and a holder that lost its
+share is told.
 """
 
 from __future__ import annotations
@@ -94,8 +96,8 @@ def test_a_holder_is_killed(server: Server, start: Start) -> None:
 
 
 def test_a_holder_is_frozen(server: Server, start: Start) -> None:
-    """For longer than its lease: another comes in, and it is told when it goes on. What it frees
-    then is not the other's."""
+    """If a holder is frozen for longer than its lease, another one gets the share. When it goes on,
+    it is told, and does not release the other's share."""
     first, second = start(limit=2), start(limit=2)
     for each in (first, second):
         each.got_it_s()
@@ -141,7 +143,8 @@ def test_a_writer_that_waits_is_killed(server: Server, start: Start) -> None:
 
 
 def test_the_server_forgets(server: Server, start: Start) -> None:
-    """No more come in anew than the limit says, and who was there before is told."""
+    """After the server lost its data, no more holders than the limit are granted, and earlier ones
+    are told."""
     before = [start(limit=2) for _ in range(2)]
     for each in before:
         each.got_it_s()

@@ -1,4 +1,4 @@
-"""Those who wait for a plain lock are killed, frozen, or stopped by a time limit.
+"""Waiters of a plain lock are killed, frozen, or stopped by a time limit.
 
 The others are served in order and nearly without a pause.
 """
@@ -27,7 +27,7 @@ from taskguard_sandbox.servers import Valkey
 
 LOCK = f"taskguard:{{{KEY}}}"
 LINE = f"{LOCK}:line"
-# Three that were called in vain cost less than asking once a second would.
+# Less than polling once a second would take after three waiters that did not come.
 NEARLY_NO_PAUSE_S = 0.7
 
 
@@ -71,7 +71,7 @@ class Held:
 
 
 def next_of(waiting: list[WaitingProcess]) -> WaitingProcess:
-    """Who has the lock first, whoever that is: one that is late for its turn loses that."""
+    """Return the first waiter that gets the lock. A late waiter loses its turn."""
     said = {each.process.stdout: each for each in waiting}
     ready, _, _ = select.select(list(said), [], [], 120.0)
     return said[ready[0]]
@@ -123,7 +123,8 @@ def test_frozen(valkey: Valkey, client: Any, stack: ExitStack) -> None:
 
 
 def test_the_holder_is_killed(valkey: Valkey, client: Any, stack: ExitStack) -> None:
-    """Its lease runs out for the first who waits, and for nobody who comes by then."""
+    """When the killed holder's lease expires, the first waiter gets the key, and no
+    newcomer does."""
 
     def seen() -> bool:
         held = Held(valkey, client, stack, 4)
@@ -160,7 +161,7 @@ def test_the_wait_ends_on_time(valkey: Valkey, client: Any) -> None:
 
 
 def test_a_time_limit_ends_the_wait(valkey: Valkey, client: Any) -> None:
-    """Nor does an exception that comes while it waits leave anything in the line."""
+    """An exception during a wait leaves nothing in the line."""
 
     class TimeLimitError(Exception):
         pass

@@ -83,7 +83,7 @@ def run(seconds: float) -> None:
 
     corpus = FOUND / "corpus"
     corpus.mkdir(parents=True, exist_ok=True)
-    # What is slow is seen by `properties`; libFuzzer's time limit ends what never comes back.
+    # `properties` finds slow inputs; libFuzzer's time limit ends those that never return.
     flags = [
         "-timeout=30",
         "-max_len=1024",

@@ -1,4 +1,4 @@
-"""What is tried: templates, arguments and results of callables, made from choices.
+"""The inputs: templates, arguments and results of callables, made from choices.
 
 Choices come from bytes (`FromBytes`: atheris, and replays of what it found) or from Hypothesis
 (`test_fuzz.py`); the rest does not know which. Where the text of an argument is known, it comes
@@ -504,7 +504,7 @@ class _Placeholder:
         return Value(self.shape(drawn.value), drawn.text)
 
     def part(self, text: str) -> str:
-        """What stands in a key for this text."""
+        """Return the part of a key for this text."""
         if "|hash" in self.source:
             return hashlib.sha256(text.encode()).hexdigest()[:32]
         return quote(text, safe="-_.~@+")

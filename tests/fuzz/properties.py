@@ -1,9 +1,9 @@
-"""What must hold of keys, whatever comes: the one place, for Hypothesis and for atheris.
+"""The properties of keys for every input, for Hypothesis and for atheris.
 
 Guarantees, for every input that `check_input` makes of its choices:
 
 * Decoration raises nothing but `KeyTemplateError`, a call nothing but `KeyArgumentError`, or the
-  `TypeError` that the call itself would be. What an argument's own code raises goes on unchanged.
+  `TypeError` that the call itself would be. Exceptions of an argument's own code go on unchanged.
 * A key has 1 to 200 bytes of UTF-8, no blank, control character or brace, and every `%` in it is an
   escape or the mark of a shortened key.
 * A key is its template with the placeholders' texts percent-encoded, as long as that is short
@@ -11,10 +11,10 @@ Guarantees, for every input that `check_input` makes of its choices:
 * Within a run, one template never makes one key of two different texts, nor two keys of one text.
 * `taskguard.key`, a template, a list and a callable make the same keys, whatever `decimal` context
   is set where they are made.
-* Neither decoration nor call takes 50 ms of processor time. What does is tried once more, for a
-  collection of garbage or a first import is nobody's fault.
+* Neither decoration nor call takes 50 ms of processor time. A slow one is tried once more, because
+  a garbage collection or a first import may have slowed it.
 
-Does not guarantee: that what is refused should be; see `inputs.py`.
+Does not guarantee: that a refused input is wrong; see `inputs.py`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class FindingError(AssertionError):
 
 @dataclass
 class Record:
-    """What a run has seen."""
+    """Counts and digests of a run."""
 
     inputs: int = 0
     distinct_keys: int = 0
@@ -70,7 +70,7 @@ class Record:
     _seen: dict[bytes, bytes] = field(default_factory=dict)
 
     def outcome(self, function: Callable[[], object], *expected: type[Exception]) -> object:
-        """What `function` returns, None where it raises what it may."""
+        """Return the value of `function`, or None if it raises an expected error."""
         result, took_ms = self._timed(function, expected)
         if took_ms > LIMIT_MS:
             result, again_ms = self._timed(function, expected)

@@ -26,7 +26,8 @@ class Drawn:
 
 
 def fuzzed(examples: int):
-    """`given`, the same in every run: a finding is met by whoever made it."""
+    """Return `given` with the same inputs in every run, so that a new finding belongs to the change
+    under test."""
     return settings(
         max_examples=examples,
         derandomize=True,

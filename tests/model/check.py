@@ -41,7 +41,7 @@ _STATES = re.compile(r"(\d+) distinct states found, \d+ states left on queue\.$"
 
 @dataclass(frozen=True)
 class Checked:
-    """What TLC found in one configuration."""
+    """The result of TLC for one configuration."""
 
     name: str
     expected: str

@@ -1,8 +1,8 @@
-"""Each line of installation in README and examples, in an environment with nothing but that.
+"""Each line of installation in README and examples, in an environment with only that.
 
-A real worker on real servers, with the example of the README as it stands there: one effect, and a
-duplicate that is answered. The examples run from such environments, too. What an environment
-lacks cannot be brought by the tests' own: nothing of that is on its path.
+A real worker on real servers runs the example of the README as printed: one effect, and a duplicate
+that is answered. The examples run from such environments, too. The tests' own environment cannot
+add a missing package, because it is not on the path.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.timeout(600)
 ROOT = Path(__file__).parent.parent.parent
 LINE = re.compile(r"pip install '(celery-taskguard\[[\w,]+\])'")
 
-# What each line is for; the README's example is tried with ledgers and brokers below.
+# The purpose of each line; the README's example is tried with ledgers and brokers below.
 WITH_CELERY = {
     "celery-taskguard[celery,redis,postgresql]": ("pg_url", ["redis", "rabbitmq"]),
     "celery-taskguard[celery,redis,mysql]": ("mariadb_url", ["redis"]),
@@ -69,7 +69,7 @@ def line_of(example: str) -> str:
 
 
 def test_every_line_of_installation_is_tried() -> None:
-    """One that somebody adds to a README needs its place here."""
+    """A new line in a README needs its test here."""
     tried = {*WITH_CELERY, TESTED, SCRIPTS, COMMAND, *map(line_of, EXAMPLES)}
     found = {line for file in ROOT.glob("**/README.md") for line in lines_of(file)}
     assert found == tried
@@ -92,7 +92,7 @@ def outside(tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 
 def said(command: list[str | Path], **environment: str) -> str:
-    """What a command prints; it has to succeed."""
+    """Return the output of a command, which has to succeed."""
     done = subprocess.run(
         command,
         env={**os.environ, **environment},
@@ -109,7 +109,7 @@ CALLS = "from shop import pay\nfor _ in range(2):\n    pay.delay(42, 1999)"
 
 
 class Case(NamedTuple):
-    """What the README's example is tried with."""
+    """The installation, ledger and broker for the README's example."""
 
     line: str
     ledger: str
@@ -139,7 +139,7 @@ CASES = [
 def places(
     request: pytest.FixtureRequest, case: Case, valkey: Valkey, redis_url: str
 ) -> dict[str, str]:
-    """What the README calls its servers, and what they are here."""
+    """Return the servers here for the URLs in the README."""
     del redis_url  # empties the server
     rabbitmq = case.broker == "rabbitmq"
     broker = request.getfixturevalue("rabbitmq").url if rabbitmq else valkey.url_of(0)
@@ -337,7 +337,7 @@ def test_a_checkout_on_the_python_path_has_no_entry_points(etcd: Etcd, outside: 
 def test_the_page_about_providers_makes_a_package(
     installed: Callable[[str], Path], outside: Path
 ) -> None:
-    """What a newcomer writes after that page is built and installed, and its URL locks."""
+    """The package of a newcomer who follows that page can be installed, and its URL locks."""
     page = "docs/how-to/lock-provider.md"
     provider, factory, _ = blocks_of(page, "python")
     (project,) = blocks_of(page, "toml")

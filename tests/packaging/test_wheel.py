@@ -1,4 +1,4 @@
-"""What a user gets: one wheel with every package, its types, Lua and SQL, and a light import."""
+"""A user gets one wheel with every package, its types, Lua and SQL, and a light import."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_the_core_depends_on_nothing(metadata: Message) -> None:
     extras = set(metadata.get_all("Provides-Extra") or [])
     queues = {"celery", "rq", "django"}
     servers = {"redis", "postgresql", "mysql", "sqlite", *LOCK_SERVERS}
-    # What is for the developers alone is a group of pyproject.toml, and no extra.
+    # Packages for development only are a group of pyproject.toml, and no extra.
     assert extras == queues | servers | {"cli", "pytest", "all"}
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["License-Expression"] == "MIT"
@@ -83,7 +83,7 @@ def test_import_loads_no_driver_and_no_queue() -> None:
 
 
 def run(code: str, *, cwd: Path = ROOT) -> str:
-    """What a fresh interpreter prints."""
+    """Return the output of a fresh interpreter."""
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

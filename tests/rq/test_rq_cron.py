@@ -23,7 +23,7 @@ from taskguard_rq.cron import LeaderCronScheduler
 from taskguard_sandbox.servers import free_port
 
 CONFIG = "support.cron_entries"
-# Long enough that who leads keeps his lease while the machine stalls.
+# Long enough that a leader keeps its lease while the machine pauses.
 TTL_S = 6.0
 
 
@@ -83,7 +83,7 @@ class Cron:
 
 
 def led_pair(office: Office, number: int = 0) -> tuple[Cron, Cron]:
-    """Who leads, and who follows; each has begun."""
+    """Return the leader and the follower, both of which have begun."""
     crons = [Cron(office, number + each, "taskguard_rq") for each in range(2)]
     wait_until(
         lambda: all(each.has_begun() for each in crons),
@@ -102,7 +102,8 @@ def follows_s(cron: Cron, since_s: float) -> float:
 
 
 def test_a_tick_that_two_stock_crons_enqueued_runs_once(office: Any) -> None:
-    """Beside it, without a guard: twice. The second one's clock is apart from the first one's."""
+    """A tick that two schedulers enqueued runs once with a guard, and twice without one. Their
+    clocks differ."""
     missing = clock_shim.unavailable()
     if missing:
         pytest.skip(missing)

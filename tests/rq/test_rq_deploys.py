@@ -22,8 +22,10 @@ DONE_ELSEWHERE = (
 
 
 def redeliver(office: Any, *, before: str, after: str) -> Any:
-    """A job whose worker is killed after DONE, before RQ hears of it; enqueued again by RQ's own
-    cleaning, for a worker of the next deploy. What that one said it returned."""
+    """Kill a job's worker after DONE, before RQ knows, and let RQ's cleaning enqueue the job again.
+
+    A worker of the next deploy runs it. Return the job and the result of that worker.
+    """
     job = office.queue.enqueue(deployed, 1, lingers=before, retry=Retry(max=1))
     worker = office.worker(SHOP_GUARD=before, **SHORT_LEASES)
     office.wait_for(lambda: office.steps("done"), "done")

@@ -1,4 +1,4 @@
-"""What of RQ's queues is found: jobs that wait, and who listens."""
+"""Findings about RQ's queues: jobs that wait, and their workers."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_a_job_whose_function_is_not_to_be_found_is_left_out(
 def test_a_queue_without_a_scheduler(office: Office, doctor: Doctor) -> None:
     """Its workers would put a job straight back; a `GuardedWorker` has one."""
     office.queue.enqueue(plain)
-    assert doctor()[1] == []  # nobody listens to it yet
+    assert doctor()[1] == []  # no worker listens to it yet
     office.worker("rq.worker.SimpleWorker")
     assert doctor()[1] == [("no_scheduler", "warning", "the queue invoices")]
     office.worker("taskguard_rq.GuardedWorker")

@@ -1,4 +1,4 @@
-"""Jobs that end their process, or are cancelled, without anybody having told them to."""
+"""Jobs that end their process or are cancelled without a request to stop."""
 
 from __future__ import annotations
 

@@ -133,7 +133,8 @@ def test_its_time_ends_with_its_line(office: Any) -> None:
 
 
 def test_what_becomes_of_its_record_does_not_matter(office: Any) -> None:
-    """Its meta is written over by whoever enqueued it, and its Redis emptied: the ledger knows."""
+    """If its meta is overwritten, or Redis is emptied, the ledger still knows when the job
+    expires."""
     office.worker()
     with office.holding("queue:a"):
         jobs = [put(office, number, ttl=TTL_S) for number in (1, 2)]
@@ -155,7 +156,8 @@ def test_what_becomes_of_its_record_does_not_matter(office: Any) -> None:
 
 
 def test_put_off_by_a_stock_worker(office: Any) -> None:
-    """Called, and put off there, for the key is taken again: its time is that of its line."""
+    """A promoted job that is deferred because its key is taken again keeps the deadline of its
+    line."""
     worker = office.worker()
     with office.holding("queue:a"):
         job = put(office, 1, ttl=TTL_S)
@@ -189,7 +191,8 @@ def test_it_runs_if_it_is_enqueued_again(office: Any) -> None:
 
 @pytest.mark.once
 def test_an_emptied_redis(office: Any) -> None:
-    """What waited is enqueued again from the ledger: it expires at the time at which it had to."""
+    """After Redis was emptied, waiting jobs are enqueued again from the ledger, with their
+    deadlines."""
     office.worker()
     with office.holding("queue:a"):
         soon, later = put(office, 1, ttl=TTL_S), put(office, 2, ttl=600)
@@ -237,7 +240,8 @@ def test_a_stock_worker_says_failed(office: Any) -> None:
 
 
 def test_the_newest_expires_too(office: Any) -> None:
-    """Of `busy="latest"` the one that waits; an older one, whose place it took, runs no more."""
+    """With `busy="latest"`, the newest waiting job expires. An older one that it superseded does
+    not run."""
     for _ in range(2):
         office.worker()
     first = put(office, 1, 600.0, function=latest)

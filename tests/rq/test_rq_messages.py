@@ -1,4 +1,4 @@
-"""What counts as a message, and jobs whose settings, arguments or results are wrong."""
+"""RQ's messages, and jobs whose settings, arguments or results are wrong."""
 
 from __future__ import annotations
 

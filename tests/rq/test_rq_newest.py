@@ -70,7 +70,7 @@ def expect(office: Any, *jobs: Job) -> None:
 
 
 def test_the_newest_waits(office: Any) -> None:
-    """Of three the first and the last run; who waited in between is CANCELED, for a while."""
+    """The first and the last of three jobs run. The middle one is CANCELED, for a while."""
     office.worker()
     office.worker()
     first = put(office, latest, 1, HOLDS_S)
@@ -216,7 +216,8 @@ def test_a_holder_that_does_not_hear(office: Any, how: str) -> None:
 
 
 def test_a_stock_worker(office: Any) -> None:
-    """It puts off who would wait, and says FAILED of who never runs, with the reason."""
+    """A stock worker defers a job that would wait, and sets one that never runs to FAILED, with the
+    reason."""
     for _ in range(2):
         office.worker("rq.Worker", "--with-scheduler")
     first = put(office, latest, 1, HOLDS_S)

@@ -124,7 +124,7 @@ def test_a_killed_worker_and_horse_lose_nothing(make_office: Any, pg_url: str) -
     office.wait_for(lambda: office.steps("began"), "the body")
     worker.process.kill()
     os.kill(office.steps("began")[0][1], signal.SIGKILL)
-    # What RQ does about 90 s later: the job's execution is taken for dead.
+    # RQ does this about 90 s later: it takes the job's execution for dead.
     office.connection.zadd(
         office.queue.started_job_registry.key,
         dict.fromkeys(office.connection.zrange(office.queue.started_job_registry.key, 0, -1), 1),

@@ -30,7 +30,7 @@ from taskguard_rq.marks import marks_of
 
 
 def records(office: Any) -> list[Any]:
-    """What stands in line, in its order."""
+    """Return the records in line, in order."""
     with office.engine.connect() as db:
         select = sa.select(WORK).where(WORK.c.parked.is_not(None), WORK.c.state == "NEW")
         return list(db.execute(select.order_by(WORK.c.parked)))
@@ -127,7 +127,8 @@ def test_a_killed_horse_or_worker_loses_nobody(office: Any) -> None:
 
 @pytest.mark.once
 def test_an_emptied_lock_server_changes_nothing(office: Any) -> None:
-    """The line is in the ledger: nobody is lost, and the order stays."""
+    """An emptied lock server loses no job, and the order stays, because the line is in the
+    ledger."""
     office.worker()
     office.worker()
     first, later = line_up(office, 6)
@@ -148,7 +149,7 @@ def test_who_was_called_and_got_lost_is_called_again(office: Any) -> None:
     office.worker()
     office.worker()
     first, later = line_up(office, 3)
-    # As if he had been called, and his job were lost with all else.
+    # As if it had been promoted, and Redis had lost its job with all other data.
     with office.engine.begin() as db:
         db.execute(sa.update(WORK).where(WORK.c.id == records(office)[0].id).values(due=1))
     for key in office.connection.keys("*"):

@@ -40,7 +40,8 @@ def swept(office: Any) -> int:
 
 @pytest.mark.parametrize("left", ["nothing", "the record"])
 def test_a_killed_workers_job_is_enqueued_again_when_redis_lost_it(office: Any, left: str) -> None:
-    """By its record where there is one, else by what is stored with the work."""
+    """The job is enqueued again by its record if that exists, else by the message stored with the
+    work."""
     job = office.queue.enqueue(invoices.recover, 1, 600)
     worker = office.worker(**SHORT_LEASES)
     wait_until(lambda: office.steps("began"), message="a body")
@@ -199,7 +200,8 @@ def test_a_job_of_another_serializer_is_sent_as_it_was_written(office: Any) -> N
 
 
 def test_an_enqueued_message_is_the_one_that_is_delivered(office: Any) -> None:
-    """By its job, or as its function says; else its work would be overdue for ever."""
+    """The message is that of its job, or that of its function's `message_id=`. Otherwise its work
+    would remain overdue."""
     queue = office.queue
     leave_open(office, queue, invoices.book, 7, retry=Retry(max=3), repeat=Repeat(times=1))
     leave_open(office, queue, invoices.report, "monday", meta={"day": "monday"})
@@ -265,7 +267,8 @@ def test_a_job_that_is_cancelled_in_the_middle_of_a_batch_stays_so(
 
 
 def test_a_record_that_is_no_job_is_made_one(office: Any) -> None:
-    """Redis lost it, and a worker's heartbeat wrote on; others are enqueued all the same."""
+    """If Redis lost a record and a heartbeat wrote a part of it, the job is restored. Others are
+    enqueued as well."""
     jobs = [leave_open(office, office.queue, invoices.recover, number) for number in range(3)]
     jobs[1].heartbeat(now(), 60)
     assert swept(office) == 3
@@ -308,7 +311,7 @@ def test_a_stored_job_that_cannot_be_read_is_failed_and_holds_up_no_other(office
 def test_a_url_of_the_queues_that_cannot_be_read_is_told_without_its_password(
     url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By the command, in one line."""
+    """The command prints one line, without the password."""
     assert main(["sweep", "--rq", url]) == 1
     said = capsys.readouterr().err
     assert "percent-encode" in said

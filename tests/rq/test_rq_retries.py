@@ -39,7 +39,7 @@ def test_a_returned_retry_is_not_done(office: Any, kind: str, options: tuple[str
 
 
 def test_a_returned_retry_rolls_an_atomic_body_back(office: Any) -> None:
-    """What it wrote before is not committed: its effect is there once."""
+    """The earlier writes are rolled back, so there is one effect."""
     job = office.queue.enqueue(ask_again_atomically, 2, 3)
     office.worker()
     office.wait_for(lambda: ended(job), "ended")

@@ -1,4 +1,4 @@
-"""`order="strict"` for RQ, with real workers: nobody goes before one that waits for its retry."""
+"""`order="strict"` for RQ, with real workers: no job goes before one that waits for its retry."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from taskguard_rq import enqueue
 
 
 def began(office: Any) -> list[int]:
-    """Whose bodies began, one after the other; attempts of one in a row count once."""
+    """Return the numbers of the bodies in the order in which they began. Consecutive attempts count
+    once."""
     numbers = [int(item.split()[1]) for item, _ in office.steps("began")]
     return [n for at, n in enumerate(numbers) if at == 0 or numbers[at - 1] != n]
 
 
 def places(office: Any) -> list[str]:
-    """Whose work still has a place."""
+    """Return the works that still have a position."""
     with office.engine.connect() as db:
         return list(db.execute(sa.select(WORK.c.id).where(WORK.c.parked.is_not(None))).scalars())
 
@@ -48,7 +49,8 @@ def run_behind(
 
 @pytest.mark.parametrize("how", ["fails once", "returns Retry", "dies"])
 def test_nobody_goes_before_a_retry(office: Any, how: str) -> None:
-    """Of a body that raised, that asked for it, and of one whose horse was killed."""
+    """No job goes before a retry of a body that raised, returned `Retry`, or whose horse was
+    killed."""
     run_behind(office, {0: how, 2: how}, retry=Retry(max=2, interval=1), effects=4)
     assert began(office) == [0, 1, 2, 3]
     assert set(office.effects().values()) == {1}
@@ -57,7 +59,7 @@ def test_nobody_goes_before_a_retry(office: Any, how: str) -> None:
 
 @pytest.mark.usefixtures("producer")
 def test_who_was_enqueued_before_goes_first(office: Any) -> None:
-    """`enqueue()` gives a place: whoever comes first to the ledger waits for those before him."""
+    """`enqueue()` gives a position: a job that arrives first waits for those enqueued before it."""
     for number in (1, 2, 3):
         enqueue(office.queue, strictly, ("a", number))
     first, *others = office.queue.job_ids
@@ -87,7 +89,7 @@ def test_who_asks_too_often(office: Any) -> None:
     ids=["stock worker", "ttl"],
 )
 def test_whose_place_could_not_be_kept(office: Any, kind: str, ttl: int | None, said: str) -> None:
-    """By a stock worker, and where RQ may drop the job: refused, with what to do about it."""
+    """A stock worker, or a job that RQ may drop, is refused with what to do about it."""
     office.worker(kind)
     job = office.queue.enqueue(strictly, "a", 1, ttl=ttl)
     wait_until(lambda: job.get_status(refresh=True) == "failed")
@@ -108,7 +110,7 @@ def test_in_the_worker_itself(office: Any) -> None:
 
 
 def test_a_killed_horse_that_rq_gave_up(office: Any) -> None:
-    """A relay sends it again when the lease has ended, and nobody goes before it."""
+    """After the lease, a relay sends the job again. No other job goes before it."""
     run_behind(office, {0: "dies"}, effects=4)
     assert began(office) == [0, 1, 2, 3]
     wait_until(lambda: places(office) == [])
@@ -125,7 +127,8 @@ def test_who_has_failed_for_good_lets_the_others_go(office: Any) -> None:
 
 
 def test_who_kills_his_horse_too_often(office: Any) -> None:
-    """Beyond `max_crashes` his work is DEAD, and has no place: the next one goes on."""
+    """After more than `max_crashes`, the work is DEAD and has no position, and the next one goes
+    on."""
     run_behind(office, {0: "always dies"}, retry=Retry(max=9, interval=1), effects=3)
     assert began(office) == [0, 1, 2, 3]
     wait_until(lambda: places(office) == [])

@@ -89,7 +89,7 @@ def test_locks_in_the_ledgers_database(beside: Any) -> None:
         left = (
             db.execute(sa.text("select key from taskguard_locks where owner <> ''")).scalars().all()
         )
-    # What a worker leaves when it starts, and what its relay holds while it is the one.
+    # The mark that a worker leaves when it starts, and the lease of its relay.
     assert set(left) - {"leader:taskguard-relay:rq"} == {"the ledger"}
     assert "no answer" not in beside.logs()
 
@@ -201,7 +201,7 @@ def test_who_waits_for_a_key_is_put_off_before_its_time_out(office: Any) -> None
 
 @pytest.mark.parametrize("said", [{"lib_name": "ours"}, {"lib_version": "1"}, {"lib_name": None}])
 def test_what_a_user_says_of_the_client_stays(said: dict[str, str | None]) -> None:
-    """Whoever names his client, or gives it no name, keeps that."""
+    """A user's own setting of the client's name, or of no name, stays."""
     client = redis.Redis.from_url("redis://127.0.0.1:1", **said)
     preloading.tell_version(client)
     assert client.connection_pool.connection_kwargs.items() >= said.items()
@@ -242,7 +242,7 @@ def test_without_a_scheduler_nothing_is_lost_and_the_log_says_what_is_missing(of
 def test_the_scheduler_is_on_unless_somebody_says_no(
     office: Any, options: dict[str, bool], runs: bool
 ) -> None:
-    """What is said in Python counts; `rq worker` cannot say it, and has one (see above)."""
+    """The scheduler is on by default. Arguments in Python may turn it off; `rq worker` cannot."""
     worker = GuardedSimpleWorker([office.queue], connection=office.connection)
     worker.work(burst=True, **options)
     assert (worker.scheduler is not None) == runs

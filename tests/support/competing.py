@@ -81,7 +81,7 @@ def request_for(work: int, who: str, message: MessageRef) -> ClaimRequest:
 def _put_off(
     ledger: SqlLedger, request: ClaimRequest, deferrals: dict[int, int], work: int
 ) -> bool:
-    """Defer the message: from then on it is the one that was published again."""
+    """Defer the message: the copy that was published replaces it."""
     try:
         return ledger.defer(request, lambda number: deferrals.update({work: number}))
     except LedgerUnavailableError:

@@ -1,4 +1,5 @@
-"""What mypy and pyright take of a typed program, and what they do not: lines with `# refused`."""
+"""Lines of a typed program that mypy and pyright accept, and lines with `# refused` that they
+reject."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an editor completes in a guard, from pyright's language server."""
+"""Completions of a guard in an editor, from pyright's language server."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What users' type checkers say: mypy --strict and pyright, of calls and of the pages' examples.
+"""Users' type checkers, mypy --strict and pyright, on calls and on the pages' examples.
 
-pyright is basedpyright's, whose wheel brings all that it runs on.
+pyright is basedpyright's, whose wheel contains all that it needs.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _APP = """
     from celery import Celery
     app: Celery
 """
-# What stands around the blocks of a page, in their order: the last one around those that follow.
+# Code around the blocks of a page, in their order. The last one is for all blocks that follow.
 _INDEX = """
     from celery import Task
     index: Task
@@ -153,7 +153,7 @@ AROUND = {
         """,
     ),
 }
-# Of a fixture nobody knows the type; a class to be read is short without any.
+# The type of a fixture is unknown, and a short class on a page has no types.
 UNTYPED = {"docs/how-to/lock-provider.md", "docs/how-to/queue.md", "docs/how-to/testing.md"}
 # No dependencies of the developers': what is known of them is what the pages use.
 NOT_INSTALLED = {

@@ -41,7 +41,8 @@ class Account:
 
 @pytest.mark.parametrize("burst", [1, 10])
 def test_ten_minutes_of_a_hundred_a_minute(burst: int) -> None:
-    """Who comes at the moment that it was told uses all of it, and no more than the burst above."""
+    """A caller that comes exactly at its next start uses the whole rate, and at most the burst in
+    addition."""
     account, now_us = Account(rate_of("100/m", burst)), 0
     while now_us < 10 * MINUTE_US:
         now_us = max(now_us, account.ask(now_us))
@@ -51,7 +52,7 @@ def test_ten_minutes_of_a_hundred_a_minute(burst: int) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_no_more_than_the_burst_beyond_the_rate_in_any_time(seed: int) -> None:
-    """Whoever asks, and whenever."""
+    """In any interval, starts never exceed the rate by more than the burst."""
     rng = random.Random(seed)
     burst = rng.choice([1, 3, 20])
     account, now_us = Account(rate_of("600/m", burst)), 0
@@ -63,7 +64,8 @@ def test_no_more_than_the_burst_beyond_the_rate_in_any_time(seed: int) -> None:
 
 
 def test_a_clock_that_is_set_back_or_a_higher_rate() -> None:
-    """Nobody waits for longer than one interval, and what is noted says so then."""
+    """A clock that was set back delays a start by one interval at most, and the noted start says
+    so."""
     account = Account(rate_of("1/h", 1))
     account.ask(10**15)
     account.rate = rate_of("100/m", 1)
@@ -116,7 +118,7 @@ def test_a_callable_that_makes_several_keys() -> None:
 
 
 def test_slots_are_no_keys_of_arguments() -> None:
-    """Whatever an argument is."""
+    """An argument's text is never the name of a slot."""
 
     def pay(account: str) -> None: ...
 

@@ -23,7 +23,7 @@ def combinations() -> Iterator[dict[str, str]]:
 
 
 def ship(order: int, line: int = 0) -> None:
-    """What is guarded."""
+    """The function to guard."""
 
 
 TABLE = sa.Table(
@@ -33,7 +33,7 @@ TABLE = sa.Table(
     sa.Column("status", sa.Text),
     sa.Column("fence", sa.BigInteger),
 )
-# By the argument that names the work.
+# Rows by the argument that names the work.
 ROWS = {
     by_line: GuardedRow(
         TABLE,

@@ -81,7 +81,8 @@ def test_the_environment_wins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("by", ["url", "environment"])
 def test_a_service_file_wins(by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of its own service alone. psycopg ignores its connect_timeout, so taskguard hands it on."""
+    """The options of the URL's own service win. psycopg ignores its connect_timeout, so taskguard
+    passes it on."""
     assert hosts_of(sa.make_url("postgresql+psycopg:///d")) == [""]
     (tmp_path / "services").write_text(
         "[other]\nkeepalives=0\n# a comment\n[shop]\nhost=db,db2\nconnect_timeout=11\n"
@@ -134,7 +135,8 @@ def test_how_long_a_failover_takes(query: str, takes_s: float) -> None:
 
 
 def test_leases_that_are_shorter_are_found() -> None:
-    """By worker starts and `taskguard doctor`, whether the database answers or not."""
+    """Worker starts and `taskguard doctor` find shorter leases, whether the database answers or
+    not."""
     ledger = SqlLedger("postgresql+psycopg:///d?host=/no/a&host=/no/b&connect_timeout=4")
     tasks = [GuardedTask("short", Policy(ttl_s=5.0)), GuardedTask("long", Policy(ttl_s=30.0))]
     found, answers = check_ledger(ledger, tasks)

@@ -60,7 +60,7 @@ def test_it_is_listened_once() -> None:
 
 
 def test_an_engine_is_not_kept() -> None:
-    """By the ledger that was on it, and listened to it."""
+    """A closed ledger does not keep the Engine on which it listened."""
     engine = sa.create_engine("postgresql+psycopg://nobody@localhost/nothing")
     ledger = SqlLedger(engine)
     assert ledger._database.pools.renewals is not engine
@@ -93,7 +93,7 @@ class _Connection:
 
 
 def test_the_pool_gives_what_came_back_last_and_keeps_as_many_as_it_is_for() -> None:
-    """Who wants one when none is idle gets another; what is too much is closed as it comes back."""
+    """If no connection is idle, a new one is made. A surplus one is closed when it comes back."""
     pool = Lifo(_Connection, pool_size=2)
     taken = [pool.take() for _ in range(3)]
     connections = [entry.dbapi_connection for entry in taken]
@@ -110,7 +110,8 @@ def test_the_pool_gives_what_came_back_last_and_keeps_as_many_as_it_is_for() -> 
 
 
 def test_a_pool_that_is_made_anew_has_a_limit_no_more_than_the_first() -> None:
-    """Its users count what they take: it never lets anybody wait."""
+    """A recreated pool has no limit either: its users count their connections, so it never
+    blocks."""
     pool = Lifo(_Connection, pool_size=1, max_overflow=0).recreate()
     taken = [pool.take() for _ in range(3)]
     assert len({id(entry.dbapi_connection) for entry in taken}) == 3
@@ -121,7 +122,8 @@ def test_a_pool_that_is_made_anew_has_a_limit_no_more_than_the_first() -> None:
     ["postgresql+psycopg://h/d", "postgresql+psycopg2://h/d", "mysql+pymysql://h/d"],
 )
 def test_no_engine_for_a_url_lets_anybody_wait(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever its driver: who may have how many connections is counted before."""
+    """No pool of an Engine for a URL blocks, whatever its driver: connections are counted
+    before."""
     unknown: Any = types.ModuleType("psycopg2")
     unknown.__version__, unknown.paramstyle, unknown.Error = "2.9.9", "pyformat", Exception
     unknown.extensions = unknown.extras = unknown

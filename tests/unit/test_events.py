@@ -41,7 +41,7 @@ def test_there_is_one_class_for_every_event_and_a_row_for_it_in_the_table() -> N
 
 
 def test_the_level_in_the_table_is_the_level_of_the_log() -> None:
-    """What the table says about levels is what `log_event` does."""
+    """The levels in the table are those of `log_event`."""
     for kind in Event.__subclasses__():
         row = re.search(
             rf"^\| {kind.name} \|.*\| (\w+)[^|]*\|$", events.__doc__ or "", re.MULTILINE
@@ -91,7 +91,7 @@ def test_a_listener_that_raises_breaks_nothing(caplog: pytest.LogCaptureFixture)
 
 
 def test_a_listener_can_be_taken_away() -> None:
-    """What `listen` returns ends it."""
+    """The function that `listen` returns removes the listener."""
     heard: list[Event] = []
     listeners = Events(lambda event: None)
     stop = listeners.listen(heard.append)

@@ -1,4 +1,4 @@
-"""What may refuse a claim: which gates a request gets, in which order, and what each goes by."""
+"""Gates that may refuse a claim: which ones a request gets, in which order, and what each reads."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def public(names: object) -> set[str]:
 
 
 def test_the_guard_has_these_members() -> None:
-    """At most 25. What the runner and integrations ask is at its `Attempt`."""
+    """A guard has at most 25 members. The runner and integrations use its `Attempt`."""
     assert public(Guard) == MEMBERS
     assert len(MEMBERS) <= 25
 

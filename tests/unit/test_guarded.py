@@ -1,4 +1,4 @@
-"""What a decorator makes of a function, before any queue."""
+"""Guarded functions without a queue."""
 
 from __future__ import annotations
 
@@ -47,14 +47,15 @@ def test_the_signature_is_the_callers() -> None:
     ],
 )
 def test_what_counts_as_the_same_work(once_per: str, work: str) -> None:
-    """By key, by message, or by a template of its own."""
+    """Work is named by its key, by its message, or by a template of its own."""
     compiled = GuardedFunction(ship, key="order:<order_id>", once_per=once_per)
     delivery = compiled.delivery((42,), {}, task="shop.ship", namespace="", message=M1)
     assert (delivery.keys, delivery.work) == (("order:42",), work)
 
 
 def test_a_tick_is_one_work_in_whatever_messages_it_comes() -> None:
-    """Of one entry and one due time; with `once_per="message"` it does not count."""
+    """All messages of one entry and one due time are one work. With `once_per="message"` the tick
+    does not count."""
     ticks = [MessageRef(name, tick="clean@2026-07-01T12:00:00Z") for name in ("m1", "m2")]
 
     def works(once_per: str) -> list[str | None]:
@@ -67,7 +68,7 @@ def test_a_tick_is_one_work_in_whatever_messages_it_comes() -> None:
 
 
 def test_a_message_id_that_is_used_for_two_keys_names_two_works() -> None:
-    """By message the work is the message's and the key's."""
+    """With `once_per="message"`, work is named by the message and the key."""
     compiled = GuardedFunction(ship, key="order:<order_id>", once_per="message")
     work_ids = {
         compiled.delivery((order,), {}, task="t", namespace="", message=M1).work
@@ -84,8 +85,8 @@ def test_work_shared_by_name_and_apart_by_namespace() -> None:
 
 
 def test_several_keys_make_one_work() -> None:
-    """Locks are sorted, so that everybody takes them in one order; the work is named in that of
-    the templates, joined by what no key holds."""
+    """Locks are sorted, so that all holders take them in one order. The work is named in the order
+    of the templates."""
     compiled = GuardedFunction(ship, key=["z:<order_id>", "a:<order_id>"], namespace="eu")
     delivery = compiled.delivery((42,), {}, task="t", namespace="", message=M1)
     assert delivery.keys == ("eu:a:42", "eu:z:42")
@@ -110,7 +111,7 @@ LISTS = [
 def test_calls_with_other_arguments_are_other_work(
     option: str, several: Any, one: tuple[int, ...], other: tuple[int, ...]
 ) -> None:
-    """Whatever names it by several texts: their order, their repeats and their commas count."""
+    """Texts that name the work differ if their order, their repeats or their commas differ."""
     options = {
         "key": {"key": several},
         "once_per": {"key": "all", "once_per": several},
@@ -146,8 +147,8 @@ LONG = "x" * 1_000
 @pytest.mark.parametrize("once_per", ["key", "message", "<ids[0]>:<ids[1]>"])
 @pytest.mark.parametrize("name", ["shop.pick", f"shop.{LONG}"])
 def test_ids_of_works_are_short_enough_for_every_index(once_per: str, name: str) -> None:
-    """However many keys, and however long their texts, the task's name or the message's id are; the
-    beginning can be read, and what differs at the very end is other work."""
+    """Work ids have a maximum length, however long the keys, the task's name or the message's id
+    are. They keep a readable beginning, and work that differs only at the end has different ids."""
 
     def pick(ids: list[str]) -> None: ...
 

@@ -1,4 +1,4 @@
-"""What a GuardedRow's declaration tells, before any database."""
+"""Checks of a GuardedRow's declaration, without a database."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ M1 = MessageRef("m1")
 
 
 class Status(enum.Enum):
-    """What an sa.Enum stores by name."""
+    """States that sa.Enum stores by name."""
 
     PAID = "paid"
     SHIPPING = "shipping"
@@ -186,14 +186,15 @@ def test_two_rows_must_not_be_one_work() -> None:
 
 @pytest.mark.parametrize("given", ["07", "+7", " 7", "7.0", "x", "-0", "9223372036854775808", True])
 def test_what_is_no_integer_is_no_id_of_one(given: Any) -> None:
-    """Nor another way to write one; the error does not show it."""
+    """A text that is not the usual form of an integer is refused, and the error does not
+    show it."""
     with pytest.raises(KeyArgumentError, match="no id of orders: it is no integer") as caught:
         ids(row(), given)
     assert str(given) not in str(caught.value).replace("<order_id>", "")
 
 
 def test_a_text_of_an_id_is_in_no_message() -> None:
-    """It may be an address; numbers and UUIDs are nobody's."""
+    """Messages do not show an id's text, which may be an address. They show numbers and UUIDs."""
     declared = row(table(id=sa.Text, no=sa.Integer), id={"id": "<tenant>", "no": "<order_id>"})
     assert declared.describe(RowRef(declared, ("a@b", 7))) == "orders …, 7"
 

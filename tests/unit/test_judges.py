@@ -122,7 +122,7 @@ def test_a_redis_cluster() -> None:
 
 
 def test_locks_in_a_database() -> None:
-    """What a missing table has is not judged."""
+    """Columns of a missing table are not judged."""
     cases = [
         (lock_table.LockTableFacts(read_only=False, is_there=True), []),
         (lock_table.LockTableFacts(True, True), ["locks_read_only"]),
@@ -136,7 +136,7 @@ def test_locks_in_a_database() -> None:
 
 
 def test_advisory_locks() -> None:
-    """Each reason for which a session's locks exclude nobody."""
+    """Every reason for which advisory locks exclude no other process is found."""
     sound, pooled = Opened(1, own=True, replica=False), Opened(1, own=False, replica=True)
     assert names(advisory.judge(sound, in_galera=False, where="x")) == []
     assert names(advisory.judge(pooled, in_galera=True, where="x")) == [

@@ -305,7 +305,7 @@ class Phone:
 
 
 class TestValues:
-    """What a value says."""
+    """Texts of values."""
 
     @pytest.mark.parametrize(
         ("value", "text"),
@@ -343,7 +343,7 @@ class TestValues:
         assert type(one("<x>", value).split(":")[0]) is str
 
     def test_integers_of_other_libraries(self):
-        """What registers as a whole number is its digits, with a format too."""
+        """A value that registers as Integral gives its digits, with a format too."""
 
         class Int64:
             def __int__(self):
@@ -403,7 +403,7 @@ class TestValues:
         ],
     )
     def test_refused_by_name(self, value, said):
-        """What cannot be a key is refused with the placeholder, what it is, and what to do."""
+        """An invalid value is refused with the placeholder, its kind, and what to do."""
         assert refusal("k:<x>", value).startswith(f"<x> {said}")
         if not isinstance(value, list | tuple | dict):
             assert refusal("k:<x|hash>", value).startswith(f"<x|hash> {said}")
@@ -439,7 +439,7 @@ class TestValues:
         assert all(len(key) == 32 for key in set.union(*digests))
 
     def test_a_list_whose_digest_would_say_nothing_sure_is_refused(self):
-        """What is in it has to be a value itself; depth and size are bounded."""
+        """The items of a list have to be valid values themselves. Depth and size are limited."""
         cyclic: list = []
         cyclic.append(cyclic)
         for value, said in (
@@ -488,7 +488,7 @@ class TestValues:
         assert "class Nameless, whose __str__ returns NoneType" in refusal("<x|str>", nameless)
 
     def test_decimals_under_another_context(self):
-        """What a process sets for its own decimals (rounding, `e` for `E`) changes no key."""
+        """A process's own decimal context (rounding, `e` for `E`) changes no key."""
         with decimal.localcontext() as context:
             context.prec, context.capitals, context.rounding = 2, 0, decimal.ROUND_UP
             assert one("<x>", Decimal("1E+2")) == "1E+2"
@@ -496,7 +496,7 @@ class TestValues:
             assert decimal.getcontext().prec == 2
 
     def test_a_proxy_is_not_believed(self):
-        """What claims another type in `__class__` is what it is, not what it claims."""
+        """A value that claims another type in `__class__` is treated by its real type."""
 
         class Proxy:
             @property
@@ -722,7 +722,7 @@ class TestHash:
         assert SECRET.encode() not in pickle.dumps(error)
 
     def test_in_no_chained_error(self):
-        """What a property says about a hidden value is not chained."""
+        """A property's error about a hidden value is not chained."""
 
         class User:
             @property
@@ -742,7 +742,7 @@ class TestHash:
 
 
 class TestTemplateChecks:
-    """What is refused at decoration, by name."""
+    """Templates that are refused at decoration, by name."""
 
     def test_an_unknown_parameter(self):
         """The message names the task, the placeholder, the nearest name and all names there are."""
@@ -828,10 +828,11 @@ class TestTemplateChecks:
 
 
 class TestSeveralKeys:
-    """A list: all or none, one order for everybody."""
+    """A list of keys: all or none, in one order for all callers."""
 
     def test_sorted_and_once(self):
-        """By code point, whatever the order of templates and arguments; repeats collapse."""
+        """Keys are sorted by code point, whatever the order of templates and arguments. Repeats
+        collapse."""
         keys = compiled(["b:<order_id>", "a:<region>", "a:<order_id>"])
         assert keys((1, "x"), {}) == ("a:1", "a:x", "b:1")
         assert keys(("x", "x"), {}) == ("a:x", "b:x")
@@ -903,14 +904,14 @@ class TestCallables:
             assert keys((1,), {}) == ("a", "b", "c")
 
     def test_text_is_made_safe(self):
-        """What values may not hold is percent-encoded, except `:` and `/`."""
+        """Characters that values may not contain are percent-encoded, except `:` and `/`."""
         assert compiled(lambda **_: "a:b/c d{é}\n%20")((1,), {}) == (
             "a:b/c%20d%7B%C3%A9%7D%0A%2520",
         )
         assert len(compiled(lambda **_: "k:" + "a" * 300)((1,), {})[0]) == MAX_KEY_BYTES
 
     def test_finished_keys_stay(self):
-        """What `taskguard.key` returned is not encoded twice: both ways meet one lock."""
+        """A key from `taskguard.key` is not encoded twice: both ways give one lock."""
         keys = compiled(lambda order_id, **_: [key("order:<o>", o=o) for o in order_id])
         ids = ["a b", "x" * 300]
         assert set(keys((ids,), {})) == {key("order:<order_id>", order_id=o) for o in ids}
@@ -965,7 +966,7 @@ class TestCallables:
             compiled(parts)((1,), {})
 
     def test_its_own_exceptions(self):
-        """What the callable raises goes on unchanged."""
+        """An exception of the callable goes on unchanged."""
         with pytest.raises(ZeroDivisionError):
             compiled(lambda order_id, **_: str(1 // order_id))((0,), {})
 

@@ -81,7 +81,7 @@ NUMBERS = st.one_of(
 MOMENTS = st.one_of(
     st.dates(), st.times(), st.datetimes(), st.datetimes(timezones=st.none() | FIXED_ZONES)
 )
-# What kombu's JSON sends as itself or restores.
+# Values that kombu's JSON sends unchanged or restores.
 SENDABLE = st.one_of(
     NUMBERS,
     MOMENTS,
@@ -210,7 +210,7 @@ def test_values_meet_their_texts(value):
 )
 @for_all(template=ANY_TEMPLATES, value=st.one_of(SENDABLE, st.lists(SENDABLE, max_size=2)))
 def test_the_workers_key_is_the_producers(send, template, value):
-    """Whatever argument makes a key at the producer makes the same one after the message."""
+    """An argument makes the same key at the producer and at the worker."""
     assert key_or_none(template, send(value)) == key_or_none(template, value)
 
 
@@ -223,7 +223,7 @@ def test_the_workers_key_is_the_producers(send, template, value):
     ),
 )
 def test_items_survive_json(template, value):
-    """JSON makes lists of tuples and text of a dict's numbers: items are found all the same."""
+    """JSON makes lists of tuples and text of a dict's numbers. Their items are still found."""
     sent = kombu_json.loads(kombu_json.dumps(value))
     assert key_or_none(template, sent) == key_or_none(template, value)
 
@@ -262,7 +262,7 @@ def test_any_template(template, value):
 
 @for_all(ANYTHING)
 def test_any_result_of_a_callable(result):
-    """What a callable returns is sorted, well-formed keys or a KeyArgumentError."""
+    """A callable's result becomes sorted, well-formed keys or a KeyArgumentError."""
     keys = compile_key(lambda: result, signature=inspect.Signature(), task="t")
     try:
         made = keys((), {})
@@ -349,7 +349,7 @@ def test_binding_is_pythons(function, args, kwargs):
 
 @for_all(st.lists(TEXTS, min_size=1, max_size=5), st.randoms())
 def test_one_order_for_everybody(texts, random):
-    """Several keys come in one order, by code point, whatever order they were asked in."""
+    """Several keys are sorted by code point, in whatever order they were requested."""
     shuffled = random.sample(texts, len(texts))
     made = [
         compile_key(
@@ -365,7 +365,7 @@ def test_one_order_for_everybody(texts, random):
 
 @for_all(st.lists(TEXTS, min_size=3, max_size=3), st.lists(TEXTS, min_size=3, max_size=3))
 def test_a_name_of_several_keys_reads_back_to_one_call(one, other):
-    """Whatever the texts: calls that differ in one of them, or in their order, are other work."""
+    """Calls that differ in one text, or in their order, are different work."""
     keys = compile_key(
         ["<a[0]>,<a[1]>", "<a[2]>"], signature=inspect.signature(lambda a: None), task="t"
     )

@@ -78,7 +78,7 @@ def test_a_factory_that_returns_no_provider_is_refused(install: Install) -> None
 def test_a_built_in_scheme_reads_no_metadata(
     install: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Reading the metadata of all distributions takes time, and nobody can replace `memory://`."""
+    """Reading the metadata of all distributions takes time, and `memory://` cannot be replaced."""
     install("locks-m", "memory", "locks_m:open_locks")
     install("locks-r", "redis", "locks_r:open_locks")
     monkeypatch.setattr(metadata, "entry_points", None)

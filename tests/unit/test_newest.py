@@ -17,7 +17,7 @@ from taskguard.model.states import is_outdated, sent_at_us
     [([], False), ([None, None], False), ([4, None], False), ([5], False), ([None, 6], True)],
 )
 def test_what_is_outdated(others_us: list[int | None], outdated: bool) -> None:
-    """What was sent before another one; not at the same moment."""
+    """A message is outdated if another one was sent later, but not at the same moment."""
     assert is_outdated(5, others_us=others_us) is outdated
 
 

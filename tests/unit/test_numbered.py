@@ -13,5 +13,5 @@ def test_each_name_has_one_number_however_often_it_stands() -> None:
 
 
 def test_a_statement_is_read_once() -> None:
-    """What it costs to read a long one is why this is here."""
+    """A long statement is converted once, because that takes time."""
     assert numbered("select %(a)s") is numbered("select %(a)s")

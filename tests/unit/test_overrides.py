@@ -17,14 +17,14 @@ from taskguard.locks.memory import MemoryLocks
 def test_a_runner_that_is_made_as_overrides_begin_is_not_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Another thread makes the guard's own runner meanwhile: within the block nobody gets that."""
+    """If another thread makes the guard's own runner meanwhile, the block does not use that one."""
     with overridden(Overrides(MemoryLocks(), None, lambda _event: None)):
         tg = taskguard.connect(locks=MemoryLocks(), ledger=None)
     making, begun, make = threading.Event(), threading.Event(), tg._make
 
     def make_slowly(*args: Any, **options: Any) -> Any:
         making.set()
-        begun.wait(0.2)  # where overrides wait for it, they do not begin before it is made
+        begun.wait(0.2)  # this wait times out if overrides wait for the runner
         return make(*args, **options)
 
     monkeypatch.setattr(tg, "_make", make_slowly)

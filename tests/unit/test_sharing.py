@@ -45,7 +45,7 @@ def tg() -> taskguard.TaskGuard:
 
 
 def test_a_limit(tg: taskguard.TaskGuard) -> None:
-    """So many blocks at once; one more is refused, and says that the key is busy."""
+    """`limit` blocks run at once. One more is refused as busy."""
     with contextlib.ExitStack() as held:
         for _ in range(2):
             assert held.enter_context(of_another_thread(tg, "a", limit=2)).limit == 2
@@ -94,7 +94,7 @@ def test_a_limit_of_one_is_a_plain_lock() -> None:
 def test_refused(
     tg: taskguard.TaskGuard, keys: list[str], options: dict[str, Any], said: str
 ) -> None:
-    """What makes no sense is refused at once, and says what to write."""
+    """An invalid combination is refused at once, with what to write instead."""
     with pytest.raises(ConfigurationError) as refused:
         tg.lock(*keys, **options)
     assert said in str(refused.value)
@@ -102,7 +102,7 @@ def test_refused(
 
 @pytest.mark.parametrize("options", [{"limit": 2}, {"mode": "read"}])
 def test_other_locks_refuse(options: dict[str, Any], sqlite_url: str) -> None:
-    """A lock server that lets nobody share a key is asked nothing; the error names others."""
+    """A lock server without shared keys gets no request. The error names servers that have them."""
     server = SessionServer()
     tg = taskguard.connect(locks=SessionLocks(server), ledger=None)
     with pytest.raises(ConfigurationError, match="Set locks= to Redis or Valkey"):

@@ -1,4 +1,4 @@
-"""What a shutdown looks like from within a body, and what does not."""
+"""How a shutdown looks from within a body, and what does not count as one."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_an_exit_by_a_signals_handler_is_a_shutdown(handler: Any) -> None:
 
 
 def test_ctrl_c_is_a_shutdown_and_click_makes_an_exit_of_it() -> None:
-    """By the interpreter's own handler, which leaves no frame."""
+    """Ctrl-C comes from the interpreter's own handler, which leaves no frame."""
 
     class AbortError(RuntimeError):
         pass
@@ -97,7 +97,7 @@ def test_ctrl_c_is_a_shutdown_and_click_makes_an_exit_of_it() -> None:
 
 
 def test_a_body_that_exits_by_itself_is_none() -> None:
-    """Nor is it in a thread, nor after a time limit that a handler raised."""
+    """An exit of the body itself, in a thread, or after a handler's time limit is no shutdown."""
 
     class TimeLimitError(Exception):
         pass
@@ -125,7 +125,7 @@ def test_a_body_that_exits_by_itself_is_none() -> None:
 
 
 def test_a_greenlet_that_is_killed_is_told_to_stop() -> None:
-    """By gevent or eventlet."""
+    """A greenlet that gevent or eventlet kills counts as a shutdown."""
     greenlet = pytest.importorskip("greenlet")
     assert is_shutdown(greenlet.GreenletExit())
 

@@ -16,14 +16,14 @@ DONE, FAILED, PROCESSING, NEW = State.DONE, State.FAILED, State.PROCESSING, Stat
         ([None, None], None),
         ([(NEW, 0)], 0),
         ([None, (PROCESSING, 5)], 1),
-        # Of what one claim has written the work's own: an operator requeues that.
+        # Written by one claim, the work's own record counts: an operator requeues that.
         ([(NEW, 5), (State.DEAD, 5)], 0),
         ([(PROCESSING, 5), (PROCESSING, 5)], 0),
-        # Buried or revoked by who knows the former id alone.
+        # Buried or revoked by a worker that knows only the former id.
         ([(PROCESSING, 5), (State.DEAD, 5)], 1),
         ([(PROCESSING, 5), (FAILED, 5)], 1),
         ([(PROCESSING, 6), (State.DEAD, 5)], 0),
-        # Who has claimed last has written last.
+        # The record of the last claim was written last.
         ([(PROCESSING, 5), (FAILED, 6)], 1),
         ([(PROCESSING, 7), (FAILED, 6)], 0),
         ([None, (FAILED, 6), (PROCESSING, 8)], 2),
@@ -38,5 +38,5 @@ DONE, FAILED, PROCESSING, NEW = State.DONE, State.FAILED, State.PROCESSING, Stat
 def test_the_newest_record_speaks_unless_one_is_done(
     records: list[tuple[State, int] | None], speaks: int | None
 ) -> None:
-    """By its state and fence alone."""
+    """Only state and fence decide which record counts."""
     assert speaking_record(records) == speaks

@@ -10,7 +10,7 @@ from taskguard.ledger.decisions import CLAIMABLE
 from taskguard.model.states import BY_ROW, TRANSITIONS, Decision, Place, State, decide_by_row
 
 D, P, S = Decision, Place, State
-# What `decide()` can say of a record in this state; None: there is no record.
+# Possible results of `decide()` for a record in this state; None: there is no record.
 RECORDED: dict[State | None, list[Decision]] = {
     None: [D.CREATE, D.SUPERSEDED],
     S.NEW: [D.CLAIM, D.MISMATCH, D.SUPERSEDED],
@@ -77,5 +77,5 @@ def test_the_row_decides(work: State | None, recorded: Decision, place: Place) -
 def test_the_table(
     work: State | None, recorded: Decision, place: Place, decision: Decision
 ) -> None:
-    """What is decided, case by case."""
+    """Each case of the table has its decision."""
     assert decide_by_row(recorded, work, place) is decision

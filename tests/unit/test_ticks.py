@@ -1,4 +1,5 @@
-"""Names of ticks: the same from whoever sends them, and never the same twice from one sender."""
+"""Names of ticks: every sender gives a tick the same name, and no sender gives two ticks
+one name."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ def at(text: str) -> datetime:
 
 
 def test_a_name_says_entry_and_due_time_without_blanks() -> None:
-    """Whatever an entry is called, and in whatever zone its time is."""
+    """A tick's name contains its entry, escaped, and its due time in UTC."""
     due = datetime(2026, 7, 1, 14, 0, tzinfo=BERLIN)
     assert tick_name("clean up{1}", due) == "clean%20up%7B1%7D@2026-07-01T12:00:00Z"
     assert tick_name("a", at("2026-07-01T00:00:00.5")) == "a@2026-07-01T00:00:00.500000Z"

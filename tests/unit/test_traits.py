@@ -1,4 +1,4 @@
-"""What becomes of a lock provider's traits: how long its leases are trusted, and what it needs."""
+"""The traits of a lock provider: how long its leases are trusted, and what it needs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def test_a_lease_of_locks_alone_is_trusted_for_as_long_as_was_granted() -> None:
 def test_a_lease_of_locks_alone_is_trusted_for_no_longer_than_was_granted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Of a session that ends after less than was asked for: it is renewed in that time, too."""
+    """If a session is shorter than the requested ttl, the lease is trusted and renewed within the
+    session."""
     monkeypatch.setattr(session_locks, "SESSION_S", 6.0)
     events: list[Any] = []
     locks = SessionLocks(SessionServer())
@@ -68,8 +69,8 @@ def test_with_a_ledger_a_lease_is_trusted_for_as_long_as_was_asked(sqlite_url: s
 def test_a_lease_that_is_longer_than_a_task_asks_for_is_one_where_the_provider_makes_them_so(
     kind: type[MemoryLocks], waits: bool, sqlite_url: str
 ) -> None:
-    """Its holder may be about to claim. Elsewhere nobody of this task has taken it: the ledger
-    decides."""
+    """If the provider lengthens leases, a longer lease's holder may be about to claim. Otherwise
+    the ledger decides."""
     locks = kind()
     tg = taskguard.connect(locks=locks, ledger=sqlite_url)
     assert tg.ledger is not None

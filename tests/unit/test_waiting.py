@@ -47,7 +47,7 @@ def test_patience_grows_with_the_load(
 def test_a_suspended_machine_takes_little_patience(
     now_s: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What happens after a gap of a minute is still seen."""
+    """A condition that becomes true during a pause of a minute is still noticed."""
     monkeypatch.setattr(waiting, "slowness", lambda: 1.0)
     seen: list[float] = []
 

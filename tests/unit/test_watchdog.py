@@ -153,7 +153,7 @@ def test_a_silent_part_costs_nothing_where_a_ledger_decides() -> None:
 
 
 def test_a_renewal_that_was_skipped_is_tried_again_soon() -> None:
-    """The lock's row was locked by somebody: nothing is lost, and no trust is added."""
+    """If the lock's row was locked, the lease is not lost, and not trusted for longer."""
     rig = WatchdogRig(with_ledger=False)
     tracked = rig.keep()
     before_s = tracked.lease.trusted_until_s
@@ -222,7 +222,7 @@ def test_with_a_ledger_the_lock_servers_word_ends_no_lease() -> None:
 
 
 def test_with_locks_only_a_forgotten_lease_is_lost() -> None:
-    """Somebody else may have held it in between; nothing is taken again."""
+    """Another holder may have had the key in between, so the lease is not taken again."""
     rig = WatchdogRig(with_ledger=False)
     tracked = rig.keep()
     rig.locks.flush()
@@ -231,7 +231,8 @@ def test_with_locks_only_a_forgotten_lease_is_lost() -> None:
 
 
 def test_a_takeover_in_the_ledger_loses_the_lease_and_frees_the_lock_server() -> None:
-    """The next holder does not wait for a lease that nobody may use."""
+    """If the ledger says that it was taken over, the lock server's lease is released for the next
+    holder."""
     rig = WatchdogRig(with_ledger=True)
     tracked = rig.keep()
     rig.ledger.answer = Renewal.TAKEN
@@ -388,8 +389,8 @@ def test_an_interrupt_reaches_the_body_and_never_what_comes_after_it() -> None:
 
 
 def test_an_interrupt_spares_threads_that_the_body_is_starting() -> None:
-    """On Python 3.11 a thread that has not begun has the number of the one that starts it: it got
-    the error, died before it began, and the body waited for it for ever."""
+    """On Python 3.11, a thread that has not begun has the number of the thread that starts it. It
+    must not get the error."""
     rig = WatchdogRig(with_ledger=True)
     hit: list[object] = []
     affinity = os.sched_getaffinity(0)
