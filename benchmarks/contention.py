@@ -97,7 +97,7 @@ class Rig:
         subprocess.run([sys.executable, "-c", program], check=True)
 
     def bodies(self, keys: str) -> list[list[Body]]:
-        """What has run so far, of each of these keys."""
+        """Return the bodies that have run so far, for each of these keys."""
         with self.journal.open("rb") as journal:
             journal.seek(self._read_bytes)
             added = journal.read()
@@ -120,9 +120,9 @@ class Rig:
         return [body for of_key in found for body in of_key]
 
     def _look_after_workers(self) -> None:
-        """Raise at once if one has ended: nobody would do its part."""
+        """Raise at once if a worker has ended, because its part would be missing."""
         if any(each.poll() is not None for each in self._started):
-            raise RuntimeError("a worker has ended; CONTENTION_LOG=<file> keeps what it says")
+            raise RuntimeError("a worker has ended: set CONTENTION_LOG=<file> to keep its log")
 
     def park(self, key: str, count: int, body_s: float) -> None:
         """Put messages into a key's line, as their deliveries would: one, and copies of it."""
@@ -177,7 +177,7 @@ class Rig:
             used[name] = (sum(clock() for clock in each) - before[name]) / count * 1e6
 
     def analyze(self) -> None:
-        """What autovacuum does within a minute."""
+        """Vacuum the table, as autovacuum does within a minute."""
         engine = self.ledger.database.engine.execution_options(isolation_level="AUTOCOMMIT")
         with engine.connect() as db:
             db.execute(sa.text("vacuum analyze taskguard_work"))
@@ -395,7 +395,7 @@ def beside(rig: Rig, *, parked: int, count: int, body_s: float, rounds: int) -> 
 
 
 def many(rig: Rig, *, parked: int, count: int, rounds: int) -> None:
-    """graphile-worker's case: what long lines of two keys cost everybody else."""
+    """graphile-worker's case: the cost of two long lines for messages of other keys."""
     found: dict[str, list[dict[str, float]]] = {NOBODY: [], f"{parked:,} wait": []}
     for _ in range(rounds):
         for name, rates in found.items():
@@ -455,7 +455,7 @@ def _show(title: str, found: Mapping[str, list[dict[str, float]]], columns: dict
         cells = []
         for key in columns:
             values = [each[key] for each in rounds]
-            # What must not happen is counted, not averaged.
+            # Count events that must not happen, instead of averaging them.
             value = sum(values) if key in ("inversions", "overlaps") else statistics.median(values)
             cells.append(f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.2f}")
         style = "bold" if name.startswith("taskguard") else ""

@@ -1,7 +1,7 @@
-"""One guarded call with its effect on PostgreSQL, beside the same by hand; every DONE flushed.
+"""One guarded call with its effect on PostgreSQL, compared with hand-written code. DONE is flushed.
 
-Each line is compared with what does the same by hand, in turns of some forty calls: in longer ones
-a disk or a virtual processor has other moments for one than for the other.
+The two alternate in turns of about forty calls. In longer turns, the speed of a disk or a virtual
+processor changes between them.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _measure(disk: str, *, quick: bool, **settings: int) -> None:
 
 @contextmanager
 def runtime(locks: str, database: str) -> Iterator[taskguard.TaskGuard]:
-    """Locks and an empty ledger, which nobody listens to."""
+    """Yield locks and an empty ledger, without listeners."""
     ledger = SqlLedger(database)
     ledger.create_schema()
     tg = taskguard.connect(locks=locks, ledger=ledger, listeners=())
@@ -127,7 +127,7 @@ def _cases(tg: taskguard.TaskGuard, by_hand: ByHand) -> dict[str, Callable[[], o
     as_by_hand, ship = shipping(tg, by_driver), shipping(tg, by_sqlalchemy)
     ship_own = shipping(tg, by_driver, row=OWN_ROW)
     touch, touch_own = shipping(tg, None), shipping(tg, None, row=OWN_ROW)
-    # Orders are there before their messages: nobody measures how they are made.
+    # Create the orders before their messages, so that this is not measured.
     by_hand.db.execute(PAID_ORDERS)
     numbers, orders = itertools.count(), itertools.count(1)
     return {

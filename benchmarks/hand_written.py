@@ -1,4 +1,4 @@
-"""What a careful engineer would write by hand for one task: the optimum to be compared with.
+"""Code that a careful engineer would write by hand for one task, as the optimum to compare with.
 
 A lock script, `INSERT … ON CONFLICT` as the claim, a conditional UPDATE with the effect, a release
 script; redis-py and psycopg, one connection each, every commit flushed. It renews nothing, defers
@@ -92,7 +92,7 @@ class ByHand(HandLock):
             self.db.execute(ORDERS)
 
     def run(self, work: str, effect: Callable[[Any], object] | None = None) -> bool:
-        """Lock, claim, effect with DONE, release; False if it is somebody else's or done."""
+        """Lock, claim, effect with DONE, release. Return False if the work is held or done."""
         return self._run(work, work, effect, _CLAIM, _COMPLETE)
 
     def run_order(self, order: int, effect: Callable[[Any], object] | None = None) -> bool:

@@ -1,4 +1,4 @@
-"""What an idle fleet costs: transactions of the database and commands of Redis, a second.
+"""Cost of idle workers: transactions of the database and commands of Redis per second.
 
 With a task that parks, with one that does not, and with none of taskguard's, by 1, 4 and 8 workers.
 Celery's own commands are those of the last. Commands within a script count as Redis counts them.

@@ -1,4 +1,4 @@
-"""What bodies of `contention.py` write: key, number, begin and end, by the monotonic clock."""
+"""The journal of `contention.py`: key, number, begin and end of bodies, by the monotonic clock."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ TTL_S = 30.0
 INTERVAL_S = TTL_S / 3
 INTERVALS = 5
 
-# So long the threads of what was measured before may still be there, which would be counted: a
-# watchdog's, and the one that bounds the ledger's statements.
+# How long threads of the previous measurement may live and would be counted, in seconds: that of
+# the watchdog, and that of the ledger's deadlines.
 _LINGER_S = 7.0
 
 
@@ -76,7 +76,7 @@ def main(*, quick: bool) -> None:
 
 
 class _Threads:
-    """How many more than at the start were there at once, where somebody looked."""
+    """The highest observed number of threads in addition to those at the start."""
 
     def __init__(self) -> None:
         self._process = psutil.Process()

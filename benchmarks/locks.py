@@ -1,9 +1,11 @@
-"""Acquire and release of one free lock: on one server, beside other libraries and two PINGs; on
-five independent ones, beside other libraries for Redlock; and in a table of PostgreSQL, beside
-what people write there by hand: an advisory lock, and a row that says who has it.
+"""Acquire and release one free lock, compared with other libraries and hand-written code.
 
-Five servers on one machine share its processors with the client and each other, which five
-machines would not: the client's own processor time is told apart from the time that passes.
+On one server, the comparison is with other libraries and two PINGs. On five independent servers, it
+is with other libraries for Redlock. In a table of PostgreSQL, it is with an advisory lock and with
+a row that names the holder.
+
+Five servers on one machine share its processors with the client and each other. So the client's own
+processor time is reported in addition to the elapsed time.
 """
 
 from __future__ import annotations
@@ -56,7 +58,7 @@ def main(*, quick: bool) -> None:
             found = in_turns(
                 cases, reference=PEER, rounds=10 if quick else 100, repeats=50, clock=clock
             )
-            title = f"Lock cycle: acquire and release, nobody else there: {what}"
+            title = f"Lock cycle: acquire and release without contention: {what}"
             show(title, "µs", found, notes=trips)
     _several(quick=quick)
     for unlogged in (True, False):
@@ -252,8 +254,7 @@ def _cases_of_several(
 
 
 def _least(clients: Sequence[redis.Redis]) -> Callable[[], object]:
-    """What acquire and release cost where nothing is ever late, lost or refused: each server is
-    sent each script once, and its answer is read."""
+    """Return the least possible acquire and release: send each script once to each server."""
     commands = Commands("least")
     sockets = []
     for client in clients:

@@ -107,7 +107,7 @@ class _ByHand(HandLock):
             return count if cursor.description is None else cursor.fetchone()
 
     def run(self, work: str) -> bool:
-        """Lock, claim, effect with DONE, release; False if it is somebody else's or done."""
+        """Lock, claim, effect with DONE, release. Return False if the work is held or done."""
         owner = os.urandom(12).hex()
         if self.acquire(keys=[f"hand:{work}"], args=[owner, _TTL_US // 1000]):
             return False

@@ -32,8 +32,8 @@ from taskguard_sandbox.servers import Valkey
 PROCESSES = 5
 WAITERS = (50, 100)
 BODY_S = 0.001
-# Who asked so much later than another and was served before has overtaken it: what is less may be
-# the way to the server.
+# A waiter that came this much later, in seconds, and was served earlier has overtaken. A smaller
+# difference may be the way to the server.
 UNFAIR_S = 0.02
 OURS = "taskguard"
 PEERS = ("python-redis-lock", "redis-py Lock")
@@ -115,7 +115,7 @@ def _measure(kind: str, url: str, *, waiters: int, turns: int) -> dict[str, floa
 
 
 def _overtaken(turns: list[Turn]) -> int:
-    """How many were served after somebody who asked later."""
+    """Return how many waiters were served after a waiter that came later."""
     latest, found = 0.0, 0
     for turn in turns:
         found += turn.asked_s < latest - UNFAIR_S

@@ -60,7 +60,7 @@ class Cluster:
         settings: dict[str, str | int | list[str]] = {
             "cluster_node_timeout": node_timeout_ms,
             "repl_diskless_sync_delay": 0,
-            "cluster_replica_validity_factor": 0,  # however long it has heard nothing
+            "cluster_replica_validity_factor": 0,  # promote a replica after any silence
             **options,
         }
         self.nodes = [ClusterNode(**settings) for _ in range(masters + replicas)]
@@ -68,11 +68,11 @@ class Cluster:
 
     @property
     def url(self) -> str:
-        """By every node's address."""
+        """The cluster's URL, with the address of every node."""
         return self.url_of()
 
     def url_of(self, *nodes: Valkey, user: str = "", password: str = "") -> str:
-        """By the addresses of these nodes; of all where none is given."""
+        """Return the cluster's URL with the addresses of these nodes, or of all nodes."""
         credentials = f"{user}:{password}@" if user or password else ""
         hosts = ",".join(f"127.0.0.1:{node.port}" for node in nodes or self.nodes)
         return f"redis+cluster://{credentials}{hosts}"
@@ -111,7 +111,7 @@ class Cluster:
             return client.execute_command(*words)
 
     def id_of(self, node: Valkey) -> str:
-        """What the cluster calls the node."""
+        """Return the node's id in the cluster."""
         return str(self.ask(node, "CLUSTER", "MYID"))
 
     def config(self, node: Valkey, name: str) -> str:
@@ -148,7 +148,7 @@ class Cluster:
 
     @contextmanager
     def announcing(self, ports: Mapping[ClusterNode, int]) -> Iterator[None]:
-        """Meanwhile all say that these nodes are to be found at these ports, of proxies perhaps."""
+        """Make the cluster announce these ports for these nodes in the block, as for proxies."""
         try:
             for node, port in ports.items():
                 self.announce(node, port)
@@ -160,7 +160,7 @@ class Cluster:
             self._all_list({})
 
     def announce(self, node: ClusterNode, port: int) -> None:
-        """Let it say that it is to be found at this port; at its own if this is 0."""
+        """Make the node announce this port, or its own port if this is 0."""
         self.ask(node, "CONFIG", "SET", "cluster-announce-port", port)
 
     def _all_list(self, ports: Mapping[ClusterNode, int]) -> None:

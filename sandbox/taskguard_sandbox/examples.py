@@ -1,12 +1,11 @@
-"""The servers of an example: private servers, and workers that are heard until all is answered.
+"""Private servers for an example, and the results and log lines of its workers.
 
     with example_servers("shop") as (valkey, database):
         with CeleryWorker("shop", python_path=here) as worker:
             answers = celery_answers([ship.delay(7), ship.delay(7)], worker, about="order:")
 
-Guaranteed: nothing that was started here is left behind (`servers.py`, `workers.py`); answers are
-in the order of their messages.
-Not guaranteed: that there are answers. Nothing here gives up on a message that nobody answers.
+Guarantees: all processes that were started here are ended (`servers.py`, `workers.py`). Results are
+in the order of their messages. There is no timeout: a message without an answer blocks for ever.
 """
 
 from __future__ import annotations
@@ -60,22 +59,22 @@ def started(workers: Iterable[Worker]) -> Iterator[list[Worker]]:
 
 
 def celery_answers(results: Sequence[Any], worker: Worker, *, about: str) -> list[Any]:
-    """What Celery's `results` come to: a value each, or the exception that the task failed with.
+    """Wait for Celery's `results`. Return the value or the exception of each.
 
-    Until then, prints what the worker's log says that matches the regular expression `about`. Makes
-    the results' app look for their server once only, where it has gone.
+    Meanwhile, print lines of the worker's log that match the regular expression `about`. If the
+    results' server has gone, the app tries to connect only once.
     """
     for result in results:
-        # Those of older Celery ask it once more when they go, which is after it was stopped.
+        # Results of older versions of Celery query the server when they are deleted.
         result.app.conf.result_backend_transport_options = {"retry_policy": {"max_retries": 0}}
     _hear([worker], about, until=lambda: all(result.ready() for result in results))
     return [result.get(timeout=1, propagate=False) for result in results]
 
 
 def rq_answers(jobs: Sequence[Any], workers: Sequence[Worker], *, about: str) -> list[Any]:
-    """What RQ's `jobs` returned; None for one that failed.
+    """Wait for RQ's `jobs`. Return the value of each, or None for a failed one.
 
-    Until then, prints what the workers' logs say that matches the regular expression `about`.
+    Meanwhile, print lines of the workers' logs that match the regular expression `about`.
     """
     _hear(workers, about, until=lambda: all(job.is_finished or job.is_failed for job in jobs))
     return [job.return_value() for job in jobs]

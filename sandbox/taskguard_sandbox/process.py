@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 READY_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 30.0
 POLL_S = 0.02
-# Below the range from which systems pick the ports of outgoing connections, so that nobody is given
-# the port of a server that is down for a moment.
+# Below the range of ports for outgoing connections, so that no connection gets the port of a server
+# that is down for a moment.
 PORTS = range(15_000, 32_000)
 # "15000-19999": a share of them, so that runs side by side never meet. A client that looks for a
 # server that is down for a moment would find the other run's.
@@ -65,9 +65,9 @@ def _ports() -> range:
 
 
 def free_port() -> int:
-    """A port of the loopback interface that nobody listens on just now, nor was told lately.
+    """Return a free port of the loopback interface that was not returned recently.
 
-    Who asks for several has them before he listens on any.
+    So a caller can get several ports before it listens on one of them.
     """
     ports = _ports()
     while True:
@@ -226,7 +226,7 @@ class Server(ABC):
 
     @property
     def log(self) -> str:
-        """What the server wrote so far."""
+        """The server's log so far."""
         with contextlib.suppress(FileNotFoundError, ServerError):
             return (self.folder / "server.log").read_text("utf-8", errors="replace")
         return ""
@@ -308,18 +308,18 @@ class Server(ABC):
     # -- what the kinds use
 
     def _choose_ports(self) -> None:
-        """At the first start, and again if somebody else has taken one meanwhile."""
+        """Choose ports at the first start, and again if another process has taken one."""
         if self._port is None:
             self._port = free_port()
 
     def _spawn_helper(self, cmd: list[str]) -> None:
-        """A process that the server needs beside it, ended by `stop()`; started once."""
+        """Start another process that the server needs, unless it runs. `stop()` ends it."""
         if not any(helper.exit_code is None for helper in self._helpers):
             env = self._environment()
             self._helpers.append(_Kept(cmd, folder=self.folder, env=env, user=self._user))
 
     def _ask(self, question: bytes) -> bytes:
-        """The first bytes that the port answers; empty when nobody does."""
+        """Return the first bytes of the port's answer, or nothing if there is no answer."""
         address = ("127.0.0.1", self.port)
         with contextlib.suppress(OSError), socket.create_connection(address, 1.0) as connection:
             connection.sendall(question)

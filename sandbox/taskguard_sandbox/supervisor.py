@@ -1,11 +1,11 @@
-"""Runs one server for as long as the process that asked for it lives, then leaves nothing behind.
+"""Run one server as long as the process that started it lives, then leave nothing behind.
 
 Run as a script, with the standard library alone, between the starter and its server:
 
     echo '{"parent": 12, "folder": "/tmp/…", "cmd": […], …}' | python -I -S supervisor.py
 
-What is to be run comes by a pipe, not as an argument: everybody on the machine can read those, and
-there are secrets in an environment.
+It reads the command from a pipe, because all users of the machine can read arguments, and the
+environment in the command may contain secrets.
 
 It prints the server's pid, waits, and ends in one of two ways. The server ends: so does the
 supervisor, with its exit code, after it ended what the server left running. The starter ends,
@@ -74,7 +74,7 @@ def _process_table() -> list[tuple[int, int]]:
 
 
 def signal_tree(pid: int, number: int) -> None:
-    """Signals `pid`, then its descendants, and whoever they had time to start meanwhile."""
+    """Signal `pid`, then its descendants, and processes that they have started meanwhile."""
     tree = [pid, *descendants(pid)]
     for member in tree:
         _signal(member, number)
@@ -111,7 +111,7 @@ def _run(spec: dict[str, Any]) -> NoReturn:
     if pid == 0:
         _become_server(spec)
     print(pid, flush=True)
-    # The starter reads one line; a pipe left open would hold whoever waits for its end.
+    # The starter reads one line. An open pipe would block a process that waits for its end.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     while True:
         status = _reap(pid)

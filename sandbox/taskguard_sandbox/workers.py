@@ -28,7 +28,7 @@ FOLDER_VARIABLE = "TASKGUARD_WORKER_FOLDER"
 
 
 class Worker(Server):
-    """What both kinds share: `python -m …`, ready when its log says so."""
+    """Base of both kinds: `python -m …`, ready when its log says so."""
 
     package: ClassVar[str]
     ready: ClassVar[str]
@@ -132,6 +132,6 @@ class RQWorker(Worker):
     def _command(self) -> list[str]:
         if self._imports is None:
             return super()._command()
-        # What `python -m` does, after the import; RQ itself has no option for it.
+        # Import the module, then do the same as `python -m`. RQ has no option for it.
         code = f"import {self._imports}, runpy; runpy.run_module('rq.cli', run_name='__main__')"
         return [str(self._python), "-c", code, *self._arguments[1:]]

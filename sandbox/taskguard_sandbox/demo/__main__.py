@@ -1,7 +1,7 @@
 """`python -m taskguard_sandbox.demo`: the command line of the demo.
 
-Exit status: 0 if every effect is there once; 1 if one is double, lost or out of order, or a message
-has no answer; 2 if the demo cannot run as asked; 130 after Ctrl-C.
+Exit status: 0 if each effect occurred once. 1 if an effect is doubled, lost or out of order, or if
+a message has no answer. 2 if the demo cannot run with these options. 130 after Ctrl-C.
 """
 
 from __future__ import annotations

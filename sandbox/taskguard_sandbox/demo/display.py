@@ -1,6 +1,6 @@
-"""What the demo shows: bars and a line for each notable event, then a table.
+"""The demo's display: bars and a line for each notable event, then a table.
 
-On a terminal the bars move and the lines scroll above them; elsewhere there is a line now and then.
+On a terminal, the bars move and the lines scroll above them. Elsewhere, only lines are printed.
 """
 
 from __future__ import annotations

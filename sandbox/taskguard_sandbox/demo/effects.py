@@ -14,7 +14,7 @@ from taskguard import Guard
 __all__ = ["LINE", "count_effects", "create_effects", "duration_s", "write_effect"]
 
 LINE = "line"
-"""Whose effects are those of a line, as if it were a queue."""
+"""The name under which the effects of the line are stored, as if it were a queue."""
 
 _CREATE = sa.text("create table effects (queue text, item text, fence bigint, pid int)")
 _INSERT = sa.text("insert into effects values (:queue, :item, :fence, :pid)")
@@ -30,13 +30,13 @@ def create_effects(engine: sa.Engine) -> None:
 def duration_s(attempt: int) -> float:
     """How long a body works before its effect.
 
-    What was taken over works longer: it may be all that is left for `faults.py` to stop.
+    A body after a takeover works longer: it may be the only one left for `faults.py` to stop.
     """
     return random.uniform(0.1, 0.3) if attempt == 1 else 0.6
 
 
 def write_effect(db: Any, queue: str, item: str, guard: Guard) -> None:
-    """What must happen once for `item`; in the guard's transaction."""
+    """Write the effect of `item`, which must occur once, in the guard's transaction."""
     db.execute(_INSERT, {"queue": queue, "item": item, "fence": guard.fence, "pid": os.getpid()})
 
 

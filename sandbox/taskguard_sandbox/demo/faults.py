@@ -1,11 +1,11 @@
-"""Who is killed and who is stopped, and when: one of each in every queue, one after the other.
+"""Kill and stop children of workers: one of each in every queue, one after the other.
 
-A victim is stopped first (SIGSTOP), and struck only if the journal says that it stands in its body
-now, before its transaction. So "killed in its body" is always true, a child that was through
-already goes on unharmed, and none that is stopped holds rows of the database locked: a takeover
-would have to wait until the database ends its transaction.
-A child that stays stopped goes on (SIGCONT) once another has done its work; its own commit must
-then be refused. A fault that showed nothing is tried again on another victim.
+A child is first stopped (SIGSTOP). It becomes a victim only if the journal shows that it is in its
+body, before its transaction. So "killed in its body" is always true, and a child that has finished
+goes on unharmed. No stopped child has locked rows in the database, for which a takeover would wait.
+
+A stopped victim goes on (SIGCONT) after another child has done its work. Its own commit must then
+be refused. A fault without a result is tried again on another child.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _ENDS = {Completed.name, Deferred.name, Duplicate.name, Failed.name}
 class _Phase(Enum):
     IDLE = auto()
     STOPPING = auto()  # SIGSTOP was sent
-    STOPPED = auto()  # and obeyed; what the child said before is read next
-    KILLED = auto()  # until somebody takes its work over
-    PAUSED = auto()  # until somebody else has done its work
-    RESUMED = auto()  # until its commit is refused
+    STOPPED = auto()  # the child is stopped. Its journal is read next.
+    KILLED = auto()  # until another child takes its work over.
+    PAUSED = auto()  # until another child has done its work.
+    RESUMED = auto()  # until its commit is refused.
 
 
 @dataclass

@@ -1,8 +1,7 @@
-"""What workers tell the demo: one line for each thing that happens, in a file of each worker.
+"""The workers' journal for the demo: one line for each event, in one file for each worker.
 
-Guarantees: a line is written by one system call to the end of the file, so that lines of several
-processes never mix, and one that was written survives the death of its writer. Readers see whole
-lines only, each once.
+Guarantees: one system call appends a line, so lines of several processes never mix. A written line
+survives the death of its process. Readers see only whole lines, each once.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ class Tail:
         self._read_bytes = dict.fromkeys(paths, 0)
 
     def read(self) -> list[Line]:
-        """What was written since the last call, in the order of time."""
+        """Return the lines since the last call, ordered by time."""
         lines = [line for path in self._read_bytes for line in self._new(path)]
         return sorted(lines, key=lambda line: line.at_s)
 

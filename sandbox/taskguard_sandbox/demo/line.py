@@ -1,9 +1,9 @@
-"""One account, many messages at once: they wait in the ledger, and come in their order.
+"""One account, many messages at once: they wait in the ledger, and run in order.
 
-Guarantees: what it says is counted: who waits by the ledger, the order by the effects' fences. The
-key is held until all wait, for only then does a message have a place: of those that come to a free
-key the first is whichever a worker fetches first. Ends when each message has its effect, or after
-a minute, which is wrong then.
+Guarantees: the numbers are measured. Waiting messages are counted in the ledger, and the order is
+that of the effects' fences. The demo holds the key until all messages wait. Otherwise the first
+message would be the one that a worker fetches first. It ends when each message has its effect, or
+as a failure after a minute.
 """
 
 from __future__ import annotations

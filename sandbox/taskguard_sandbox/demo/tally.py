@@ -1,8 +1,8 @@
-"""What is counted, and whether it is right.
+"""Count effects and deliveries, and check the counts.
 
-Effects are counted in the database, deliveries by how each of them ended: it ran the body and
-committed (completed), was answered from the record (duplicate), was put off (deferred), failed, or
-was killed. A stale commit's delivery ends as a duplicate or is put off.
+Effects are counted in the database. Deliveries are counted by their end: committed (completed),
+answered from the record (duplicate), deferred, failed, or killed. The delivery of a stale commit
+ends as a duplicate or is deferred.
 """
 
 from __future__ import annotations
