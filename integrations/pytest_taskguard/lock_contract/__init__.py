@@ -1,4 +1,4 @@
-"""What every lock provider does, as tests that a provider of your own passes, too.
+"""Tests that every lock provider passes, including a provider of your own.
 
     from pytest_taskguard.lock_contract import *
 

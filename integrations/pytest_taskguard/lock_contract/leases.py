@@ -76,7 +76,7 @@ class TestAcquire:
         assert answer.remaining_s > again.ttl_s - 10.0
 
     def test_all_or_none(self, locks: LockProvider) -> None:
-        """Of several keys none is taken where one is another's, and that one is named."""
+        """If another owner has one of several keys, none is taken, and that key is named."""
         holder = new_owner("m1")
         take(locks, ("b",), holder)
         answer = take(locks, ("a", "b", "c"), new_owner("m2"))
@@ -111,7 +111,7 @@ class TestAcquire:
         assert isinstance(take(locks, ("b",), new_owner("n")), Held)
 
     def test_runs_out(self, locks: LockProvider, server: LockServer) -> None:
-        """A lease that nobody renews ends by itself."""
+        """A lease without renewal ends."""
         abandoned(server, KEY, new_owner("dead"))
         taken_over(locks, KEY, new_owner("next"))
 
@@ -204,19 +204,18 @@ class TestTokens:
         assert all(token(locks, (key,), new_owner("o")) > both for key in TWO)
 
     def test_after_memory_loss(self, locks: LockProvider, server: LockServer) -> None:
-        """A server that lost its memory issues higher tokens than before all the same."""
+        """A server that lost its data still issues higher tokens than before."""
         before = token(locks, KEY, new_owner("m"))
         server.forget()
         assert token(locks, KEY, new_owner("n")) > before
 
     def test_after_expiry(self, locks: LockProvider, server: LockServer) -> None:
-        """Whoever takes over a lease that ran out has a higher token."""
+        """After a lease ran out, the next holder has a higher token."""
         before = abandoned(server, KEY, new_owner("m"), with_fence=True).fence
         assert taken_over(locks, KEY, new_owner("n"), with_fence=True).fence > before
 
     def test_taken_again_after_another(self, locks: LockProvider) -> None:
-        """An owner whose lease ran out and who asks again, another having held the key since,
-        gets a new token, not its old one."""
+        """If another owner held the key after a lease ran out, the first owner gets a new token."""
         slow, other = new_owner("slow"), new_owner("other")
         old = token(locks, KEY, slow)
         locks.release(KEY, slow)
@@ -242,7 +241,7 @@ class TestRelease:
         assert renewed(locks, KEY, holder) == Renewal.RENEWED
 
     def test_twice(self, locks: LockProvider) -> None:
-        """Releasing again does nothing, also when somebody else has the key by then."""
+        """A second release does nothing, even if another owner has the key by then."""
         owner, next_owner = new_owner("m"), new_owner("n")
         take(locks, KEY, owner)
         assert locks.release(KEY, owner) is True
@@ -252,7 +251,7 @@ class TestRelease:
         assert renewed(locks, KEY, next_owner) == Renewal.RENEWED
 
     def test_partly(self, locks: LockProvider) -> None:
-        """Of several keys, those that are still the owner's are freed, the others stay."""
+        """A release of several keys frees only those that the owner still has."""
         owner, other = new_owner("m"), new_owner("n")
         take(locks, ("a",), owner)
         take(locks, ("b",), other)
@@ -298,7 +297,7 @@ class TestHandOver:
         assert answer.remaining_s > stands_s - 10.0
 
     def test_by_another(self, locks: LockProvider) -> None:
-        """Who does not hold the key gives nothing away."""
+        """An owner that does not hold the key cannot hand it over."""
         holder = new_owner("m")
         take(locks, KEY, holder)
         assert locks.hand_over(KEY, new_owner("x"), to=new_owner("y"), ttl_s=10.0) is False
@@ -316,7 +315,7 @@ class TestHandOver:
         assert isinstance(take(server.connect(), TWO, true), Granted)
 
     def test_free_key(self, locks: LockProvider, server: LockServer) -> None:
-        """A key that nobody holds is given to nobody."""
+        """A free key cannot be handed over."""
         assert locks.hand_over(KEY, new_owner("x"), to=new_owner("y"), ttl_s=10.0) is False
         assert server.leftovers() == []
 

@@ -33,9 +33,9 @@ __all__ = [
     "taken_over",
 ]
 
-# A machine that is busy may need so long for what takes no time.
+# Time that a busy machine may need for a short operation, in seconds.
 PATIENCE_S = 10.0
-# Whoever waits keeps his place if he asks again this soon, and his turn if he comes this soon.
+# A waiter keeps its position if it tries again within WAITS_S, and its turn within TURN_S.
 WAITS_S = 1.0
 TURN_S = 0.05
 KEY = ("order:42",)
@@ -98,7 +98,7 @@ def granted(
 
 
 def known(locks: LockProvider, *owners: Owner) -> set[Owner]:
-    """Who may be told to be the holder, where it is one of these."""
+    """Return the owners that may be reported as the holder, if it is one of these."""
     return set(owners) if locks.traits.owners else {*owners, NOBODY}
 
 

@@ -1,8 +1,7 @@
-"""What a provider says that it is, and what becomes of its locks when it goes: its `traits`.
+"""Test a provider's `traits`, and the end of its locks when the provider ends.
 
-Guarantees: nothing stays held because a reply was lost, a provider was closed or a session has
-ended. Does not guarantee how soon a server ends a session that it hears nothing of: that is its
-own setting.
+Guarantees: no lock stays held after a lost reply, the close of a provider or the end of a session.
+The server's own setting decides how soon it ends a silent session.
 """
 
 from __future__ import annotations
@@ -34,9 +33,9 @@ T = TypeVar("T")
 
 class TestTraits:
     def test_ttl(self, locks: LockProvider) -> None:
-        """What is granted lasts as long as was asked for, or as the least that the server keeps; a
-        session's locks last as long as that. Not longer, but for a second that was begun: whoever
-        is refused takes a lease beyond that for none."""
+        """A grant lasts for the requested time, or for the server's minimum. A session's locks last
+        as long as the session. A reported lease exceeds that by at most a second: callers ignore a
+        longer one."""
         traits = locks.traits
         for ttl_s in (0.05, 20.0):
             answer = granted(locks, (f"order:{ttl_s}",), new_owner("m"), ttl_s=ttl_s)
@@ -52,8 +51,8 @@ class TestTraits:
 
 class TestSwallowedReply:
     def test_of_acquire(self, server: LockServer) -> None:
-        """An acquire whose reply never came leaves nothing held beyond its ttl, also while the
-        provider lives on: nobody else knows of it."""
+        """An acquire without a reply leaves nothing held beyond its ttl, even while the provider
+        lives on."""
         if server.deafened is None:
             pytest.skip("its replies cannot be lost")
         other = server.connect()
@@ -81,7 +80,7 @@ class TestSession:
     def end_session(
         self, server: LockServer, locks: LockProvider
     ) -> Callable[[LockProvider], object]:
-        """What the server does with one that it hears nothing of."""
+        """The server ends a silent session."""
         if not locks.traits.session:
             pytest.skip("its locks are leases")
         assert server.end_session is not None, "say in LockServer how a session ends"
@@ -120,7 +119,7 @@ class TestSession:
         two: tuple[LockProvider, LockProvider],
         end_session: Callable[[LockProvider], object],
     ) -> None:
-        """Who waits when its session ends is not left waiting, and can ask again."""
+        """A waiter whose session ends stops waiting, and can try again."""
         first, other = two
         holder, waiter = new_owner("m"), new_owner("n")
         take(other, KEY, holder)

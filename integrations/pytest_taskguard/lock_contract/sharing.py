@@ -1,7 +1,7 @@
-"""Several hold one key at once: for providers whose `traits.shares` says so.
+"""Several owners hold one key at once: tests for providers whose `traits.shares` is true.
 
-Guarantees: who comes in beside whom, for how long, by which token, and, where the provider is fair,
-in which order. Does not guarantee that nobody is starved where it is not.
+Guarantees: which owners may hold a key together, for how long, with which token, and, if the
+provider is fair, in which order. If the provider is not fair, an owner may wait for ever.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class TestSharing:
             pytest.skip("it lets nobody share a key")
 
     def test_limit(self, locks: LockProvider, server: LockServer) -> None:
-        """So many hold a key at once, and one more is refused and told who does; whose share is
-        freed makes room for one."""
+        """As many owners as the limit hold a key at once. One more is refused and told a holder.
+        A released share makes room for one."""
         owners = [new_owner(f"m{number}") for number in range(3)]
         for owner in owners:
             assert comes_in(server.connect(), KEY, owner, 3)
@@ -68,8 +68,8 @@ class TestSharing:
         assert {each.owner for each in locks.holders(KEY[0])} == {owners[0], owners[2]}
 
     def test_readers(self, locks: LockProvider) -> None:
-        """Readers come in beside each other. Who wants the key alone waits for the last of them,
-        and is alone then."""
+        """Readers hold the key together. A writer waits for the last of them, and is then the only
+        holder."""
         readers = [new_owner("r") for _ in range(5)]
         for reader in readers:
             assert comes_in(locks, KEY, reader, NO_LIMIT)
@@ -100,7 +100,7 @@ class TestSharing:
         assert not comes_in(locks, KEY, new_owner("m"), ALONE)
 
     def test_other_keys(self, locks: LockProvider) -> None:
-        """Who shares a key is in nobody's way who wants another."""
+        """An owner that shares a key does not block other keys."""
         assert comes_in(locks, ("a",), new_owner("m"), 2)
         assert comes_in(locks, ("b",), new_owner("m"), ALONE)
         assert not comes_in(locks, ("a", "b"), new_owner("m"), ALONE)
@@ -119,7 +119,7 @@ class TestSharing:
         assert comes_in(locks, KEY, new_owner("next"), 2)
 
     def test_asked_twice_extends(self, locks: LockProvider) -> None:
-        """The second answer is as good as a first: a whole lease from then on."""
+        """A repeated acquire gets a whole lease again."""
         owner = new_owner("m")
         assert comes_in(locks, KEY, owner, 2, ttl_s=0.3)
         assert comes_in(locks, KEY, owner, 2)
@@ -137,7 +137,7 @@ class TestSharing:
         assert renewed(locks, KEY, other, 2) == Renewal.RENEWED
 
     def test_shorter_leases(self, locks: LockProvider) -> None:
-        """The longest lease of those who share a key keeps it, whoever came or asked last."""
+        """The longest lease among the sharers keeps the key, in any order of their requests."""
         patient, hasty = new_owner("patient"), two()
         assert comes_in(locks, KEY, patient, 3)
         assert comes_in(locks, KEY, hasty[0], 3, ttl_s=0.05)
@@ -150,7 +150,7 @@ class TestSharing:
         assert renewed(locks, KEY, patient, 3) == Renewal.RENEWED
 
     def test_all_run_out(self, locks: LockProvider) -> None:
-        """Where all are gone the key is anybody's, alone or not."""
+        """After the leases of all sharers, any owner can take the key, alone or shared."""
         for _ in range(2):
             assert comes_in(locks, KEY, new_owner("gone"), 2, ttl_s=0.05)
         writer = new_owner("writer")
@@ -170,7 +170,7 @@ class TestSharing:
         assert server.leftovers() == []
 
     def test_released_in_vain(self, locks: LockProvider) -> None:
-        """A release of what was held alone, or shared, takes nothing from who holds it now."""
+        """A former holder's release, alone or shared, takes nothing from the present holder."""
         gone, holder = new_owner("gone"), new_owner("m")
         assert comes_in(locks, KEY, holder, 2)
         assert free(locks, KEY, gone, ALONE) is False
@@ -229,8 +229,8 @@ class TestSharing:
         assert comes_in(locks, KEY, new_owner("writer"), ALONE)
 
     def test_tokens(self, locks: LockProvider) -> None:
-        """Those who share a key have one token, above that of who had it alone before, and below
-        that of who has it after them."""
+        """Sharers of a key have one token. It is above that of the exclusive holder before them,
+        and below that of the exclusive holder after them."""
         tokens: list[int] = []
 
         def alone() -> None:
@@ -252,8 +252,8 @@ class TestSharing:
         assert sorted(set(tokens)) == tokens
 
     def test_memory_loss(self, locks: LockProvider, server: LockServer) -> None:
-        """A server that forgot them grants no more than the limit anew, with a token above, and who
-        held before is told so when it renews."""
+        """A server that lost its data grants no more than the limit again, with a higher token.
+        Former holders learn of it at their next renewal."""
         before = [new_owner("before") for _ in range(2)]
         old = [token(locks, owner, 2) for owner in before]
         server.forget()
@@ -264,8 +264,7 @@ class TestSharing:
         assert [renewed(locks, KEY, owner, 2) for owner in before] == [Renewal.TAKEN] * 2
 
     def test_woken(self, locks: LockProvider, server: LockServer) -> None:
-        """Whoever waits hears of what it waits for at once: of room, of readers that have left, of
-        a writer that has."""
+        """A waiter is notified at once: of room, of the end of readers, of the end of a writer."""
         waiter = sharing_of(server.connect())
 
         def wait(holders: int, held_by: int, limit: int) -> float:
@@ -289,7 +288,7 @@ class TestSharing:
             assert within(0.6, lambda case=case: wait(*case))  # type: ignore[misc]
 
     def test_given_up(self, locks: LockProvider, server: LockServer) -> None:
-        """Who waits for a share and gives up has held nothing, and leaves nothing."""
+        """A waiter for a share that gives up has held nothing, and leaves nothing behind."""
         holder, gone = new_owner("m"), new_owner("gone")
         assert comes_in(locks, KEY, holder, ALONE)
         for limit in (2, NO_LIMIT):
@@ -299,8 +298,8 @@ class TestSharing:
         wait_until(lambda: server.leftovers() == [], message="nothing left of who waited")
 
     def test_crowd(self, server: LockServer) -> None:
-        """Of many who come and go never more hold the key than their limit says, never one beside
-        who has it alone, and all have their turn."""
+        """Among many owners, never more than the limit hold the key, and none together with an
+        exclusive holder. Each owner gets the key in the end."""
         mutex = threading.Lock()
         inside: list[int] = []
         together = threading.Event()
@@ -343,8 +342,8 @@ class TestSharingInOrder:
             pytest.skip("it lets nobody share a key, or promises no order")
 
     def test_first_come(self, locks: LockProvider, server: LockServer) -> None:
-        """Room is the first waiter's: nobody who asks before it comes gets it, from the line or
-        from outside, whatever it asks for."""
+        """Free room is kept for the first waiter: no other waiter or newcomer gets it before, with
+        any kind of request."""
 
         def is_kept() -> bool:
             key, holders, waiters = fresh("a"), two(), [new_owner(name) for name in "xyz"]
@@ -423,8 +422,8 @@ class TestSharingInOrder:
         assert tried(is_next)
 
     def test_readers_together(self, locks: LockProvider) -> None:
-        """Readers that stand in a row come in together, those behind the next writer do not; and
-        their token is above the writer's before them, whoever of them comes first."""
+        """Consecutive readers get the key together, without those behind the next writer. Their
+        token is above that of the writer before them, in any order of their arrival."""
 
         def come_together() -> bool:
             key, first, second = fresh("a"), new_owner("v"), new_owner("w")
@@ -469,7 +468,7 @@ class TestSharingInOrder:
         assert tried(come_in)
 
     def test_given_up_when_called(self, locks: LockProvider) -> None:
-        """Who gives up just when there is room passes that on, and has held nothing."""
+        """A waiter that gives up just when there is room passes it on, and has held nothing."""
 
         def is_passed_on() -> bool:
             key, holders, gone, second = fresh("a"), two(), new_owner("g"), new_owner("s")
@@ -486,8 +485,8 @@ class TestSharingInOrder:
         assert tried(is_passed_on)
 
     def test_dead_waiter(self, locks: LockProvider, server: LockServer) -> None:
-        """A waiter that is gone without a word costs those behind it nearly nothing once there is
-        room, and is passed over in some seconds while it only keeps them from coming in beside."""
+        """A dead waiter delays those behind it hardly at all once there is room. If it only blocks
+        them from sharing the key, it is skipped after some seconds."""
 
         def called_in_vain() -> float:
             key, holder, second = fresh("a"), new_owner("m"), new_owner("second")

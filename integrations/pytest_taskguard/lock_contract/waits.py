@@ -1,7 +1,7 @@
-"""Who is refused and waits: woken by a release, and by nothing that it would have to wait for.
+"""Refused owners wait, and a release wakes them at once.
 
-Guarantees: a wait is shown to be short by one of several tries, for a machine that is busy may take
-longer at times. Does not guarantee an order among those that wait: see `order.py`.
+Guarantees: a wait counts as short if one of several tries is short, because a busy machine may take
+longer at times. For the order of waiters, see `order.py`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class TestWait:
         assert within(0.5, wait)
 
     def test_bounded(self, locks: LockProvider) -> None:
-        """A wait ends after its time-out, and soon after a second in any case: then ask again."""
+        """A wait ends after its timeout, or after about a second. Then the caller tries again."""
         take(locks, KEY, new_owner("m"))
         me = new_owner("n")
 
@@ -132,7 +132,7 @@ class TestWait:
         return waited_s
 
     def test_given_up(self, locks: LockProvider) -> None:
-        """Who gave up by a release is in nobody's way, and frees nothing of the holder's."""
+        """A waiter that gave up by a release blocks no other and frees nothing of the holder."""
         holder, gone, other = new_owner("m"), new_owner("gone"), new_owner("n")
         take(locks, KEY, holder)
         assert isinstance(take(locks, KEY, gone, wait_s=30.0), Held)
