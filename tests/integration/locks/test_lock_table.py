@@ -140,7 +140,7 @@ class TestMaking:
     @pytest.mark.parametrize(
         ("locks", "ledger", "says"),
         [
-            ("ledger://", None, "no ledger"),
+            ("ledger://", None, "needs a ledger"),
             ("ledger://", "sqlite://", "locks=None"),
             ("postgresql+psycopg2://h/d", None, "psycopg"),
             ("mysql+mysqldb://h/d", None, "pymysql"),

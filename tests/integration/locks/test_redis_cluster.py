@@ -177,7 +177,7 @@ class TestAddresses:
 
     def test_one_server(self, redis_url: str) -> None:
         """A server that is no cluster says so."""
-        with pytest.raises(LockServerUnavailableError, match="write redis:// for it"):
+        with pytest.raises(LockServerUnavailableError, match="write redis://"):
             take(connect(redis_url.replace("redis://", "redis+cluster://")))
 
     def test_plain_url(self, cluster: Cluster) -> None:
@@ -362,7 +362,7 @@ class TestSilentNode:
             assert isinstance(take(locks, (last,), other), Granted)
             assert isinstance(take(locks, (first, last), new_owner("o")), Held)
             proxies[port].delay(Script("release", after="line").sha)
-            with pytest.raises(LockServerUnavailableError, match="given back"):
+            with pytest.raises(LockServerUnavailableError, match="after a refusal"):
                 take(locks, (first, last), owner)
             assert isinstance(take(locks, (first,), new_owner("p")), Granted)
             proxies[port].deliver()
