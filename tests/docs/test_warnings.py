@@ -14,7 +14,7 @@ from taskguard import events
 
 pytestmark = pytest.mark.once
 
-RUNBOOK = ROOT / "docs" / "how-to" / "production.md"
+RUNBOOK = ROOT / "docs" / "how-to" / "log-lines.md"
 LEVELS = {"warning", "error", "critical", "exception"}
 
 
