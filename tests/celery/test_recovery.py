@@ -324,7 +324,7 @@ def test_the_command_says_what_it_did(
     make_due(shop)
     monkeypatch.setattr(CelerySender, "_send", _refuse)
     assert main(["sweep", "--celery", "support.shop:app"]) == 1
-    assert "a later sweep tries them again" in capsys.readouterr().err
+    assert "A later sweep tries them again" in capsys.readouterr().err
 
 
 def _refuse(*_: Any, **__: Any) -> None:
