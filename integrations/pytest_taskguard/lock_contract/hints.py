@@ -172,7 +172,7 @@ class TestHints:
     def test_who_waits_at_the_lock_server_goes_first(self, locks: LockProvider) -> None:
         """A promoted message comes after the waiters for which the server reserves the key."""
         if not locks.traits.fair:
-            pytest.skip("nobody has a place there")
+            pytest.skip("it keeps no positions")
         hinting = hinting_of(locks)
 
         def goes_first() -> bool:

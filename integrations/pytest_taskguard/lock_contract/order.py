@@ -195,7 +195,7 @@ class TestOrder:
         locks.release(KEY, holder)
         assert isinstance(take(locks, KEY, second, wait_s=30.0), Granted)
         assert locks.release(KEY, second) is True
-        wait_until(lambda: server.leftovers() == [], message="nothing left of who waited")
+        wait_until(lambda: server.leftovers() == [], message="nothing left of the waiters")
 
     def test_given_up_when_called(self, locks: LockProvider) -> None:
         """A waiter that gives up when its turn has come passes the turn on, and holds nothing."""

@@ -63,7 +63,7 @@ class TestSwallowedReply:
             wait_until(
                 lambda: isinstance(take(other, KEY, new_owner("n")), Granted),
                 timeout_s=3 * slack_s(other),
-                message="a key free whose grant nobody has heard of",
+                message="the key free after a grant without a reply",
             )
 
 

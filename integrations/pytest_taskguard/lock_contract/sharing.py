@@ -37,7 +37,7 @@ class TestSharing:
     @pytest.fixture(autouse=True)
     def _shares(self, locks: LockProvider) -> None:
         if not locks.traits.shares:
-            pytest.skip("it lets nobody share a key")
+            pytest.skip("it shares no keys")
 
     def test_limit(self, locks: LockProvider, server: LockServer) -> None:
         """As many owners as the limit hold a key at once. One more is refused and told a holder.
@@ -295,7 +295,7 @@ class TestSharing:
             assert isinstance(ask(locks, KEY, gone, limit, wait_s=30.0), Held)
             assert free(locks, KEY, gone, limit) is False
         assert free(locks, KEY, holder, ALONE) is True
-        wait_until(lambda: server.leftovers() == [], message="nothing left of who waited")
+        wait_until(lambda: server.leftovers() == [], message="nothing left of the waiters")
 
     def test_crowd(self, server: LockServer) -> None:
         """Among many owners, never more than the limit hold the key, and none together with an
@@ -318,7 +318,7 @@ class TestSharing:
                 if most > 1:
                     together.set()
                 if limit != ALONE:
-                    together.wait(1.0)  # somebody has come in beside another
+                    together.wait(1.0)  # two owners hold the key together
                 time.sleep(0.01)
                 with mutex:
                     inside.remove(limit)
@@ -339,7 +339,7 @@ class TestSharingInOrder:
     @pytest.fixture(autouse=True)
     def _fair(self, locks: LockProvider) -> None:
         if not (locks.traits.shares and locks.traits.fair):
-            pytest.skip("it lets nobody share a key, or promises no order")
+            pytest.skip("it shares no keys, or promises no order")
 
     def test_first_come(self, locks: LockProvider, server: LockServer) -> None:
         """Free room is kept for the first waiter: no other waiter or newcomer gets it before, with
@@ -529,7 +529,7 @@ class TestSharingInOrder:
         for owner, limit in others:
             turn_s(sharing_of(server.connect()), KEY, owner, limit)
             assert free(locks, KEY, owner, limit) is True
-        wait_until(lambda: server.leftovers() == [], message="nothing left of who waited")
+        wait_until(lambda: server.leftovers() == [], message="nothing left of the waiters")
 
 
 def sharing_of(locks: LockProvider) -> SharingLocks:

@@ -92,13 +92,13 @@ def test_it_says_its_version(capsys: pytest.CaptureFixture[str]) -> None:
         ("waiting", f"--url, or set {LEDGER}"),
         ("locks create", f"--url, or set {LOCKS}"),
         ("keys release a", f"--locks or --ledger, or set {LOCKS} or {LEDGER}"),
-        ("work list --url nothing", "--url: The ledger's URL cannot be read"),
+        ("work list --url nothing", "--url: The ledger's URL is malformed"),
         ("work list --url oracle://x/y", "--url: A database of kind 'oracle' cannot have a ledger"),
-        ("ledger create --sql --url nothing", "--url: The ledger's URL cannot be read"),
+        ("ledger create --sql --url nothing", "--url: The ledger's URL is malformed"),
         ("locks create --url redis://x", "--url: "),
         ("locks create --sql --url sqlite:///x", "--url: taskguard has no lock table for sqlite"),
         ("keys release a --locks http://x", "--locks: The lock server's URL starts with http"),
-        ("keys release a --ledger nothing", "--ledger: The ledger's URL cannot be read"),
+        ("keys release a --ledger nothing", "--ledger: The ledger's URL is malformed"),
     ],
 )
 def test_an_error_names_the_option(
