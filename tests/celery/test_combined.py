@@ -25,13 +25,14 @@ def starts_us(shop: Any) -> list[int]:
         return sorted(db.execute(began).scalars())
 
 
-def test_the_latest_at_a_rate(shop: Any) -> None:
+@pytest.mark.parametrize("task", ["latest_at_times", "supersede_at_times"])
+def test_the_latest_at_a_rate(shop: Any, task: str) -> None:
     """Some run, two in a second, and the last of them; every other caller hears that it never
     does."""
     with shop.worker(concurrency=4):
         results = []
         for number in range(30):
-            results.append(shop.tasks.latest_at_times.delay("a", number))
+            results.append(getattr(shop.tasks, task).delay("a", number))
             time.sleep(0.1)
         for each in results:
             with suppress(TaskRevokedError):

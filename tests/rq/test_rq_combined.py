@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 from rq import Retry
 
-from support.invoices import latest_at_times, strictly_at_times
+from support.invoices import latest_at_times, strictly_at_times, supersede_at_times
 from taskguard.ledger.tables import WORK
 from taskguard_rq import enqueue
 
@@ -24,13 +24,14 @@ def starts_us(office: Any) -> list[int]:
         return sorted(db.execute(began).scalars())
 
 
-def test_the_latest_at_a_rate(office: Any) -> None:
+@pytest.mark.parametrize("function", [latest_at_times, supersede_at_times])
+def test_the_latest_at_a_rate(office: Any, function: Any) -> None:
     """Some run, two in a second, and the last of them; RQ says of the others that they never do."""
     office.worker()
     office.worker("taskguard_rq.GuardedSimpleWorker")
     jobs = []
     for number in range(15):
-        jobs.append(office.queue.enqueue(latest_at_times, "a", number))
+        jobs.append(office.queue.enqueue(function, "a", number))
         time.sleep(0.2)
     ended = {"finished", "canceled"}
     office.wait_for(lambda: {job.get_status(refresh=True) for job in jobs} <= ended, "all ended")

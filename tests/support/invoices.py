@@ -276,6 +276,12 @@ def latest_at_times(name: str, number: int, seconds: float = 0.0, *, guard: Guar
     return _newest(name, number, seconds, guard)
 
 
+@guarded_job(key="queue:<name>", once_per="message", busy="supersede", rate="2/s", ttl_s=TTL_S)
+def supersede_at_times(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> int:
+    """Take the key from an older message when the rate allows a start."""
+    return _newest(name, number, seconds, guard)
+
+
 @guarded_job(
     key="queue:<name>", once_per="message", busy="park", order="strict", rate="5/s", ttl_s=TTL_S
 )

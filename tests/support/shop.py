@@ -290,6 +290,13 @@ def latest_at_times(name: str, number: int, seconds: float = 0.0, *, guard: Guar
     return _newest(name, number, seconds, guard)
 
 
+@task(name="shop.supersede_at_times")
+@guarded_task(key="queue:<name>", once_per="message", busy="supersede", rate="2/s", ttl_s=TTL_S)
+def supersede_at_times(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> int:
+    """Take the key from an older message when the rate allows a start."""
+    return _newest(name, number, seconds, guard)
+
+
 @task(name="shop.supersede", autoretry_for=(Exception,), max_retries=2, default_retry_delay=0.1)
 @guarded_task(key="newest:<name>", once_per="message", busy="supersede", ttl_s=TTL_S)
 def supersede(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> int:
