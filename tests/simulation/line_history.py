@@ -339,11 +339,14 @@ class LineHistory(History):
         caller was told that it has expired.
 
         A record keeps the message that claimed last. If the broker has lost an earlier message of
-        the same work, nothing can send that one again.
+        the same work, nothing can send that one again. Nothing sends a message of work that is DONE
+        either: the broker may have lost its deferred copy, and the late COMMIT of a killed worker
+        may have succeeded after the redelivery was dropped in favour of that copy.
         """
         name = (message, task.name)
         row = self._row(task, message)
-        if name in self._kept and row is not None and message_of(row) != message:
+        kept = name in self._kept and row is not None
+        if kept and (message_of(row) != message or row.state is State.DONE):
             return True
         if name in self._told_expired:
             return True
