@@ -111,7 +111,7 @@ class TestUrls:
     def test_greenlets(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """They share no socket between the threads that renew and those that work."""
         monkeypatch.setattr("taskguard.advisory_locks.provider.greenlets", lambda: "gevent")
-        with pytest.raises(ConfigurationError, match="gevent has replaced"):
+        with pytest.raises(ConfigurationError, match="do not work with gevent"):
             AdvisoryLocks("postgresql+advisory://localhost/shop")
 
     def test_an_engine(self, url: str) -> None:
