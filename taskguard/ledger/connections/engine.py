@@ -50,7 +50,7 @@ _POSTGRESQL: dict[str, Any] = {
     "tcp_user_timeout": 15_000,
 }
 _MYSQL: dict[str, Any] = {"isolation_level": "READ COMMITTED"}
-_NO_LIMIT = 2**64 - 1  # sql_select_limit as the server has it; DEFAULT is what was set globally
+_NO_LIMIT = 2**64 - 1  # the server's sql_select_limit; DEFAULT is the global setting
 _KEEPALIVE = {
     "TCP_KEEPIDLE": 5,
     "TCP_KEEPINTVL": 2,
@@ -183,7 +183,7 @@ def _postgresql_options(url: sa.URL, connect_timeout_s: int) -> dict[str, Any]:
     of_service = services.options_of(url)
     limit_s = max(_LEAST_CONNECT_S, connect_timeout_s // len(hosts_of(url)))
     options = {**_POSTGRESQL, "connect_timeout": limit_s}
-    if "connect_timeout" in of_service:  # which psycopg does not read
+    if "connect_timeout" in of_service:  # psycopg does not read it from a service file
         options["connect_timeout"] = of_service.pop("connect_timeout")
     elif "PGCONNECT_TIMEOUT" in os.environ:
         del options["connect_timeout"]
@@ -192,7 +192,7 @@ def _postgresql_options(url: sa.URL, connect_timeout_s: int) -> dict[str, Any]:
 
 
 def hosts_of(url: sa.URL) -> list[str]:
-    """The hosts that a connection to PostgreSQL tries, one after the other; at least one."""
+    """Return the hosts that a connection to PostgreSQL tries in order, at least one."""
     named = url.query.get("host", ())
     texts = [url.host or "", *((named,) if isinstance(named, str) else named)]
     hosts = [host for text in texts for host in text.split(",") if host]
@@ -201,7 +201,7 @@ def hosts_of(url: sa.URL) -> list[str]:
 
 
 def failover_s(url: sa.URL) -> float:
-    """Seconds that a connection takes if each of its hosts but the last one gives no answer."""
+    """Return the seconds to connect if all hosts except the last one do not answer."""
     if url.get_backend_name() != "postgresql" or (others := len(hosts_of(url)) - 1) < 1:
         return 0.0
     options = _postgresql_options(url, CONNECT_TIMEOUT_S)
@@ -209,7 +209,7 @@ def failover_s(url: sa.URL) -> float:
     try:
         limit_s = float(str(options.get("connect_timeout", given)))
     except ValueError:
-        return 0.0  # libpq says what is wrong with it
+        return 0.0  # libpq reports the error
     return others * max(float(_LEAST_CONNECT_S), limit_s) if limit_s > 0 else _NO_LIMIT_S * others
 
 
@@ -235,8 +235,8 @@ def _create_mysql(url: sa.URL, pool: dict[str, Any], connect_timeout_s: int) -> 
 
     def tune(connection: Any, _record: Any) -> None:
         with connection.cursor() as cursor:
-            # Without these a text that is too long is cut off, an unknown storage engine is
-            # replaced by another one, and a claim of several keys may see only one of them.
+            # Without these modes, the server cuts long texts, and replaces unknown storage engines.
+            # With a lower sql_select_limit, a claim of several keys may see only one of them.
             strict = "STRICT_TRANS_TABLES,NO_ENGINE_SUBSTITUTION"
             cursor.execute(
                 f"set session sql_mode = concat(@@sql_mode, ',{strict}'), "
@@ -250,11 +250,11 @@ def _create_mysql(url: sa.URL, pool: dict[str, Any], connect_timeout_s: int) -> 
 
 
 def _watch_by_keepalive(connection: Any) -> None:
-    """A body's statement may take its time, but not on a server that is gone.
+    """Let a body's statement run for any time, but detect a server that is down.
 
-    PyMySQL has one time-out for both, which is for connecting; the kernel can tell them apart.
+    PyMySQL has one timeout for both, which is set for connecting. The kernel can distinguish them.
     """
-    connection._read_timeout = None  # noqa: SLF001 - there is no other way to lift it
+    connection._read_timeout = None  # noqa: SLF001 - the only way to remove it
     with contextlib.suppress(AttributeError, OSError):
         sock = connection._sock  # noqa: SLF001
         for name, value in _KEEPALIVE.items():
@@ -263,10 +263,10 @@ def _watch_by_keepalive(connection: Any) -> None:
 
 
 def _tune_psycopg(connection: Any, record: Any) -> None:
-    """Nothing is prepared behind a pooler, and statements that commit by themselves see the newest.
+    """Prepare nothing behind a pooler, and let lone statements read the newest rows.
 
-    PgBouncer gives each transaction another session, which does not have what psycopg prepared, nor
-    what was set. It is recognised by the process id in its greeting, which no session has.
+    PgBouncer may give each transaction another session, without psycopg's prepared statements and
+    settings. It is recognised by the process id in its greeting, which is not the session's.
     """
     asked = "select pg_backend_pid(), current_setting('default_transaction_isolation')"
     session_pid, level = connection.execute(asked).fetchone()
@@ -274,7 +274,7 @@ def _tune_psycopg(connection: Any, record: Any) -> None:
     pooled = session_pid != connection.pgconn.backend_pid
     if pooled:
         connection.prepare_threshold = None
-    elif level != READ_COMMITTED:  # of the role or of the database
+    elif level != READ_COMMITTED:  # set for the role or the database
         read_committed = f"set default_transaction_isolation = '{READ_COMMITTED}'"
         connection.execute(read_committed)
         connection.commit()  # sends nothing where the query opened no transaction

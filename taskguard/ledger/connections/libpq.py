@@ -1,17 +1,18 @@
-"""Statements by libpq itself: a connection prepares each the second time, and has its values only.
+"""Run statements with libpq, below psycopg's cursors.
 
-psycopg's cursor takes a third longer for it, most of that in finding out what it was told before.
+A connection prepares a statement at its second use, and then sends only the values. psycopg's
+cursor takes a third longer.
 
-Guarantees: the rows that a cursor would give, of columns that are texts, whole numbers and
-booleans; waits as psycopg does, so that an interrupt cancels the statement and other greenlets run.
-Says None, and has sent nothing, where that is not so: the caller then asks by a cursor. So it does
-on an Engine of the user's own, whose connections are as they were set.
+Guarantees: the rows are those of a cursor, for columns with texts, integers and booleans. It waits
+as psycopg does, so that an interrupt cancels the statement, and other greenlets run. If it cannot
+do that, it returns None before it sends anything, and the caller uses a cursor. On an Engine of the
+user it always returns None, because its connections have the user's settings.
 
-Behind a pooler a session has not what was prepared before: nothing is prepared where that is known,
-nor by any connection after a session for the first time did not have it. That once a lone statement
-is asked again; a transaction is to be run again.
+A pooler may give a connection another session, which does not have the prepared statements. Behind
+a known pooler, nothing is prepared. At the first missing statement, all connections stop preparing.
+A lone statement is then sent again, and a transaction has to run again.
 
-A transaction's last statement and its COMMIT go in one message, by libpq's pipeline mode.
+In libpq's pipeline mode, one message contains a transaction's last statement and its COMMIT.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ if TYPE_CHECKING:
 
 __all__ = ["FORGOTTEN", "NOT_SENT", "Commit", "Libpq", "Numbered", "numbered"]
 
-# SQLSTATEs of a session that has not what was prepared in it, or has what another prepared:
-# invalid_sql_statement_name, duplicate_prepared_statement, and what a pooler says for itself.
+# SQLSTATEs of a session that lost its prepared statements, or has those of another client:
+# invalid_sql_statement_name and duplicate_prepared_statement. Poolers report these, too.
 FORGOTTEN: Final = frozenset({"26000", "42P05"})
 
 _NAME = re.compile(r"%\((\w+)\)s")
-# "cached plan must not change result type": a table has been changed since.
+# "cached plan must not change result type": a table has changed in the meantime.
 _CHANGED = "0A000"
 
 
@@ -49,7 +50,7 @@ _ENCODE: dict[type, Callable[[Any], bytes | None]] = {
     type(None): {None: None}.__getitem__,
 }
 _NUL = repeat(0)
-# By the numbers of types in pg_type; those that are not here are texts.
+# Functions by the oid of a type in pg_type. Other types are read as texts.
 _LOAD: dict[int, Callable[[bytes], Any]] = {16: b"t".__eq__, 20: int, 21: int, 23: int}
 # psycopg.pq.ExecStatus
 _TUPLES_OK, _COMMAND_OK, _PIPELINE_SYNC = 2, 1, 10
@@ -62,10 +63,10 @@ class Numbered(NamedTuple):
     """A statement with PostgreSQL's own placeholders.
 
     Attributes:
-        text: with `$1` for the first value.
+        text: the statement, with `$1` for the first value.
         names: the values' names in the order of their numbers.
-        sent: the text as it is sent.
-        prepared: the name that it is prepared by.
+        sent: the encoded text.
+        prepared: the name of the prepared statement.
     """
 
     text: str
@@ -75,13 +76,13 @@ class Numbered(NamedTuple):
 
 
 class Commit(NamedTuple):
-    """What became of a COMMIT that goes with a statement.
+    """The outcome of a COMMIT that is in the same message as a statement.
 
     Attributes:
-        sent: False: it has to go by itself, as does the statement.
-        error: the driver's, by which it failed; None: it did not.
-        session: the server's number of its session, where no answer came to either: then nobody
-            knows what became of them, and the session may have them before it yet.
+        sent: False: nothing was sent, so the caller has to send the statement and the COMMIT.
+        error: the driver's error, if the COMMIT failed.
+        session: the server's number of the session, if no answer came. Then both outcomes are
+            unknown, and the session may still execute them.
     """
 
     sent: bool
@@ -94,9 +95,10 @@ NOT_SENT: Final = Commit(sent=False)
 
 @functools.lru_cache(maxsize=1_000)
 def numbered(statement: str) -> Numbered:
-    """The statement with `$1` for each `%(name)s` of one name; `%%` is one percent sign.
+    """Return the statement with `$1` for each `%(name)s` of one name, and `%` for `%%`.
 
-    Read once: psycopg reads one of more than 4,096 bytes whenever it is executed, in 70 µs.
+    The result is cached. psycopg would parse a statement above 4,096 bytes at each execution, which
+    takes 70 µs.
     """
     names: dict[str, int] = {}
 
@@ -104,13 +106,13 @@ def numbered(statement: str) -> Numbered:
         return f"${names.setdefault(found[1], len(names) + 1)}"
 
     text = "%".join(_NAME.sub(number, part) for part in statement.split("%%"))
-    # By its text: a session that several processes share must not have another under the name.
+    # The name depends on the text, because several processes may share a session.
     digest = blake2b(text.encode(), digest_size=8).hexdigest()
     return Numbered(text, tuple(names), text.encode(), f"taskguard_{digest}".encode())
 
 
 class Libpq:
-    """For the connections of one database, made by psycopg."""
+    """Runs statements on psycopg's connections of one database."""
 
     def __init__(self, psycopg: Any) -> None:
         self._execute = psycopg.generators.execute
@@ -129,9 +131,9 @@ class Libpq:
         values: Mapping[str, Any],
         deadline: Deadline | None = None,
     ) -> list[tuple[Any, ...]] | None:
-        """The rows of one statement; None: it is for a cursor. Raises psycopg's errors.
+        """Return the rows of one statement, or None if it needs a cursor. Raises psycopg's errors.
 
-        Where no answer has come by the deadline, the connection is closed.
+        If no answer comes before the deadline, the connection is closed.
         """
         sendable = self._sendable(connection, statement, values)
         if sendable is None:
@@ -161,21 +163,20 @@ class Libpq:
             return self._rows(connection, deadline)
 
     def ask_and_commit(self, connection: Any, statement: str, values: Mapping[str, Any]) -> Commit:
-        """A transaction's last statement and its COMMIT, in one message.
+        """Send a transaction's last statement and its COMMIT in one message.
 
-        The statement has to fail where nothing is to be committed: psycopg's error is then raised,
-        and the COMMIT has done nothing. An error that says that the connection is gone does not
-        say what became of either.
+        The statement must fail if nothing may be committed. Then the COMMIT does nothing, and this
+        raises psycopg's error. If the error is a lost connection, both outcomes are unknown.
         """
         sendable = self._sendable(connection, statement, values)
         if sendable is None or not self._has_pipelines or vars(connection)[POOLED]:
             return NOT_SENT
         if vars(connection).get(_BLOCKS):
-            return NOT_SENT  # psycopg says itself that it does not commit then
+            return NOT_SENT  # psycopg refuses the commit then, with its own error
         (asked, sent), pgconn = sendable, connection.pgconn
         with connection.lock:
             if self._is_closed(pgconn):
-                return NOT_SENT  # nothing is unknown, then
+                return NOT_SENT  # nothing was sent, so no outcome is unknown
             prepared = vars(connection).setdefault(PREPARED, {})
             known = prepared is not None and self._prepares
             try:
@@ -193,7 +194,7 @@ class Libpq:
                 pgconn.pipeline_sync()
                 completed, committed = self._both(connection)
             finally:
-                # Not where it is broken, or an interrupt left answers on their way.
+                # This fails if the connection is broken, or if an interrupt left unread answers.
                 with contextlib.suppress(self._error):
                     pgconn.exit_pipeline_mode()
             if completed.status != _TUPLES_OK:
@@ -204,15 +205,15 @@ class Libpq:
             return Commit(sent=True, error=self._error_of(committed) if failed else None)
 
     def send(self, connection: Any, statements: str) -> None:
-        """Send statements without values, in one message; `receive()` waits for their answers.
+        """Send statements without values, in one message. `receive()` waits for their answers.
 
-        In between nothing else may be asked on this connection.
+        Send nothing else on this connection in between.
         """
         with connection.lock:
             connection.pgconn.send_query(statements.encode())
 
     def receive(self, connection: Any, deadline: Deadline) -> None:
-        """Wait for the ends of what was sent, which have no rows. Raises as `ask()` does."""
+        """Wait until the sent statements end. They return no rows. Raises as `ask()` does."""
         with connection.lock:
             for result in self._answers(connection, deadline):
                 if result.status != _COMMAND_OK:
@@ -221,7 +222,7 @@ class Libpq:
     def _sendable(
         self, connection: Any, statement: str, values: Mapping[str, Any]
     ) -> tuple[Numbered, list[bytes | None]] | None:
-        """The statement and its values as libpq takes them; None: it is for a cursor."""
+        """Return the statement and its encoded values, or None if it needs a cursor."""
         asked, pgconn = numbered(statement), connection.pgconn
         if POOLED not in vars(connection):
             return None
@@ -230,7 +231,7 @@ class Libpq:
         except KeyError:
             return None
         if any(map(contains, filter(None, sent), _NUL)):
-            return None  # the driver refuses it, where libpq would send what is before it
+            return None  # libpq would cut the value at the NUL; a cursor raises an error
         piped = self._has_pipelines and pgconn.pipeline_status
         if piped or pgconn.parameter_status(b"client_encoding") != b"UTF8":
             return None
@@ -243,7 +244,10 @@ class Libpq:
         prepared: dict[bytes, bool],
         deadline: Deadline | None = None,
     ) -> bool:
-        """From its second time on: a connection of a process for one job has no second time."""
+        """Return True if the statement is prepared. Prepare it at its second use.
+
+        A process for a single job often has no second use.
+        """
         known = prepared.get(asked.prepared)
         if known is False:
             connection.pgconn.send_prepare(asked.prepared, asked.sent)
@@ -256,22 +260,22 @@ class Libpq:
             self._prepares = False
 
     def _is_closed(self, pgconn: Any) -> bool:
-        """Whether the server has closed the connection already, which is known without asking."""
+        """Return True if the server has already closed the connection. Sends nothing."""
         try:
-            pgconn.consume_input()  # its last words
-            pgconn.consume_input()  # the end
+            pgconn.consume_input()  # the server's last message
+            pgconn.consume_input()  # the end of the stream
         except self._error:
             return True
         return False
 
     def _both(self, connection: Any) -> tuple[Any, Any]:
-        """The results of two statements that were sent in one message."""
+        """Return the results of two statements that were sent in one message."""
 
         pgconn = connection.pgconn
 
         def fetch() -> Generator[Any, Any, list[Any]]:
             found: list[Any] = []
-            yield from self._flush(pgconn)  # all of a long message, and not a part
+            yield from self._flush(pgconn)  # a long message as a whole
             while not found or found[-1].status != _PIPELINE_SYNC:
                 found += yield from self._fetch(pgconn)
             return found
@@ -289,7 +293,7 @@ class Libpq:
     def _until(
         self, deadline: Deadline, connection: Any, waiting: Generator[Any, Any, Any]
     ) -> Generator[Any, Any, Any]:
-        """Wait until the deadline: psycopg comes by ten times a second, to look for interrupts."""
+        """Wait until the deadline. psycopg resumes this ten times a second to check interrupts."""
         try:
             state = next(waiting)
             while True:

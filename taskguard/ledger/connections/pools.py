@@ -1,25 +1,25 @@
-"""Pools of connections, and who may have how many: bodies, the ledger itself, and renewals.
+"""Pools of connections, and the number that each purpose may use.
 
-Guarantees: bodies, however many there are, never take the connections by which the ledger claims,
-completes and ends, nor those of bodies within their transactions; a caller who gets none within
-seconds gets an error; and a process has at most so many:
+Guarantees: bodies never take the connections with which the ledger claims and completes. They never
+take those of bodies within their transactions. If a call gets no connection within seconds, it
+raises an error. A process has at most this number of connections:
 
-* bodies' transactions: 50; on an Engine of the user's own, what its pool has;
-* the ledger itself, for moments: 20;
-* for each level of guarded bodies within others' transactions: 10;
-* renewals: one, on a pool of their own, for their thread is a native one;
-* locks in a table of MariaDB or MySQL, for moments: 20, on a pool of their own.
+* Bodies' transactions: 50. On an Engine of the user: the size of its pool.
+* The ledger itself, for moments: 20.
+* Guarded bodies within other bodies' transactions: 10 for each level.
+* Renewals: one, on a separate pool, because their thread is a native one.
+* Locks in a table of MariaDB or MySQL, for moments: 20, on a separate pool.
 
-On an Engine of the user's own all but the first come from further pools of the same kind, each of
-no more connections than the Engine's. On SQLite there is one pool: an open transaction stops the
-others anyway.
+On an Engine of the user, only the first purpose uses the Engine's pool. The others use further
+pools of the same kind and at most the same size. On SQLite there is one pool, because an open
+transaction stops the others anyway.
 
-An Engine that is made here has a `Lifo`: SQLAlchemy's pool, also for statements that need nothing
-of SQLAlchemy, for to take a connection as an Engine does costs 16 µs: an object that returns it
-when it is forgotten, its events, a look at whether a transaction is open. All pools are empty in a
-forked child.
+An Engine that is created from a URL has a `Lifo`, a pool of SQLAlchemy. Statements that do not need
+SQLAlchemy take connections from it directly. Taking one through the Engine costs 16 µs more, for
+events, a check for an open transaction, and an object that returns a forgotten connection. All
+pools are empty in a forked child.
 
-Does not guarantee that the server has as many.
+Does not guarantee that the server allows this number of connections.
 """
 
 from __future__ import annotations
@@ -53,21 +53,21 @@ __all__ = [
     "on_other_pool",
 ]
 
-COMMITTED = "taskguard_committed"  # in a connection's `info`: nothing came after its last COMMIT
+COMMITTED = "taskguard_committed"  # in a connection's `info`: COMMIT was its last statement
 _IDLE = 0  # psycopg.pq.TransactionStatus
-# Their connections are the parent's.
+# Engines whose connections belong to the parent in a forked child.
 emptied_in_children: weakref.WeakSet[sa.Engine] = weakref.WeakSet()
 
 _MOST_OF_BODIES, _MOST_OF_LEDGER, _MOST_WITHIN = 50, 20, 10
 _LONGEST_WAIT_S = 10.0
-# Numbers of shares; the others are those of bodies, by depth.
+# Numbers of shares. The others are numbered by the depth of their bodies.
 _LEDGERS, _RENEWALS, _LOCKS = -1, -2, -3
 
 
 class _Idle(QueueCommon[Any]):
-    """Entries that nobody has. Never waits, for a `Lifo` makes as many as are wanted.
+    """Idle entries of a `Lifo`. Never waits, because a `Lifo` makes a new entry if none is idle.
 
-    A list, whose changes cannot be interrupted halfway, and take no lock: SQLAlchemy's own queue
+    It is a list, because changes of a list are atomic and need no lock. SQLAlchemy's own queue
     takes a tenth of the time that Python needs for a statement.
     """
 
@@ -81,7 +81,7 @@ class _Idle(QueueCommon[Any]):
 
     def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
         del block, timeout
-        # Two at once may both find room: then there is one more than the pool keeps.
+        # Two threads may both find room. Then the pool keeps one entry more.
         if len(self._entries) >= self.maxsize > 0:
             raise Full
         self._entries.append(item)
@@ -95,23 +95,22 @@ class _Idle(QueueCommon[Any]):
 
 
 class Lifo(sa.pool.QueuePool):
-    """The pool of an Engine that is made here; the connection that came back last goes first.
+    """The pool of an Engine that is created from a URL: last in, first out.
 
-    Whoever takes one and whoever has one by the Engine share the same connections; one that was
-    invalidated is connected anew before it is given, one that comes back after `dispose()` is
-    closed. Does not end a transaction that is open on what is put back: a statement that commits
-    itself has none.
+    `take()` and the Engine share the same connections. An invalidated connection is replaced before
+    its next use. A connection that returns after `dispose()` is closed. `put()` does not end an
+    open transaction, because its callers have none: their statements commit themselves.
     """
 
     _queue_class = _Idle
 
     def __init__(self, creator: Any, **options: Any) -> None:
-        unbounded = {"use_lifo": True, "max_overflow": -1}  # its users count: `Share`
+        unbounded = {"use_lifo": True, "max_overflow": -1}  # `Share` limits it
         super().__init__(creator, **{**options, **unbounded})
         self._is_disposed = False
 
     def take(self) -> ConnectionPoolEntry:
-        """An entry with a connection, made if none is idle. Raises what the driver does."""
+        """Return an idle or new entry with a connection. Raises the driver's errors."""
         entry: Any = self._do_get()
         try:
             entry.get_connection()
@@ -122,11 +121,11 @@ class Lifo(sa.pool.QueuePool):
         return entry  # type: ignore[no-any-return]
 
     def put(self, entry: ConnectionPoolEntry) -> None:
-        """It may be taken again."""
+        """Return an entry to the pool."""
         self._do_return_conn(entry)
 
     def drop(self, entry: ConnectionPoolEntry) -> None:
-        """It may be taken again, with another connection: nobody knows the state of this one."""
+        """Return an entry to the pool, and close its connection, because its state is unknown."""
         known: Any = entry
         connection, known.dbapi_connection = entry.dbapi_connection, None
         try:
@@ -142,36 +141,39 @@ class Lifo(sa.pool.QueuePool):
             super().dispose()
 
     def dispose(self) -> None:
-        """Close what is idle now and what comes back; the Engine goes on with another pool."""
+        """Close idle connections now, and others when they return. The Engine gets a new pool."""
         self._is_disposed = True
         super().dispose()
 
 
 def end_transaction(connection: Any, _record: Any, state: Any) -> None:
-    """A listener for what comes back by the Engine: ROLLBACK, only if a transaction is open."""
+    """Roll back a connection that returns through the Engine, if a transaction is open."""
     if not state.terminate_only and connection.pgconn.transaction_status != _IDLE:
         connection.rollback()
 
 
 def end_unless_committed(connection: Any, record: Any, state: Any) -> None:
-    """The same for drivers that do not tell: ROLLBACK, unless an end was the last thing."""
+    """Roll back a returning connection, unless its last statement ended its transaction.
+
+    This is for drivers that do not report whether a transaction is open.
+    """
     ended = record.info.pop(COMMITTED, False) or state.transaction_was_reset
     if not ended and not state.terminate_only:
         connection.rollback()
 
 
 class Share:
-    """At most so many connections of an Engine: a `with` block has the right to one of them.
+    """A limited number of an Engine's connections. A `with` block may use one of them.
 
     Attributes:
-        engine: where the connections come from.
+        engine: the Engine that gives the connections.
     """
 
     def __init__(self, engine: sa.Engine, most: int | None, *, whose: str = "") -> None:
         self.engine = engine
         self._most = most
         self._whose = whose
-        # Not a semaphore, whose own lock stays taken where an interrupt hits its caller.
+        # Not a semaphore: if an interrupt hits its caller, its own lock stays locked.
         self._free: queue.SimpleQueue[None] | None = None
         if most is not None:
             self._free = queue.SimpleQueue()
@@ -197,13 +199,13 @@ class Share:
 
 
 class Pools:
-    """The shares of one Engine, made when they are first asked for.
+    """The shares of one Engine, made at their first use.
 
     Args:
         engine: the Engine of the bodies.
-        own: the Engine was made from a URL, so that its pool can be divided.
-        apart: the ledger gets a pool of its own also where the Engine was made from a URL.
-        one: everything is on one pool.
+        own: the Engine was created from a URL, so that its pool can be divided.
+        apart: the ledger gets a separate pool even if the Engine was created from a URL.
+        one: all shares use one pool.
     """
 
     def __init__(self, engine: sa.Engine, *, own: bool, apart: bool, one: bool) -> None:
@@ -213,7 +215,7 @@ class Pools:
         self._one = one
         self._others: dict[str, sa.Engine] = {}
         self._begin_anew()
-        # A user who disposes of an Engine of his own has closed the ledger's connections, too.
+        # If the user disposes of the Engine, the ledger's other connections are closed, too.
         weakref.finalize(self, _dispose, self._others).atexit = False
         mine = weakref.ref(self)
 
@@ -225,31 +227,32 @@ class Pools:
         listen_once(engine, "engine_disposed", forget)
 
     def _begin_anew(self) -> None:
-        """Start anew in a forked child: nobody there returns what the parent's threads took."""
+        """Make new shares in a forked child, because the parent's threads never return theirs."""
         self._pid = os.getpid()
         self._shares: dict[int, Share] = {}
 
     @property
     def renewals(self) -> Share:
-        """For the watchdog's thread alone."""
+        """The share of the watchdog's thread."""
         return self._share(_RENEWALS)
 
     @property
     def ledgers(self) -> Share:
-        """For the ledger's own statements."""
+        """The share of the ledger's own statements."""
         return self._share(_LEDGERS)
 
     @property
     def locks(self) -> Share:
-        """For locks in a table, whose sessions are theirs alone.
+        """The share of locks in a table, which need separate sessions.
 
-        Sockets of gevent and eventlet belong to the native thread that made them.
+        With gevent and eventlet, each native thread has its own share, because sockets belong to
+        the native thread that made them.
         """
         plain = socket.socket.__module__ == "socket"
         return self._share(_LOCKS if plain else _LOCKS - threading.get_native_id())
 
     def of_body(self, depth: int) -> Share:
-        """For the transaction of a body that runs within `depth` others' transactions."""
+        """Return the share of a body that runs within `depth` other bodies' transactions."""
         return self._share(depth)
 
     def _share(self, number: int) -> Share:
@@ -257,7 +260,7 @@ class Pools:
             self._begin_anew()
         share = self._shares.get(number)
         if share is None:
-            # No lock: the watchdog's thread is a native one, and `setdefault()` is atomic.
+            # No lock, because the watchdog's thread is a native one. `setdefault()` is atomic.
             share = self._shares.setdefault(number, self._make(number))
         return share
 
@@ -289,17 +292,17 @@ class Pools:
         return engine
 
     def dispose(self) -> None:
-        """Close the idle connections of all but `engine`; in a child they are its parent's."""
+        """Close idle connections, except those of `engine` itself and, in a child, the parent's."""
         for engine in list(self._others.values()):
             engine.dispose(close=self._pid == os.getpid())
 
 
 def on_other_pool(engine: sa.Engine) -> sa.Engine:
-    """The same Engine, with its listeners, on other connections of the same kind."""
+    """Return a copy of the Engine, with its listeners and a separate pool of the same kind."""
     beneath = engine
-    while hasattr(beneath, "_proxied"):  # made by execution_options(), which has no pool of its own
-        beneath = beneath._proxied  # noqa: SLF001 - there is no other way to what it is made of
-    beneath.dispatch  # noqa: B018 - made when it is first looked at, and so for both
+    while hasattr(beneath, "_proxied"):  # made by execution_options(), so it has no pool
+        beneath = beneath._proxied  # noqa: SLF001 - the only way to the original Engine
+    beneath.dispatch  # noqa: B018 - the first access makes it, and the copy shares it
     other = copy.copy(beneath)
     other.pool = beneath.pool.recreate()
     emptied_in_children.add(other)
@@ -313,7 +316,7 @@ def _dispose(engines: dict[str, sa.Engine]) -> None:
 
 
 def _room(pool: Any) -> int:
-    """How many connections a pool like this may have at a time."""
+    """Return the maximum number of connections of a pool like this."""
     if isinstance(pool, sa.pool.QueuePool):
         most = pool.size() + getattr(pool, "_max_overflow", -1)
         return most if pool.size() <= most and pool.size() else _MOST_OF_LEDGER
@@ -322,7 +325,7 @@ def _room(pool: Any) -> int:
 
 
 def _forget_connections() -> None:
-    """A child must not speak on its parent's sockets, nor close them."""
+    """Drop the parent's connections in a forked child, which must not use or close its sockets."""
     for engine in list(emptied_in_children):
         engine.dispose(close=False)
 

@@ -34,8 +34,9 @@ __all__ = [
     "refuse_autocommit",
 ]
 
-# Keys of values that are kept with a driver's connection: whether its sessions belong to a pooler,
-# its original settings, the ledger's prepared statements, and the noted statements of a body.
+# Keys of values that are kept with a driver's connection. POOLED: whether its sessions belong to a
+# pooler. AGAIN: its original settings. PREPARED: the ledger's prepared statements. _NOTES: the
+# noted statements of a body.
 POOLED, AGAIN = "taskguard_pooled", "taskguard_again"
 PREPARED, _NOTES = "taskguard_prepared", "taskguard_notes"
 

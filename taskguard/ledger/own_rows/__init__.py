@@ -1,1 +1,1 @@
-"""Rows of the user's own, whose state a work moves."""
+"""Rows of the user, whose state a work changes."""

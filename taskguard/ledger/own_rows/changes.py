@@ -1,10 +1,10 @@
 """The user's own row: read, moved by conditional UPDATEs, and checked against the real table.
 
-Guarantees: each change names the old state and the fence; `claim` only raises the fence. All of it
-happens in the caller's transaction. Every transaction locks the user's row before taskguard's own
-rows, in the order in which a body that has written to its row comes to them.
+Guarantees: each change requires the old state and the old fence. `claim()` only raises the fence.
+All changes happen in the caller's transaction. Every transaction locks the user's row before
+taskguard's rows. A body that writes to its row before the completion has the same lock order.
 
-Read next: `guarded_row.py` for how it is declared, `states.decide_by_row()` for what it means.
+Read next: `guarded_row.py` for the declaration, `states.decide_by_row()` for the decision.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = [
 
 
 class RowMovedError(Exception):
-    """The row is not PROCESSING with the claim's fence; a rollback shows who moved it."""
+    """The row is not PROCESSING with the claim's fence. After a rollback, the cause is visible."""
 
     def __init__(self, found: Found | None) -> None:
         super().__init__("the row was moved")
@@ -52,16 +52,16 @@ class Found:
 
 
 def declared_of(ref: RowRef) -> GuardedRow:
-    """The declaration behind a reference: a ledger in a database is only given GuardedRows."""
+    """Return the declaration of a reference: a ledger in a database only gets GuardedRows."""
     return cast("GuardedRow", ref.declared)
 
 
 def read(
     db: sa.Connection, ref: RowRef, *, lock: bool = False, skip_locked: bool = False
 ) -> Found | None:
-    """The row, with `lock` locked for the transaction; None if there is no such row.
+    """Return the row, or None if there is no such row. `lock` locks it for the transaction.
 
-    With `skip_locked` also None if somebody else has locked it.
+    With `skip_locked`, also return None if another transaction has locked it.
     """
     made = _statements(declared_of(ref))
     locking = made.lock_free if skip_locked else made.lock
@@ -75,7 +75,7 @@ def read(
 
 
 def place(ref: RowRef, found: Found | None, work: Any) -> Place:
-    """The row's state as this task sees it; `work` is the work's record, or None."""
+    """Return the meaning of the row's state for this task. `work`: the work's record, or None."""
     declared = declared_of(ref)
     if found is None:
         return Place.MISSING
@@ -92,7 +92,10 @@ def place(ref: RowRef, found: Found | None, work: Any) -> Place:
 
 
 def claim(db: sa.Connection, ref: RowRef, found: Found, fence: int) -> bool:
-    """`new`, or the last holder's, -> `processing` with a higher fence; False if it has moved."""
+    """Move the row from its found state to `processing`, with a higher fence.
+
+    Return False if the row has changed since.
+    """
     values = {"from_state": found.state, "to_fence": fence, **_id(ref)}
     return db.execute(_statements(declared_of(ref)).claim, values).rowcount == 1
 
@@ -105,7 +108,7 @@ def move_to_done(db: sa.Connection, claim: Claim) -> None:
 
 
 def confirm(db: sa.Connection, claim: Claim) -> None:
-    """Lock the row, which is PROCESSING by this claim. Raises RowMovedError if it is not."""
+    """Lock the row. Raises RowMovedError unless it is PROCESSING with this claim's fence."""
     assert claim.row is not None  # noqa: S101
     found = read(db, claim.row, lock=True)
     if found != Found(declared_of(claim.row).processing, claim.fence):
@@ -113,13 +116,13 @@ def confirm(db: sa.Connection, claim: Claim) -> None:
 
 
 def put_back(db: sa.Connection, claim: Claim) -> bool:
-    """`processing` -> `new`; False if it is not this claim's any more."""
+    """`processing` -> `new`. Return False if the row is not this claim's any more."""
     assert claim.row is not None  # noqa: S101
     return _leave(db, claim.row, claim.fence, declared_of(claim.row).new)
 
 
 def bury(db: sa.Connection, ref: RowRef, fence: int) -> None:
-    """`processing` -> `dead`, where that has a name."""
+    """`processing` -> `dead`, if the declaration has a state for it."""
     if declared_of(ref).dead is not None:
         _leave(db, ref, fence, declared_of(ref).dead)
 
@@ -139,7 +142,10 @@ class _Statements(NamedTuple):
 
 @functools.lru_cache(maxsize=1_000)
 def _statements(declared: GuardedRow) -> _Statements:
-    """The statements on a declared row, made once: making one takes as long as running it."""
+    """Return the statements on a declared row.
+
+    The result is cached, because making a statement takes as long as executing it.
+    """
     table, state, fence = declared.table, declared.state, declared.fence
     this = sa.and_(
         *(
@@ -152,7 +158,7 @@ def _statements(declared: GuardedRow) -> _Statements:
         return sa.bindparam(name, type_=state.type)
 
     def bound_fence(name: str) -> Any:
-        # Without the type SQLite would make a float of a NUMERIC.
+        # Without the type, SQLite would convert a NUMERIC to a float.
         return sa.bindparam(name, type_=sa.BigInteger)
 
     stored: Any = state
@@ -180,12 +186,12 @@ def _id(ref: RowRef) -> dict[str, object]:
 def changed_by_body(
     db: sa.Connection, claim: Claim, moved: RowMovedError
 ) -> RowChangedError | None:
-    """The error for a body that moved its own row itself, asked after the rollback; or None."""
+    """Return the error if the body itself moved the row, or None. Call it after the rollback."""
     ref = claim.row
     assert ref is not None  # noqa: S101
     declared = declared_of(ref)
     if read(db, ref) != Found(declared.processing, claim.fence):
-        return None  # the row's owner, or a newer holder, has moved it
+        return None  # the application, or a newer holder, has moved it
     state = "which it deleted" if moved.found is None else f"to {moved.found.state!r}"
     return RowChangedError(
         f"The guarded body of {', '.join(claim.keys)} changed {declared.describe(ref)} itself "
@@ -198,7 +204,10 @@ def changed_by_body(
 
 
 def check(db: sa.Connection, declared: GuardedRow, *, where: str) -> None:
-    """Raise LedgerSchemaError unless the real table is what was declared, with what to run."""
+    """Raise LedgerSchemaError unless the real table fits the declaration.
+
+    The error contains the SQL that fixes the table.
+    """
     table = declared.table
     inspector = sa.inspect(db)
     try:
@@ -225,7 +234,7 @@ def check(db: sa.Connection, declared: GuardedRow, *, where: str) -> None:
 
 
 def _check_fence(db: sa.Connection, declared: GuardedRow, kind: Any, table: str) -> None:
-    # SQLite's integers have 64 bits whatever they are called.
+    # SQLite's integers always have 64 bits.
     wide = db.dialect.name == "sqlite" and isinstance(kind, sa.Integer)
     if not wide and not fits_fence(kind):
         raise LedgerSchemaError(

@@ -1,11 +1,9 @@
-"""`GuardedRow`: a row of the user's own whose state a task moves, and whose fence it raises.
+"""`GuardedRow`: a row of the user. A task changes its state and raises its fence.
 
-Guarantees: what the declarations tell is checked when it is made (columns, states, the fence's
-width) or when a task is decorated with it (the templates of its id). What only the database
-knows is checked by `rows.check()`.
+Guarantees: the constructor checks the columns, the states and the fence's width. The task's
+decorator checks the templates of the id. `rows.check()` checks the real table.
 
-Does not guarantee that nobody else writes the state: the application may, and the task follows what
-it wrote.
+The application may write the state, too. The task then follows the new state.
 """
 
 from __future__ import annotations
@@ -103,7 +101,7 @@ class GuardedRow:
     def compile_id(
         self, signature: inspect.Signature, *, task: str, templates: Sequence[Any] = ()
     ) -> Callable[[Sequence[Any], Mapping[str, Any]], RowRef]:
-        """Compile the function that finds a call's row by its arguments. For decorators.
+        """Compile the function that finds a call's row by its arguments, for decorators.
 
         Args:
             signature: the task's signature.
@@ -139,7 +137,10 @@ class GuardedRow:
         return ", ".join(self._templates.values())
 
     def describe(self, ref: RowRef) -> str:
-        """The row, for messages: `orders 42`; a text may be an address that no log should have."""
+        """Return the row for messages, for example `orders 42`.
+
+        Texts are hidden, because a text may be an address that must not be in a log.
+        """
         shown = ("…" if isinstance(value, str) else str(value) for value in ref.id)
         return f"{self.table.fullname} {', '.join(shown)}"
 
@@ -158,7 +159,7 @@ class GuardedRow:
         return column
 
     def _id_templates(self, given: str | Mapping[Any, str]) -> dict[str, str]:
-        """The templates by the keys of their columns."""
+        """Return the templates by the keys of their columns."""
         if isinstance(given, Mapping):
             columns = [self._column("id", column) for column in given]
             templates = list(given.values())
@@ -189,7 +190,7 @@ class GuardedRow:
         )
 
     def _reader(self, column: sa.Column[Any]) -> Callable[[str], Any]:
-        """A function from text to a value of the column; it raises ValueError."""
+        """Return a function that converts a text to a value of the column, or raises ValueError."""
         try:
             kind = column.type.python_type
         except NotImplementedError:
@@ -213,7 +214,7 @@ class GuardedRow:
             return None
         kind = self.state.type
         if isinstance(kind, sa.Enum) and kind.enum_class is not None:
-            # What the database holds of an Enum: by default its members' names.
+            # The database stores texts for an Enum, by default the names of its members.
             members = dict(zip(kind.enum_class, kind.enums, strict=False))
             value = members.get(value, value) if isinstance(value, enum.Enum) else value
         elif isinstance(value, enum.Enum):
@@ -240,7 +241,7 @@ class GuardedRow:
 
 
 def fits_fence(kind: Any) -> bool:
-    """Whether a column of this type holds 64 bits."""
+    """Return True if a column of this type holds 64 bits."""
     kind = getattr(kind, "impl_instance", kind)  # of a TypeDecorator
     if isinstance(kind, sa.Numeric) and not isinstance(kind, sa.Float):
         return kind.precision is None or kind.precision - (kind.scale or 0) >= _FENCE_DIGITS
@@ -248,7 +249,7 @@ def fits_fence(kind: Any) -> bool:
 
 
 def fits_state(kind: Any, value: Any) -> str | None:
-    """Why a column of this type does not hold the state; None if it does, or may."""
+    """Return why a column of this type cannot hold the state, or None if it can or may."""
     if isinstance(kind, sa.Enum):
         return None if value in kind.enums else f", whose values are {', '.join(kind.enums)}"
     if isinstance(kind, sa.String):
@@ -271,7 +272,7 @@ def _table(given: Any) -> sa.Table:
 
 
 def _integer(text: str) -> int:
-    # "07" would be another key than "7", and the same row.
+    # "07" and "7" would be different keys for one row.
     if _is_integer(text) is None or not -(2**63) <= int(text) < 2**63:
         raise ValueError("it is no integer of 64 bits, or has leading zeros")
     return int(text)

@@ -1,1 +1,1 @@
-"""How the tables change, who may use them, and whose database they are in."""
+"""Creation, upgrades and privileges of the ledger's tables, and the identity of the database."""

@@ -1,6 +1,6 @@
-"""The tables as they are made: by `taskguard ledger create`, and as SQL for a migration.
+"""Create the ledger's tables, by `taskguard ledger create` or as SQL for a migration.
 
-Guarantees: several processes that create them at once make them once; asked again it does nothing.
+Guarantees: several processes can create the tables at the same time, and a repetition does nothing.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _set(what: sa.Table | sa.Index, dialect: str, options: Mapping[str, Any]) ->
 
 
 def create(database: Database) -> None:
-    """Create what is missing. Raises LedgerSchemaError if there are tables of another version."""
+    """Create missing tables. Raises LedgerSchemaError if the tables have another version."""
     for _ in range(_TRIES):
         with contextlib.suppress(TransactionRetryError):
             _create(database)
@@ -67,7 +67,7 @@ def _create(database: Database) -> None:
         db.execute(sa.schema.CreateTable(SCHEMA, if_not_exists=True))
         version = db.execute(sa.select(sa.func.max(SCHEMA.c.version))).scalar()
         if version is not None:
-            expect_version(version)  # first: an index may be of a column that is not there
+            expect_version(version)  # first, because an index may need a column that is missing
         for table in tables:
             db.execute(sa.schema.CreateTable(table, if_not_exists=True))
             for index in table.indexes:
@@ -77,16 +77,16 @@ def _create(database: Database) -> None:
 
 
 def ddl(url: str) -> str:
-    """The SQL that `create()` would run, for a review or a migration."""
+    """Return the SQL that `create()` would run, for a review or a migration."""
     return "".join(f"{each};\n\n" for each in ddl_statements(url))
 
 
 def ddl_statements(url: str, *, if_not_exists: bool = False) -> list[str]:
-    """The SQL that makes the ledger's tables, one statement after the other, for a migration.
+    """Return the statements that create the ledger's tables, for a migration.
 
     Args:
-        url: a SQLAlchemy URL, of which only the kind of database and the driver matter.
-        if_not_exists: the statements do no harm where the tables are there; by default they fail.
+        url: a SQLAlchemy URL. Only the kind of database and the driver matter.
+        if_not_exists: skip tables that exist. By default the statements fail then.
 
     Raises:
         ConfigurationError: the URL cannot be read.
@@ -109,10 +109,10 @@ def ddl_statements(url: str, *, if_not_exists: bool = False) -> list[str]:
 
 
 def include_name(name: str | None, type_: str, parent_names: Mapping[str, str | None]) -> bool:
-    """False for taskguard's tables: `context.configure(include_name=taskguard.include_name)`.
+    """Return False for taskguard's tables, and True for everything else, for Alembic.
 
-    For Alembic. taskguard's tables are no part of an application's models: `alembic revision
-    --autogenerate` would drop them. Everything else is included.
+    Use it as `context.configure(include_name=taskguard.include_name)`. taskguard's tables are not
+    in an application's models, so that `alembic revision --autogenerate` would drop them.
     """
     del parent_names
     return type_ != "table" or not (name in METADATA.tables or name == _OF_LOCKS)

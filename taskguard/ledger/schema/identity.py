@@ -1,11 +1,12 @@
-"""Whether a connection reaches the ledger's database, before anything is written by it.
+"""Check that a connection reaches the ledger's database, before anything is written on it.
 
-Guarantees: two databases that both have taskguard's tables are told apart, by a random mark that
-the ledger commits once in its own, in a row of `taskguard_keys` that no claim can have and no purge
-takes; on SQLite by the file.
+Guarantees: two databases that both have taskguard's tables are distinguished by a random mark. The
+ledger commits the mark once, in a row of `taskguard_keys` that no claim and no purge touches. On
+SQLite, the files are compared instead.
 
-Does not tell a database from a copy of it (a restored backup). A transaction that keeps its
-snapshot and is older than the mark does not see it, and is refused: at most the first one ever.
+A copy of a database, for example a restored backup, is not distinguished from the original. If a
+transaction keeps its snapshot and is older than the mark, it is refused. That can happen only to
+the first transaction ever.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from taskguard.ledger.tables import KEYS
 
 __all__ = ["Identity"]
 
-# Keys hold no blanks.
+# No claim can have this key, because keys contain no blanks.
 _KEY = "the database"
 _FOR_EVER_US = 2**62
 
 
 class Identity:
-    """The mark of the database of `database`, made when it is first asked for."""
+    """The mark of a ledger's database, which is made at its first use."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -50,7 +51,7 @@ class Identity:
             )
 
     def mark(self, *, make: bool) -> str | None:
-        """The mark; None where there is none yet, and `make` does not say to make one."""
+        """Return the mark, or None if there is none yet. `make` creates it."""
         if make:
             return self._make()
         with self._database.transaction() as db:
@@ -70,7 +71,7 @@ class Identity:
             return True
         # The cached mark may be out of date: tests empty the tables.
         self._mark = self._make()
-        # A locking read: on MariaDB and MySQL only that sees past the snapshot.
+        # On MariaDB and MySQL, only a locking read sees rows that are newer than the snapshot.
         again = db.execute(_select().with_for_update(read=True)).scalar()
         return bool(again == self._mark)
 
@@ -95,7 +96,7 @@ class Identity:
 
 
 def _kind(dialect: sa.Dialect) -> str:
-    """SQLAlchemy has two names for MariaDB, by the URL."""
+    """Return the kind of database. SQLAlchemy has two names for MariaDB, depending on the URL."""
     return "mysql" if dialect.name == "mariadb" else dialect.name
 
 
@@ -110,7 +111,7 @@ def _file_of(db: sa.Connection) -> str | None:
 
 def _same_file(one: str | None, other: str | None) -> bool:
     if not one or not other:
-        return False  # a database in memory has one connection's alone
+        return False  # a database in memory belongs to one connection
     try:
         return Path(one).samefile(other)
     except OSError:

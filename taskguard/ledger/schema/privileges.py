@@ -1,8 +1,8 @@
-"""Whether the ledger's user may do all that workers do, found out before one of them begins.
+"""Check before a worker starts that the ledger's user has all privileges that workers need.
 
-Guarantees: each privilege is tried by a statement that uses it and changes nothing, on every kind
-of database; the error names all that is refused. A missing column is found this way, too. What only
-people's commands do (`taskguard purge` deletes) is not asked for.
+Guarantees: each privilege is tried by a statement that needs it and changes nothing, on every kind
+of database. The error lists all refused privileges. This also finds a missing column. Privileges
+that only a command needs, such as DELETE for `taskguard purge`, are not checked.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def check_privileges(database: Database) -> None:
             if error is not None:
                 refused.append(f"{privilege} on {table.name} ({_said(error)})")
                 causes.append(error)
-                break  # an INSERT that selects would be refused for the same reason
+                break  # an INSERT with a SELECT would be refused for that reason, too
     if refused:
         raise LedgerSchemaError(
             f"The ledger's user may not do all that is needed in {database.place}: "
@@ -63,7 +63,7 @@ def check_privileges_on_row(database: Database, declared: GuardedRow) -> None:
 
 
 def _refusal(database: Database, statement: Any) -> Exception | None:
-    """What the database says to a statement that it refuses; each in a transaction of its own."""
+    """Return the error if the database refuses the statement, in a separate transaction."""
     try:
         with database.transaction() as db:
             db.execute(statement)
@@ -73,7 +73,7 @@ def _refusal(database: Database, statement: Any) -> Exception | None:
 
 
 def _said(error: Exception) -> str:
-    """The driver's own words, which contain no password and no value."""
+    """Return the driver's message, which contains no password and no value."""
     cause: Any = error.__cause__
     origin = getattr(cause, "orig", None) or cause
     return str(origin.args[-1] if origin.args else origin).partition("\n")[0]

@@ -1,7 +1,7 @@
 """How a claim is taken, completed and renewed, for each kind of database.
 
-`portable.py` is complete. PostgreSQL and MariaDB override what they do in one message, and fall
-back to it. Which of them a database gets is decided here, and nowhere else.
+`portable.py` is complete. PostgreSQL and MariaDB override the parts that they do in one message,
+and fall back to it. Only this module decides which statements a database gets.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ __all__ = ["Statements", "statements_for"]
 
 
 def statements_for(database: Database, *, one_statement: bool) -> Statements:
-    """The statements for this database. A `mysql://` may be a MariaDB, so the server is asked.
+    """Return the statements for this database.
+
+    The server behind `mysql://` may be a MariaDB, so this asks the server.
 
     Args:
         database: the database and its Engine.

@@ -1,6 +1,6 @@
-"""Claims in several statements of one transaction, over rows that are locked.
+"""Claims in several statements of one transaction, over locked rows.
 
-Guarantees: each claim is decided by `states.decide()` from rows nobody else can change meanwhile.
+Guarantees: `states.decide()` decides each claim, from rows that the claim has locked.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from taskguard.model.states import Decision, State
 __all__ = ["LockedClaim", "Seen", "claim", "decision_of", "peek"]
 
 
-# The columns that decide a claim, and those that its answer tells.
+# The columns that decide a claim, and those that its answer contains.
 _COLUMNS = (
     "id", "state", "final", "owner", "fence", "lease_until", "message", "retries", "crashes",
     "fingerprint", "attempts", "progress", "result", "error", "call", "due", "finished", "created",
@@ -49,7 +49,7 @@ def claim(database: Database, request: ClaimRequest) -> ClaimAnswer:
     """Decide and record, in one transaction, whether this delivery may run."""
     with database.transaction(lock_timeout_s=database.lock_timeout_s, claim=True) as db:
         if request.work is not None:
-            # DONE, DEAD and the like touch no key.
+            # If the work has ended, for example DONE or DEAD, the claim does not touch its key.
             found = _peek(database, db, request)
             if found.decision not in CLAIMABLE and found.decision is not Decision.BURY:
                 _settle(db, request, found)
@@ -59,7 +59,7 @@ def claim(database: Database, request: ClaimRequest) -> ClaimAnswer:
 
 
 def _settle(db: sa.Connection, request: ClaimRequest, found: Seen) -> None:
-    """End the sweep's interest in work of which the user's row says for good that it is done."""
+    """Take the work off the sweep's list if the user's row shows that its outcome is final."""
     row = found.row
     if request.row is None or row is None or row.due is None:
         return
@@ -78,9 +78,9 @@ def _settle(db: sa.Connection, request: ClaimRequest, found: Seen) -> None:
 
 
 def _catch_up(db: sa.Connection, found: Seen) -> None:
-    """Bring the work's record up to that of a worker with a former guard, which ended the work.
+    """Bring the record up to date if the work ended under a former id.
 
-    Its message is sent no more; where the work is DONE, this record says so, too.
+    The sweep does not send the message again. If the work is DONE, this record becomes DONE, too.
     """
     mine, row = found.records.own, found.row
     ended = found.decision in (Decision.DONE, Decision.DEAD, Decision.REVOKED)
@@ -102,7 +102,7 @@ def _catch_up(db: sa.Connection, found: Seen) -> None:
 
 
 class Seen(NamedTuple):
-    """A work's records, what a claim would do with it, and the user's row."""
+    """A work's records, the decision of a claim, and the user's row."""
 
     records: Records
     decision: Decision
@@ -114,13 +114,13 @@ class Seen(NamedTuple):
         return self.records.speaking
 
     def answer(self, request: ClaimRequest) -> Answer | Busy:
-        """What the delivery is told, where it gets no claim."""
+        """Return the answer for a delivery whose claim is not granted."""
         own_state = None if self.own is None else self.own.state
         return self.records.answer(request, self.decision, own_state)
 
 
 def peek(database: Database, request: ClaimRequest) -> Seen:
-    """What a claim would find."""
+    """Return the records and the decision of a claim, without making it."""
     with database.transaction() as db:
         return _peek(database, db, request)
 
@@ -132,7 +132,7 @@ def _peek(database: Database, db: sa.Connection, request: ClaimRequest) -> Seen:
 
 
 def decision_of(request: ClaimRequest, records: Records, own: rows.Found | None) -> Decision:
-    """What a claim does with a work of these records, by `states.py`."""
+    """Return the decision of `states.py` for a claim of work with these records."""
     row = records.speaking
     place = None if request.row is None else rows.place(request.row, own, row)
     return decide_row(request, row, records.recorded, records.now_us, place)
@@ -141,9 +141,9 @@ def decision_of(request: ClaimRequest, records: Records, own: rows.Found | None)
 def _read(
     database: Database, db: sa.Connection, request: ClaimRequest, *, lock: bool = False
 ) -> Records:
-    """The work's records, the message's numbers in them, and the clock as of after any wait.
+    """Return the work's records, the message's numbers, and the clock after any wait for locks.
 
-    With `lock` they are locked, in an order that all transactions share.
+    `lock` locks the records, in an order that all transactions share.
     """
     found: dict[str, tuple[WorkRecord | None, tuple[int, int]]] = {}
     now_us = 0
@@ -165,19 +165,20 @@ def _read_one(
     values = {"work": work, "message": request.message.name}
     [row] = database.read(db, statements.read if lock else statements.peek, values)
     if lock and database.dialect.locks_joined and _is_of_another(row, request):
-        # Which may have replaced this one's call while this waited: the numbers are then older.
+        # The other message may have replaced this one's call while this claim waited for the lock.
+        # The numbers in `row` are then out of date, so read them again.
         [row] = database.read(db, statements.peek, values)
     number = (row.known_retries or 0, row.known_deferrals or 0)
     return (None if row.id is None else row), number, row.now_us
 
 
 def _is_of_another(row: Any, request: ClaimRequest) -> bool:
-    """Whether the work is another message's."""
+    """Return True if the record names another message."""
     return row.id is not None and row.message != request.message.name
 
 
 class _Statements(NamedTuple):
-    """The statements of a claim; `peek` and `read` give one row, also where there is no record."""
+    """The statements of a claim. `peek` and `read` return one row even if there is no record."""
 
     peek: Prepared
     read: Prepared
@@ -187,7 +188,7 @@ class _Statements(NamedTuple):
 
 
 def _statements(database: Database, keys: int) -> _Statements:
-    """For claims of so many keys."""
+    """Make the statements for claims of this number of keys."""
     dialect, sql = database.dialect, database.engine.dialect
     known = sa.select(MESSAGES).where(
         MESSAGES.c.message == sa.bindparam("message"), MESSAGES.c.work == sa.bindparam("work")
@@ -262,7 +263,7 @@ class LockedClaim:
         self.statements.make_keys.run(self.db, self.names)
 
     def decide(self) -> ClaimAnswer:
-        """Grant the claim, or say why not."""
+        """Grant the claim, or return the reason for the refusal."""
         view, buried = self.view, self.view.decision is Decision.BURY
         if view.decision not in CLAIMABLE and not buried:
             return Seen(self.records, view.decision, self.own).answer(self.request)
@@ -273,7 +274,7 @@ class LockedClaim:
                 self._note()
                 return refused
         if buried:
-            assert self.row is not None  # noqa: S101  # whose crashes they are
+            assert self.row is not None  # noqa: S101  # only existing work is buried
             return self._bury(self.row)
         granted = self._grant()
         for gate in gates:
@@ -282,7 +283,7 @@ class LockedClaim:
         return granted
 
     def _note(self) -> None:
-        """Write what gates have noted in the key's own row, if that is new."""
+        """Write the changes that gates noted to the key's own row, if there are any."""
         base, noted = self.view.base, self.view.noted
         if any(getattr(base, name) != value for name, value in noted.items()):
             self.db.execute(sa.update(KEYS).where(KEYS.c.key == base.key).values(**noted))
@@ -295,7 +296,7 @@ class LockedClaim:
         else:
             fences = [key.fence for key in view.keys]
             if row is not None:
-                fences.append(row.fence)  # of another slot, by a clock that was set back
+                fences.append(row.fence)  # of another slot, if a clock was set back
             fence = max(now_us, *(last + 1 for last in fences))
             if self.own is not None:
                 fence = self._move_own(self.own, fence)
@@ -307,7 +308,7 @@ class LockedClaim:
         return self.records.claimed(request, fence, view.decision)
 
     def _move_own(self, own: rows.Found, fence: int) -> int:
-        """Move the user's row to PROCESSING; returns a fence above every one that it had."""
+        """Move the user's row to PROCESSING, and return a fence above all its former fences."""
         assert self.request.row is not None  # noqa: S101
         fence = max(fence, (own.fence or 0) + 1)
         if not rows.claim(self.db, self.request.row, own, fence):
@@ -315,7 +316,7 @@ class LockedClaim:
         return fence
 
     def _write_works(self, decision: Decision, fence: int, until_us: int) -> None:
-        """The work's own record, and a copy under each former id, without what would be sent."""
+        """Write the work's record, and a copy without the call under each former id."""
         request = self.request
         calls = [request.call, *(each.call for each in (self.records.own, self.row) if each)]
         call = next((each for each in calls if each is not None), None)
@@ -373,12 +374,12 @@ class LockedClaim:
             raise TransactionRetryError("Another claim of this work came first.") from error
 
     def _carried(self, row: WorkRecord) -> dict[str, object]:
-        """What a new record takes over from `row`, the record that counts."""
+        """Return the columns that a new record copies from `row`, the record that counts."""
         names = ("crashes", "crashed_owner", "rounds", "fingerprint", "progress")
         return {name: getattr(row, name) for name in names} | {"attempts": row.attempts + 1}
 
     def _counted(self, decision: Decision, row: WorkRecord) -> dict[str, object]:
-        """The columns of a record that depend on the decision and `row`, the record that counts."""
+        """Return the columns that depend on the decision and on `row`, the record that counts."""
         if decision is Decision.TAKEOVER:
             return {"crashes": row.crashes + 1, "crashed_owner": row.owner}
         if decision is not Decision.AGAIN:

@@ -1,7 +1,7 @@
-"""The statements that are right on every database that SQLAlchemy knows: several for each change.
+"""The portable statements: several for each change, for every database that SQLAlchemy supports.
 
-Guarantees what `ports.py` says of a claim, a completion and a renewal. A kind of database
-that does one of them in a single message overrides that, and leaves to these what the message
+Guarantees what `ports.py` says of a claim, a completion and a renewal. PostgreSQL and MariaDB
+override some of them with a single message. They fall back to these statements if that message
 cannot decide.
 """
 
@@ -38,7 +38,7 @@ __all__ = ["Statements"]
 
 
 class Statements:
-    """The statements on one database, by one Engine."""
+    """The statements on one database, with one Engine."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -46,32 +46,33 @@ class Statements:
     def claim(self, request: ClaimRequest) -> ClaimAnswer:
         """Decide and record, in one transaction, whether this delivery may run.
 
-        Raises LockTimeoutError or TransactionRetryError where others hold the rows.
+        Raises LockTimeoutError or TransactionRetryError if other transactions hold the rows.
         """
         return claims.claim(self.database, request)
 
     def peek(self, request: ClaimRequest) -> claims.Seen:
-        """What a claim would find."""
+        """Return the records and the decision of a claim, without making it."""
         return claims.peek(self.database, request)
 
     # -- a holder's transaction ---------------------------------------------------------------
 
     def admit(self, db: sa.Connection, claim: Claim, *, idle_s: float) -> tuple[str | None, bool]:
-        """Set the bounds of the ledger's transactions on an open one of the user's connection.
+        """Set the time limits of the ledger's transactions on an open transaction of the user.
 
-        Returns its isolation level, if that is known from this, and whether it sees the claim.
+        Return its isolation level, if this query reads it, and whether it sees the claim.
         """
         self.database.dialect.begun(db, idle_s=idle_s)
         return None, self.stands(db, claim)
 
     def stands(self, db: sa.Connection, claim: Claim) -> bool:
-        """Whether the claim is seen to stand."""
+        """Return True if this connection sees that the claim is still valid."""
         return bool(self.database.read(db, self.database.once(_seeing), claim.name))
 
     def complete_in_block(self, db: sa.Connection, claim: Claim, result_json: str | None) -> bool:
-        """PROCESSING -> DONE in the transaction of `db`. False: the claim does not stand.
+        """PROCESSING -> DONE in the transaction of `db`. Return False if the claim is stale.
 
-        In this order: the user's row, the keys, the work. Raises RowMovedError for the user's row.
+        In this order: the user's row, the keys, the work. Raises RowMovedError if the user's row is
+        not this claim's.
         """
         if claim.row is not None:
             rows.move_to_done(db, claim)
@@ -85,31 +86,34 @@ class Statements:
     def complete_with_commit(
         self, db: sa.Connection, claim: Claim, result_json: str | None
     ) -> Commit:
-        """Complete, and COMMIT the transaction of `db`, in one message; `ends_at_once()` allows it.
+        """Complete, and COMMIT the transaction of `db`, in one message.
 
-        Raises StaleTokenError where the claim does not stand. Where nobody knows what became of
-        either, its error and its `session` say so.
+        Call this only if `ends_at_once()` is True. Raises StaleTokenError if the claim is stale. If
+        no answer came, `error` and `session` of the result are set: both outcomes are unknown.
         """
         del db, claim, result_json
         return NOT_SENT
 
     def ends_at_once(self, claim: Claim) -> bool:
-        """Whether `complete_with_commit()` is to be tried on a transaction of the ledger's own."""
+        """Return True if `complete_with_commit()` can complete this claim.
+
+        That is only for transactions on the ledger's own connections.
+        """
         del claim
         return False
 
     def sees_the_end(self, claim: Claim) -> bool:
-        """Whether `complete_in_block()` completes nothing where the body has ended its transaction.
+        """Return True if `complete_in_block()` notices that the body has ended its transaction.
 
-        If not, the caller asks before whether it has ended.
+        It then completes nothing. If this is False, the caller checks for the end first.
         """
         del claim
         return False
 
     def complete_alone(self, claim: Claim, result_json: str | None) -> bool | None:
-        """PROCESSING -> DONE by one statement that commits itself. False: it changed nothing.
+        """PROCESSING -> DONE by one statement that commits itself.
 
-        None: there is no such statement for this claim.
+        Return False if it changed nothing, and None if this claim has no such statement.
         """
         del claim, result_json
         return None
@@ -134,7 +138,7 @@ class Statements:
     # -- lines --------------------------------------------------------------------------------
 
     def park(self, request: ClaimRequest, *, only_new: bool = False) -> bool:
-        """Store the work with its call in the line of its key; False if it is not to wait."""
+        """Store the work with its call in the line of its key. Return False if it must not wait."""
         return park.park(self.database, request, only_new=only_new)
 
     def promote_next(
@@ -148,7 +152,7 @@ class Statements:
         ahead_s: float | None = None,
         rates: Mapping[str, Rate | None] = NO_RATES,
     ) -> ToSend | None:
-        """Note that the first in line is called, if the key is free."""
+        """Promote the first message in line, if the key is free."""
         has_room: room.Room = room.of_key
         if ahead_s is not None:
             has_room = functools.partial(
@@ -159,17 +163,17 @@ class Statements:
         )
 
     def keep(self, claim: Claim, *, retries: int, call: str | None, due_in_s: float) -> bool:
-        """The message of FAILED work that keeps its position was sent once more."""
+        """Record that the message of FAILED work was sent again. The work keeps its position."""
         return kept.keep(self.database, claim, retries=retries, call=call, due_in_s=due_in_s)
 
     def leave(self, claim: Claim, *, retries: int) -> bool:
-        """FAILED work that keeps its position gives it up."""
+        """Remove FAILED work from the position that it kept."""
         return kept.leave(self.database, claim, retries=retries)
 
     # -- leases -------------------------------------------------------------------------------
 
     def renew(self, claims: Sequence[Claim]) -> list[str]:
-        """Renew many claims; rows that somebody has locked are skipped."""
+        """Renew many claims. Claims whose rows another transaction has locked are skipped."""
         return renewals.renew(self.database, claims)
 
 
@@ -178,10 +182,10 @@ def _seeing(database: Database) -> Prepared:
 
 
 def _completing(database: Database, strict: bool) -> tuple[Prepared, Prepared]:
-    """The UPDATEs of a key and of the work. Parameters cannot have the names of columns in SET.
+    """Return the UPDATEs of a key and of the work. No parameter has the name of a column in SET.
 
-    Two statements also where one UPDATE could do both: MariaDB then keeps the second row in a
-    temporary table, which takes five times as long.
+    One UPDATE could do both on MariaDB. But MariaDB would keep the second row in a temporary table,
+    which takes five times as long.
     """
     fence: Any = sa.bindparam("my_fence")
     owner: Any = sa.bindparam("my_owner")

@@ -1,4 +1,4 @@
-"""Renewals of many leases in one transaction, over rows that nobody else has locked."""
+"""Renewals of many leases in one transaction. Rows that other transactions lock are skipped."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["renew"]
 
 
 def renew(database: Database, claims: Sequence[Claim]) -> list[str]:
-    """Renew each claim whose rows nobody has locked, in one transaction."""
+    """Renew each claim whose rows are not locked, in one transaction."""
     ids = [claim.work for claim in claims if claim.work is not None]
     with database.transaction(lock_timeout_s=database.lock_timeout_s, renewal=True) as db:
         of_claims = sa.select(WORK.c.owner, WORK.c.state).where(WORK.c.id.in_(ids))
@@ -26,7 +26,7 @@ def renew(database: Database, claims: Sequence[Claim]) -> list[str]:
         states = {row.owner: row.state for row in db.execute(of_claims)}
         holders = {row.key: (row.owner, row.fence) for row in db.execute(keys)}
         locked = keys.order_by(KEYS.c.key).with_for_update(skip_locked=True)
-        # A key that another holder got in between is not renewed: the next round finds it TAKEN.
+        # If another holder got a key in between, it is not renewed. The next round finds it TAKEN.
         free_keys = {
             row.key for row in db.execute(locked) if holders.get(row.key) == (row.owner, row.fence)
         }
@@ -52,7 +52,7 @@ def renew(database: Database, claims: Sequence[Claim]) -> list[str]:
 def _standing(
     claim: Claim, states: dict[str, str], holders: dict[str, tuple[str, int]]
 ) -> str | None:
-    """Why there is nothing to renew; None if the lease is to be renewed."""
+    """Return the reason not to renew the lease, or None."""
     owner = str(claim.owner)
     state = states.get(owner)
     if state == State.DONE.value:

@@ -1,18 +1,19 @@
 """The slots of a key that several deliveries may hold at once: which one a claim may get.
 
-A key with `limit=3` has the slots `key#0`, `key#1` and `key#2`: each is a key like any other, with
-a fence, an owner and a lease of its own, and each holder of the key holds one of them. The row of
-the key itself has no owner. A claim locks it first, so that claims of one key are decided one after
+A key with `limit=3` has the slots `key#0`, `key#1` and `key#2`. Each slot is a key like any other,
+with its own fence, owner and lease. Each holder of the key holds one slot. The row of the key
+itself has no owner. A claim locks this row first, so that claims of one key are decided one after
 the other. The row has the number of slots at the last claim, and the time of the next start by its
 rate.
 
-Guarantees: a claim that is granted leaves at most `limit` holders. Holders of slots of a higher
-limit count among them, and so does a holder of the key itself, from before it had slots.
+Guarantees: a granted claim leaves at most `limit` holders. Holders of slots of a higher limit
+count. So does a holder of the key itself, from before it had slots.
 
-Does not guarantee that a slot which is free by now is seen: holders end without the key's row. Nor
-a fence that grows over all slots: it is the slot's, and its work's.
+Does not guarantee that a claim sees a slot that has just become free, because a holder ends without
+a lock on the key's row. Does not guarantee that fences grow over all slots of a key: they grow for
+each slot, and for each work.
 
-Read next: `gates.py` for what refuses a claim, `lines/room.py` for what a line is promoted by.
+Read next: `gates.py` for the reasons to refuse a claim, `lines/room.py` for promotions.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ __all__ = ["Chosen", "choose"]
 
 
 class Chosen(NamedTuple):
-    """A request for one slot; the locked row of the key; the rows of the key's other holders."""
+    """A request for one slot, the locked row of the key, and the rows of the other holders."""
 
     request: ClaimRequest
     base: Any
@@ -43,7 +44,7 @@ class Chosen(NamedTuple):
 def choose(database: Database, db: sa.Connection, request: ClaimRequest, bounds: Bounds) -> Chosen:
     """Lock the key's row, and choose a slot.
 
-    That is a slot that this owner has already, or one that is free; else the first of them.
+    It is a slot that this owner already has, or else a free one, or else the first one.
     """
     statements, key, owner = database.once(_statements), bounds.key, str(request.owner)
     found = database.read(db, statements.lock, {"its_key": key})
@@ -62,7 +63,7 @@ def choose(database: Database, db: sa.Connection, request: ClaimRequest, bounds:
 
 
 class _Statements(NamedTuple):
-    """Of the key's own row, and of all holders."""
+    """The statements on the key's own row and on the rows of its holders."""
 
     make: Prepared
     lock: Prepared

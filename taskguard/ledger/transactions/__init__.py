@@ -1,4 +1,4 @@
-"""Holders' transactions: one core, and an adapter for each thing that one may be on.
+"""Holders' transactions: one core, and an adapter for each kind of connection.
 
 Read first: `core.py`.
 """

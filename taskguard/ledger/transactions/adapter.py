@@ -1,8 +1,8 @@
-"""What a holder's transaction is on, for the time of a block: the one interface for all of them.
+"""The interface to the connection of a holder's transaction, for the time of a block.
 
-An Engine of the ledger's (`own.py`), a Session or Connection of the user's (`lent.py`), a
-connection of another library (`external.py`, with psycopg's and sqlite3's own in `drivers.py`).
-Guarantees nothing by itself; `core.py` says what a transaction does.
+It can be a connection of the ledger's Engine (`own.py`), a Session or Connection of the user
+(`lent.py`), or a connection of another library (`external.py`). `drivers.py` has those of psycopg
+and sqlite3. `core.py` says what a transaction guarantees.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Connect", "TransactionAdapter"]
 
-# Makes a SQLAlchemy Connection of another library's connection.
+# Makes a SQLAlchemy Connection from another library's connection.
 Connect = Callable[[Any], "sa.Connection"]
 
 
 class TransactionAdapter(ABC):
-    """Begins a transaction and ends it. For one transaction at a time.
+    """Begins and ends one transaction at a time.
 
     Attributes:
-        kind: SQLAlchemy's name for the kind of database: "postgresql", "sqlite".
-        lent: the connection is the user's own, so that it may reach another database.
-        engine: the user's Engine that it comes from; None: the ledger's own, or none.
-        driver: the driver's own connection, where another one is beneath SQLAlchemy's; else None.
+        kind: SQLAlchemy's name for the kind of database, for example "postgresql" or "sqlite".
+        lent: the connection is the user's, so that it may reach another database.
+        engine: the user's Engine of this connection. None: the ledger's Engine, or no Engine.
+        driver: the driver's connection, if SQLAlchemy has only a wrapper of it. Otherwise None.
     """
 
     kind: str
@@ -37,37 +37,37 @@ class TransactionAdapter(ABC):
 
     @abstractmethod
     def begin(self, connect: Connect) -> sa.Connection:
-        """Begin, and give the connection by which statements go.
+        """Begin, and return the connection for statements.
 
-        Raises TransactionUsageError where a transaction is open already.
+        Raises TransactionUsageError if a transaction is already open.
         """
 
     @property
     def broken(self) -> bool:
-        """Whether the connection is gone, where SQLAlchemy does not know that."""
+        """Return True if the connection is lost and SQLAlchemy does not know it."""
         return False
 
     def flush(self) -> None:  # noqa: B027  # most have nothing pending
-        """Write what is pending to the database, before the ledger's last statements.
+        """Write pending changes to the database, before the ledger's last statements.
 
-        Raises TransactionUsageError where a COMMIT would not write what the block did.
+        Raises TransactionUsageError if a COMMIT would not write the effects of the block.
         """
 
     @abstractmethod
     def commit(self) -> None:
-        """Commit what `begin()` began; raises what the library does."""
+        """Commit the transaction of `begin()`. Raises the library's own errors."""
 
     @abstractmethod
     def roll_back(self) -> None:
-        """Roll the transaction back; does nothing if it has ended."""
+        """Roll the transaction back. Do nothing if it has ended."""
 
     def lose(self) -> None:
-        """The COMMIT got no answer: use the connection no more, where that is possible."""
+        """Drop the connection, if possible, because its COMMIT got no answer."""
         self.roll_back()
 
     def close(self) -> None:  # noqa: B027  # what is lent stays open
-        """Release the connection, after whatever end."""
+        """Release the connection after any end of the transaction."""
 
     def origin(self, error: BaseException) -> BaseException | None:
-        """The driver's error beneath one of the library or of SQLAlchemy; None: there is none."""
+        """Return the driver's error behind an error of the library or SQLAlchemy, or None."""
         return error

@@ -1,10 +1,10 @@
-"""What the driver said on a connection while a body had it, and of whose connection an error is.
+"""Note the driver's errors on a connection while a body uses it.
 
-Guarantees: what the database asked for in a guarded transaction is known at its end, also if the
-body caught the error; an error of another connection is not taken for the ledger's, where the
-driver is written in Python or SQLAlchemy is above it.
+Guarantees: if the database asks for a retry or refuses a lock, that is known at the end of the
+transaction, even if the body caught the error. An error of another connection is not attributed to
+the ledger's, if SQLAlchemy raised it or the driver is written in Python.
 
-Does not tell the errors of two connections of sqlite3 apart, past SQLAlchemy.
+Past SQLAlchemy, errors of two connections of sqlite3 cannot be distinguished.
 """
 
 from __future__ import annotations
@@ -28,17 +28,16 @@ _ERRORS_KEPT = 8  # the one that leaves the block is among the last
 
 
 class Block:
-    """What the driver said on a connection while a body had it.
+    """The driver's errors on a connection while a body uses it.
 
-    A body may catch an error, raise another, or write somewhere else as well: what the database
-    asked for is known from here, and errors of other connections are the body's own.
+    A body may catch an error, raise another, or use another connection. This object keeps the
+    errors of this connection. Errors of other connections are the body's own.
 
     Attributes:
-        claim: whose transaction it is.
-        size: the size of the longest statement that failed, with its values, in bytes, roughly.
-        lost: the error by which the connection broke.
-        asked: what the database asked for last, as an error of taskguard's: to run the body again,
-            or that a lock was not given.
+        claim: the claim of the holder.
+        size: the approximate size of the longest failed statement with its values, in bytes.
+        lost: the error that broke the connection.
+        asked: taskguard's error if the database asked for a retry, or refused a lock.
     """
 
     def __init__(self, claim: Claim, database: Database) -> None:
@@ -51,7 +50,7 @@ class Block:
         self.asked: Exception | None = None
 
     def note(self, context: sa.engine.ExceptionContext) -> None:
-        """An error on this connection, as SQLAlchemy tells it."""
+        """Note an error on this connection that SQLAlchemy reports."""
         error = context.original_exception
         if not isinstance(error, self._drivers_error):
             return  # an interrupt says nothing about the database
@@ -67,29 +66,29 @@ class Block:
             self.lost = error
 
     def has(self, error: BaseException, driver: Any) -> bool:
-        """Whether an error is of this connection; `driver` is the driver's own connection."""
+        """Return True if the error is of this connection; `driver` is the driver's own."""
         origin = getattr(error, "orig", None) or error
         if any(origin is each for each in self._errors):
             return True
         if isinstance(error, sa.exc.DBAPIError) or not isinstance(origin, self._drivers_error):
             return False
-        # An error past SQLAlchemy: known by the connection in whose cursor it was raised, if any.
+        # The error bypassed SQLAlchemy. Its traceback shows the connection of its cursor, if any.
         raised_on = connection_of(origin)
         return raised_on is None or raised_on is driver
 
 
-# Connections in the hands of bodies. A body must not end its transaction: what it wrote would be
-# committed without DONE, or what came after would.
+# Connections that bodies use. A body must not end its transaction: the effects before the end, or
+# those after it, would be committed without DONE.
 _handed_out: WeakKeyDictionary[sa.Connection, Block] = WeakKeyDictionary()
 
 
 def hand_out(db: sa.Connection, block: Block) -> None:
-    """From here on the body has the connection: COMMIT and ROLLBACK are refused, errors noted."""
+    """Give the connection to the body: from now on, refuse COMMIT and ROLLBACK, and note errors."""
     _handed_out[db] = block
 
 
 def take_back(db: sa.Connection) -> None:
-    """The body does not have the connection any more."""
+    """Take the connection back from the body."""
     _handed_out.pop(db, None)
 
 
@@ -101,12 +100,12 @@ def watch(engine: sa.Engine) -> None:
 
 
 def is_heard(db: sa.Connection) -> bool:
-    """Whether others hear of its COMMIT before it is sent: they may refuse it, or write with it."""
+    """Return True if listeners of the user run before its COMMIT: they may refuse it, or write."""
     return any(each is not _refuse_an_end for each in db.dispatch.commit)
 
 
 def _refuse_an_end(db: sa.Connection) -> None:
-    """Before a COMMIT, and before the BEGIN that follows any end."""
+    """Refuse a COMMIT, and the BEGIN that follows the end of a transaction."""
     block = _handed_out.get(db)
     if block is not None:
         raise ended_in_block(block.claim)
@@ -120,7 +119,7 @@ def _note_error(context: sa.engine.ExceptionContext) -> None:
 
 
 def _size(value: Any) -> int:
-    """The size of a text, of bytes, or of the values of one statement, in bytes, roughly."""
+    """Return the approximate size of a text, bytes, or a statement's values, in bytes."""
     if isinstance(value, str):
         return len(value.encode("utf-8", "replace"))
     if isinstance(value, bytes | bytearray):
@@ -135,7 +134,7 @@ def _size(value: Any) -> int:
 
 
 def connection_of(error: BaseException) -> Any:
-    """The driver's connection in whose cursor it was raised; None where that cannot be seen."""
+    """Return the driver's connection whose cursor raised the error, or None if unknown."""
     trace = error.__traceback__
     found = None
     while trace is not None:
@@ -147,6 +146,6 @@ def connection_of(error: BaseException) -> Any:
 
 
 def _is_drivers(cursor: Any, error: BaseException) -> bool:
-    """Whether it is a cursor of the driver that raised the error."""
+    """Return True for a cursor of the driver that raised the error."""
     package = type(error).__module__.partition(".")[0]
     return any(each.__module__.partition(".")[0] == package for each in type(cursor).__mro__)

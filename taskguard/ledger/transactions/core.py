@@ -1,18 +1,17 @@
 """A holder's transaction: its effects and its end are committed together, or not at all.
 
-Guarantees: what is written on the connection is committed only if key and work still carry the
-claim's fence and owner at the end; nobody but the block ends the transaction; a connection of the
-user's own is the ledger's database, which is seen by the claim itself; a COMMIT that got no answer
-is resolved before anything is reported.
+Guarantees: effects are committed only if key and work still have the claim's fence and owner at the
+end. Only the block ends the transaction. A connection of the user must reach the ledger's database:
+it must see the claim. If a COMMIT gets no answer, its outcome is resolved before it is reported.
 
-Does not guarantee that a driver's own ROLLBACK, past SQLAlchemy, is noticed on an Engine of the
-user's whose driver does not tell its state; nor tells the database from a writable copy of it that
-has the claim already (logical replication).
+Does not guarantee that a ROLLBACK of the driver, past SQLAlchemy, is noticed. It is missed on an
+Engine of the user if the driver does not report its state. A writable copy of the database that
+already has the claim (logical replication) is not recognised.
 
-One module of more than 450 lines: what an end may report depends on how the transaction began, what
-it completed and what was heard of its COMMIT, so the four are read together.
+One module of more than 450 lines: the report of an end depends on the beginning, the completion and
+the answer to the COMMIT, so they are read together.
 
-Read next: `adapter.py`, for what the transaction may be on.
+Read next: `adapter.py`, for the kinds of connections.
 """
 
 from __future__ import annotations
@@ -63,14 +62,14 @@ if TYPE_CHECKING:
 
 __all__ = ["GuardedTransaction", "Transactions"]
 
-_KEPT = "_taskguard_transactions"  # an attribute of an Engine, for its life
+_KEPT = "_taskguard_transactions"  # an attribute of an Engine
 _IN_TRANSACTION, _IN_ERROR = 2, 3  # psycopg.pq.TransactionStatus
-# A parent's transactions, in a forked child: closing them would speak on the parent's sockets.
+# The parent's transactions in a forked child. Closing them would write to the parent's sockets.
 _parents: list[Any] = []
 
 
 class Transactions:
-    """Holders' transactions on one database, by one Engine.
+    """Holders' transactions on one database, with one Engine.
 
     Args:
         database: the ledger's database.
@@ -96,19 +95,22 @@ class Transactions:
 
     @functools.cached_property
     def statements(self) -> Statements:
-        """The statements for this database. LedgerUnavailableError: its kind is not known yet."""
+        """Return the statements for this database.
+
+        Raises LedgerUnavailableError if the server's kind cannot be read yet.
+        """
         return statements_for(self.database, one_statement=self._one_statement)
 
     def open(
         self, claim: Claim, *, on: Any = None, look_first: bool = True, of_body: bool = True
     ) -> GuardedTransaction:
-        """A transaction for a `with` block.
+        """Return a transaction for a `with` block.
 
         Args:
-            claim: whose transaction it is.
-            on: the user's own session or connection to have it on; None: one of the ledger's.
-            look_first: a claim that is seen to be stale is refused before the body writes anything.
-            of_body: False: on a connection from a pool that bodies do not use.
+            claim: the claim of the holder.
+            on: a session or connection of the user. None: a connection of the ledger's.
+            look_first: check for a stale claim before the body writes anything.
+            of_body: False takes a connection from a pool that bodies do not use.
         """
         if on is not None:
             return GuardedTransaction(self, claim, adapter_of(on, claim))
@@ -118,7 +120,7 @@ class Transactions:
         return GuardedTransaction(self, claim, own, look_first=look_first)
 
     def elsewhere(self, engine: sa.Engine) -> Transactions:
-        """Transactions on the same database by another Engine, whose driver may be another one."""
+        """Return the transactions on this database with another Engine, maybe of another driver."""
         if engine is self.database.engine:
             return self
         kept: WeakKeyDictionary[Transactions, Transactions]
@@ -134,7 +136,7 @@ class Transactions:
         return found
 
     def keeps_snapshot(self, db: sa.Connection) -> bool:
-        """Whether transactions on the Engine of `db` see the rows as of their beginning."""
+        """Return True if transactions on the Engine of `db` read from a snapshot."""
         if self._snapshots is None:
             ours = self.database.begins_itself
             self._snapshots = not ours and self.database.dialect.keeps_snapshot(db)
@@ -148,7 +150,7 @@ class Transactions:
         *,
         session: int | None = None,
     ) -> None:
-        """What became of a COMMIT that got no answer; see `outcomes.resolve()`."""
+        """Find the outcome of a COMMIT that got no answer. See `outcomes.resolve()`."""
         timeout_s = self._resolve_timeout_s
         outcomes.resolve(
             self.database, claim, error, timeout_s=timeout_s, mark=mark, session=session
@@ -156,9 +158,10 @@ class Transactions:
 
 
 class _OfLedger:
-    """A block for statements on the ledger's tables, whose errors are not the body's.
+    """A block for statements on the ledger's tables. It separates their errors from the body's.
 
-    `completing`: the claim that its last one completes, which may not be given its locks.
+    `completing`: the claim that the last statement completes. If that gets no lock, the error names
+    the claim.
     """
 
     def __init__(self, database: Database, *, completing: Claim | None = None) -> None:
@@ -186,9 +189,9 @@ class GuardedTransaction:
 
     Args:
         home: makes transactions on the ledger's database.
-        claim: whose transaction it is.
-        adapter: what the transaction is on.
-        look_first: see `Transactions.open()`; what is lent is always looked at.
+        claim: the claim of the holder.
+        adapter: begins and ends the transaction on its connection.
+        look_first: see `Transactions.open()`. A lent connection is always checked.
     """
 
     db: sa.Connection
@@ -207,10 +210,10 @@ class GuardedTransaction:
         self._adapter = adapter
         self._look_first = look_first
         self._mark: str | None = None
-        self._looked = False  # whether the server was asked if the claim stands; once is enough
+        self._looked = False  # whether the server was asked if the transaction has ended
         self.around: GuardedTransaction | None = None
         self.is_open = False
-        # What is completed by the message that commits.
+        # The claim and the result that are completed in the same message as the COMMIT.
         self._last: tuple[Claim, str | None] | None = None
 
     # -- begin --------------------------------------------------------------------------------
@@ -237,14 +240,14 @@ class GuardedTransaction:
         return self
 
     def _admit(self) -> None:
-        """Refuse a claim that is seen to be stale."""
+        """Refuse a claim that is already stale."""
         if self._transactions.keeps_snapshot(self.db):
             self._lock()
         elif self._look_first and not self._transactions.statements.stands(self.db, self._claim):
             raise stale(self._claim)
 
     def _admit_lent(self) -> None:
-        """Refuse a lent connection that does not see this claim: it is another database's."""
+        """Refuse a lent connection that does not see this claim: it has another database."""
         db, dialect = self.db, self._transactions.database.dialect
         if autocommits(driver_of(db)):
             raise ConfigurationError(
@@ -264,7 +267,7 @@ class GuardedTransaction:
             self._lock()
 
     def _bound(self) -> tuple[str | None, bool]:
-        """The transaction's isolation level, where that is known, and whether it sees the claim."""
+        """Return the isolation level, or None if unknown, and whether the claim is visible."""
         db, database = self.db, self._transactions.database
         driver: Any = database.engine.dialect.loaded_dbapi
         try:
@@ -272,7 +275,7 @@ class GuardedTransaction:
                 level, seen = self._transactions.statements.admit(
                     db, self._claim, idle_s=self._home.idle_s
                 )
-                # What SQLAlchemy translates (`schema_translate_map`) must be the same table.
+                # With a `schema_translate_map`, the mapped table must be the ledger's table, too.
                 if seen and db.get_execution_options().get("schema_translate_map"):
                     mapped = sa.select(WORK.c.id).where(standing(self._claim))
                     seen = db.execute(mapped).first() is not None
@@ -292,9 +295,9 @@ class GuardedTransaction:
         )
 
     def _lock(self) -> None:
-        """Keep keys and work ours until the transaction ends, or refuse.
+        """Lock the keys and the work until the transaction ends, or refuse a stale claim.
 
-        On a snapshot a renewal in between would make the completion fail to serialize.
+        On a snapshot, a renewal in between would make the completion fail to serialize.
         """
         db, claim = self.db, self._claim
         if claim.row is not None:
@@ -322,7 +325,10 @@ class GuardedTransaction:
         hand_out(self.db, self._block)
 
     def _take_back(self) -> bool:
-        """False in a forked child: the transaction is its parent's."""
+        """Take the connection back from the body. Return False in a forked child.
+
+        There, the transaction is the parent's.
+        """
         self.is_open = False
         _innermost.set(_open_one())
         if self._pid != os.getpid():
@@ -334,10 +340,10 @@ class GuardedTransaction:
     def complete_in_block(self, claim: Claim, result_json: str | None) -> None:
         """PROCESSING -> DONE: the user's row, the keys in order, then the work; all or nothing.
 
-        At once, or together with the COMMIT at the end of the block.
+        This happens now, or together with the COMMIT at the end of the block.
         """
         self._flush(claim)
-        if self.db.invalidated:  # the body swallowed the error that said so
+        if self.db.invalidated:  # the body swallowed the error
             raise broken_in_block(claim)
         statements = self._transactions.statements
         if not self._adapter.lent and statements.ends_at_once(claim) and not is_heard(self.db):
@@ -366,8 +372,8 @@ class GuardedTransaction:
         with _OfLedger(database):
             if claim.row is not None:
                 rows.confirm(self.db, claim)
-            # The keys are checked, too: other work may hold them, which this work's row does not
-            # tell.
+            # Check the keys, too. Other work may hold them, and this work's row does not show
+            # that.
             self._lock_keys()
             before = sa.select(WORK.c.progress).where(standing(claim))
             text, self._mark = database.dialect.mark(self.db, progress_json, stored=before)
@@ -376,9 +382,9 @@ class GuardedTransaction:
             raise stale(claim)
 
     def _flush(self, claim: Claim | None = None) -> None:
-        """Write what the body has pending, and check that its transaction has not ended.
+        """Flush the body's pending changes, and check that its transaction has not ended.
 
-        `claim`: the claim that is completed next, by a statement that may check that itself.
+        `claim`: the claim that is completed next. Its statement may check for the end itself.
         """
         self._refuse_ended(claim)
         if self._adapter.lent:
@@ -404,14 +410,14 @@ class GuardedTransaction:
                 ended = self._has_ended()
                 self._looked = True
             if ended and self._block.asked is not None:
-                raise self._block.asked  # the body caught it, and what it wrote after that is void
+                raise self._block.asked  # the body caught it, and wrote without effect after it
             if status == _IN_ERROR:
                 raise failed_in_block(self._claim)
         if ended:
             raise ended_in_block(self._claim)
 
     def _has_ended(self) -> bool:
-        """Whether the server has ended the transaction without the driver knowing."""
+        """Return True if the server has ended the transaction and the driver does not know it."""
         try:
             return self._transactions.database.dialect.ended(self.db)
         except sa.exc.DBAPIError as error:
@@ -439,7 +445,7 @@ class GuardedTransaction:
                 self._adapter.close()
 
     def _finish(self) -> None:
-        """Commit, and what is to be completed by the same message."""
+        """Commit, and complete in the same message if that was postponed until now."""
         commit = NOT_SENT
         if self._last is not None:
             try:
@@ -462,13 +468,13 @@ class GuardedTransaction:
             raise
 
     def _commit(self, commit: Commit) -> None:
-        """`commit`: one that has been sent, so that SQLAlchemy is to be told of it."""
+        """Commit by SQLAlchemy, even if `commit` was sent already: SQLAlchemy must know of it."""
         try:
             if commit.error is not None:
                 raise self._transactions.database.faults.as_sqlalchemys(commit.error)
             self._adapter.commit()
         except BaseException as error:
-            # The connection's next user must not commit what is open there.
+            # The next user of the connection must not commit this open transaction.
             unknown = False
             try:
                 origin = self._origin(error)
@@ -481,26 +487,26 @@ class GuardedTransaction:
             self._resolve(error, commit.session)
 
     def _resolve(self, error: BaseException, session: int | None) -> None:
-        """Returns if the COMMIT happened of which `error` does not tell.
+        """Return if the COMMIT that failed with `error` has happened, and raise if it has not.
 
-        `session`: of a completion that went with it, and of which nothing was heard either.
+        `session`: the server's session if the completion was in the same message as the COMMIT.
         """
         try:
             self._home.resolve(self._claim, error, self._mark, session=session)
         except TransactionRetryError as undone:
             if session is None:
                 raise
-            # The connection may have been lost long before, as one that idles too long is.
+            # The connection may have been lost long before, for example because it was idle.
             raise broken_in_block(self._claim, idle_s=self._home.idle_s) from undone
 
     def _roll_back(self, error: BaseException) -> None:
-        """Roll back. What the database asked for decides which error is raised."""
+        """Roll back. If the database asked for a retry or refused a lock, raise that error."""
         block, claim, database = self._block, self._claim, self._transactions.database
         origin = self._origin(error)
         mine = origin is not None and block.has(origin, self._driver)
         failed = _status(self._driver) in (None, _IN_ERROR) and not database.dialect.one_writer
         if getattr(self._driver, "broken", False) is True and block.lost is None:
-            block.lost = error  # an error of psycopg's, by what the body did past SQLAlchemy
+            block.lost = error  # an error of psycopg, past SQLAlchemy
         broken = self.db.invalidated or self._adapter.broken
         broken = not self._undo(self._adapter.roll_back) or broken
         if isinstance(error, rows.RowMovedError):
@@ -519,42 +525,42 @@ class GuardedTransaction:
         return error if isinstance(error, sa.exc.DBAPIError) else self._adapter.origin(error)
 
     def _undo(self, roll_back: Any) -> bool:
-        """Roll back, whatever the body has done to the connection. False: that broke it."""
+        """Roll back in any state of the connection. Return False if the connection is broken."""
         db = self.db
         ended = self._root is None or not self._root.is_active
         try:
             if ended and not (db.closed or db.invalidated):
-                # A commit() that was refused has ended it for SQLAlchemy; for the driver it is
-                # open.
+                # A refused commit() has ended the transaction for SQLAlchemy, but not for the
+                # driver.
                 driver_of(db).rollback()
             roll_back()
             if ended and self._adapter.lent and not (db.closed or db.in_transaction()):
-                # A Connection whose begin was refused would not begin by itself ever after.
+                # After a refused begin, a Connection would never again begin automatically.
                 db.begin().rollback()
         except (sa.exc.DBAPIError, self._transactions.database.engine.dialect.loaded_dbapi.Error):
             return False
         return True
 
     def _moved(self, error: rows.RowMovedError) -> Exception:
-        """The error that says who moved the user's row: the body, now rolled back, or others."""
+        """Return the error for a moved row: the body's, now rolled back, or a stale claim's."""
         with self._home.database.transaction() as db:
             return rows.changed_by_body(db, self._claim, error) or stale(self._claim)
 
 
 def _status(driver: Any) -> int | None:
-    """psycopg's `transaction_status`; None with another driver."""
+    """Return psycopg's `transaction_status`, or None with another driver."""
     status: int | None = getattr(getattr(driver, "pgconn", None), "transaction_status", None)
     return status
 
 
-# The innermost transaction around this call. It may have ended since, in another context.
+# The innermost transaction around this call. Another context may have ended it.
 _innermost: ContextVar[GuardedTransaction | None] = ContextVar(
     "taskguard_transaction", default=None
 )
 
 
 def _open_one() -> GuardedTransaction | None:
-    """The innermost transaction around this call that is open."""
+    """Return the innermost open transaction around this call."""
     transaction = _innermost.get()
     while transaction is not None and not transaction.is_open:
         transaction = transaction.around

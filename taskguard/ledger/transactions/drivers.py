@@ -1,10 +1,10 @@
-"""A plain connection of psycopg or sqlite3 as one that a holder's transaction can be on.
+"""Holders' transactions on a plain connection of psycopg or sqlite3.
 
-Guarantees: the block begins the transaction there and ends it; that the body ended it, by the
-driver or by a statement, is seen at the end of the block by a savepoint that is gone, and nothing
-of what came after is written. Row factories of the user's own are left alone.
+Guarantees: the block begins and ends the transaction. If the body ends it, by the driver or by a
+statement, the block's savepoint is gone. The end of the block notices that, and writes nothing that
+came after it. The user's row factories stay as they are.
 
-Does not undo what a body committed itself: the error at the end of the block says so.
+Does not undo a commit of the body itself. The error at the end of the block reports it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _IDLE, _ACTIVE = 0, 1  # psycopg.pq.TransactionStatus
 
 
 def driver_connection(on: Any) -> DriverConnection | None:
-    """`on`, if it is a connection of one of these drivers; else None."""
+    """Return an adapter if `on` is a connection of one of these drivers. Otherwise return None."""
     kinds = {
         _KINDS.get(each.__module__.partition(".")[0])
         for each in type(on).__mro__
@@ -67,7 +67,7 @@ class DriverConnection(ExternalConnection):
                 "roll back before the block, or do it in the block."
             )
         if self.kind == "sqlite" or self._connection.autocommit:
-            self._say(_BEGIN[self.kind])  # psycopg says it by itself, where it does not autocommit
+            self._say(_BEGIN[self.kind])  # otherwise psycopg sends BEGIN itself
         self._say("savepoint taskguard")
 
     def flush(self) -> None:

@@ -1,8 +1,8 @@
-"""Connections of other libraries (Django's), on which a holder's transaction can be.
+"""Holders' transactions on connections of other libraries, for example Django.
 
-Guarantees: the ledger's statements go by the very connection of the driver that the other library
-has, and only that library begins, commits, rolls back or closes it. For integrations, which
-implement `ExternalConnection` and hand it in where a Session or Connection could be.
+Guarantees: the ledger's statements use the driver's connection of the other library. Only that
+library begins, commits, rolls back or closes it. Integrations implement `ExternalConnection`, and
+pass it in place of a Session or Connection.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class ExternalConnection(TransactionAdapter):
         return lambda: None
 
     def begin(self, connect: Connect) -> sa.Connection:
-        """`open()`, with SQLAlchemy's connection on top, which writes and ends nothing."""
+        """Call `open()`, and return a Connection of SQLAlchemy that cannot end the transaction."""
         try:
             self.open()
         except Exception as error:
@@ -80,14 +80,14 @@ class ExternalConnection(TransactionAdapter):
         return self._db
 
     def close(self) -> None:
-        """Close SQLAlchemy's connection; the library's own stays open."""
+        """Close SQLAlchemy's connection. The library's own stays open."""
         db, self._db = self._db, None
         if db is not None:
             db.close()
 
 
 class _Kept:
-    """The driver's connection in SQLAlchemy's hands, which may use it and not end it."""
+    """The driver's connection for SQLAlchemy, which can use it but not end its transaction."""
 
     def __init__(self, driver: Any, tuples: Any) -> None:
         self._driver = driver
@@ -119,13 +119,13 @@ class _Kept:
         """Does nothing: the library ends its transaction and its connection, not SQLAlchemy."""
 
 
-# One Engine for each of the ledger's, so that statements are compiled once.
+# One Engine for each Engine of a ledger, so that statements are compiled once.
 _engines: WeakKeyDictionary[sa.Engine, sa.Engine] = WeakKeyDictionary()
 _handed_in: ContextVar[LentConnection] = ContextVar("taskguard_external_connection")
 
 
 def engine_for_external(ledgers: sa.Engine) -> sa.Engine:
-    """An Engine that speaks as the ledger's own does; `on_external()` connects it."""
+    """Return an Engine with the ledger's dialect. `on_external()` connects it."""
     engine = _engines.get(ledgers)
     if engine is None:
         import sqlalchemy as sa
@@ -147,12 +147,12 @@ def engine_for_external(ledgers: sa.Engine) -> sa.Engine:
 
 
 def on_external(ledgers: sa.Engine, external: LentConnection) -> sa.Connection:
-    """For statements of the ledger within the library's own transaction; the caller closes it.
+    """Return a Connection for the ledger's statements within the library's own transaction.
 
-    Raises ConfigurationError if its driver is not the ledger's.
+    The caller closes it. Raises ConfigurationError if its driver is not the ledger's.
     """
     known = getattr(ledgers.dialect, "server_version_info", None) is not None
-    if not known and external.kind != "sqlite":  # which a first connection would wait to switch
+    if not known and external.kind != "sqlite":  # a first connection would set WAL, and wait for it
         with ledgers.connect():
             pass  # the dialect learns from its first connection what it needs to know
     token = _handed_in.set(external)

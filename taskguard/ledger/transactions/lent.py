@@ -1,10 +1,10 @@
-"""Transactions on a Session or Connection of the user's own.
+"""Transactions on a Session or Connection of the user.
 
-Guarantees: the block begins the transaction there and ends it; a Session that would commit in the
-block, or begin a second transaction, is refused.
+Guarantees: the block begins and ends the transaction. It refuses a Session that commits in the
+block, or begins a second transaction.
 
-After a COMMIT whose answer got lost, objects that were new in the Session are in the database and
-no longer in the Session.
+If the answer to a COMMIT was lost, new objects of the Session are in the database, but no longer in
+the Session.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ __all__ = ["adapter_of"]
 
 
 def adapter_of(on: Any, claim: Claim) -> TransactionAdapter:
-    """The adapter for what `guard.transaction()` was given. Raises ConfigurationError."""
+    """Return the adapter for an argument of `guard.transaction()`. Raises ConfigurationError."""
     if isinstance(on, TransactionAdapter):
         return on
     if isinstance(on, sa.Connection):
         return LentConnection(on, claim)
-    orm: Any = sys.modules.get("sqlalchemy.orm")  # who has a Session has imported it
+    orm: Any = sys.modules.get("sqlalchemy.orm")  # a Session exists only if it is imported
     if orm is not None:
         session = on() if isinstance(on, orm.scoped_session) else on
         if isinstance(session, orm.Session):
@@ -74,7 +74,7 @@ class LentConnection(TransactionAdapter):
 
 
 class LentSession(TransactionAdapter):
-    """The user's Session: its connection is only as good as what the Session does with it."""
+    """The user's Session. It must not commit or change its connection within the block."""
 
     def __init__(self, session: Session, claim: Claim) -> None:
         if session.twophase:
@@ -87,7 +87,7 @@ class LentSession(TransactionAdapter):
         self.engine = self._bind.engine
         self._session = session
         self._claim = claim
-        self._ended = False  # a commit() was refused, whatever the body made of that
+        self._ended = False  # a commit() was refused, even if the body caught the error
         self._listeners: dict[str, Callable[..., None]] = {}
 
     def begin(self, connect: Connect) -> sa.Connection:

@@ -1,8 +1,8 @@
-"""What became of a holder's transaction: of one that an error ended, and of an unanswered COMMIT.
+"""Outcomes of a holder's transaction that an error ended, or whose COMMIT got no answer.
 
-Guarantees: what the database asked for, or refused, is raised as an error of taskguard's, also if
-the body caught it; an error of the body's own goes on. A COMMIT that got no answer is either known
-to have happened, or known not to, or CommitUnknownError.
+Guarantees: if the database asks for a retry or refuses something, taskguard's error is raised, even
+if the body caught the driver's. The body's own errors pass unchanged. If a COMMIT gets no answer,
+its outcome is found, or CommitUnknownError is raised.
 """
 
 from __future__ import annotations
@@ -50,17 +50,18 @@ def explain(
     failed: bool,
     idle_s: float,
 ) -> None:
-    """Raise the error that says why the transaction was not committed, if the database ended it.
+    """Raise taskguard's error if the database caused the end of the transaction.
+
+    Otherwise return, and the caller lets the body's error pass.
 
     Args:
         database: the ledger's database.
-        block: what the driver said during the transaction.
-        error: the error by which the body left; it goes on by itself, unless the connection was
-            lost, or the database had asked to run it again and the transaction is `failed`.
+        block: the driver's errors during the transaction.
+        error: the error that left the body.
         mine: the error is of this connection.
-        broken: the connection is lost, also if that was not by an error of the driver.
-        failed: the database takes no more statements until this transaction is rolled back.
-        idle_s: for how long the transaction may idle, in seconds, for the error's hint.
+        broken: the connection is lost, even if no error of the driver reported it.
+        failed: the database accepts no statements until this transaction is rolled back.
+        idle_s: how long the transaction may be idle, in seconds, for the error's hint.
     """
     claim = block.claim
     if block.lost is not None or broken or isinstance(error, ConnectionBrokenError):
@@ -83,7 +84,7 @@ def explain(
 
 
 def _refuse_too_long(database: Database, block: Block, error: BaseException) -> None:
-    """Refuse a statement that is too long for the server: the body's error, not an outage."""
+    """Report a statement that is too long for the server as an error of the body, not an outage."""
     if not block.size or not isinstance(error, Exception):
         return
     try:
@@ -96,10 +97,10 @@ def _refuse_too_long(database: Database, block: Block, error: BaseException) -> 
 
 
 def is_unknown(database: Database, error: BaseException) -> bool:
-    """Whether it is unknown what became of the COMMIT that failed with this error.
+    """Return True if the outcome of the COMMIT that failed with this error is unknown.
 
-    Raises TransactionRetryError where the database asks for it. False: the database, or the body,
-    said no (a deferred constraint, an interrupt, a listener of the user's).
+    Return False if the COMMIT was refused: by a deferred constraint, an interrupt, or a listener of
+    the user. Raises TransactionRetryError if the database asks for a retry.
     """
     mapped = database.faults.map(error)
     if isinstance(mapped, TransactionRetryError):
@@ -116,21 +117,21 @@ def resolve(
     mark: str | None = None,
     session: int | None = None,
 ) -> None:
-    """Learn what became of a COMMIT that got no answer, which `error` says; returns if it happened.
+    """Find the outcome of a COMMIT that got no answer. Return if it happened.
 
     Args:
         database: the ledger's database.
-        claim: whose transaction it was.
-        error: what came instead of an answer.
-        timeout_s: for how long to ask, in seconds.
-        mark: the mark of a checkpoint, by which its outcome can be asked for; None: a completion.
-        session: the server's number of the session whose last message had completion and COMMIT:
-            while that is on its way no row is locked yet that could be waited for.
+        claim: the claim of the holder.
+        error: the error that came instead of an answer.
+        timeout_s: how long to ask, in seconds.
+        mark: the mark of a checkpoint, which shows its outcome. None: a completion.
+        session: the server's session, if its last message contained both completion and COMMIT.
+            Until that message arrives, it has locked no row, so a wait for row locks is not enough.
 
     Raises:
-        TransactionRetryError: it did not happen, and the claim stands.
-        StaleTokenError: it did not happen, and cannot any more.
-        CommitUnknownError: nothing was learnt in this time, and why.
+        TransactionRetryError: it did not happen, and the claim is still valid.
+        StaleTokenError: it did not happen, and cannot happen any more.
+        CommitUnknownError: the outcome could not be found in this time; the error says why.
     """
     until_s = time.monotonic() + timeout_s
     while True:
@@ -159,7 +160,7 @@ def resolve(
 def _ask(
     database: Database, claim: Claim, mark: str | None, session: int | None, timeout_s: float
 ) -> tuple[bool, State | None]:
-    """Whether the mark is there, and the state of the work if it still is this claim's."""
+    """Return whether the mark is stored, and the work's state if it is still this claim's."""
     with database.transaction(lock_timeout_s=timeout_s) as db:
         if session is not None and database.dialect.is_at_work(db, session):
             raise LedgerUnavailableError(

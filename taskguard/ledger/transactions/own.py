@@ -1,4 +1,4 @@
-"""A transaction on a connection of the ledger's own Engine, or of the user's that it was given."""
+"""Transactions on a connection of the ledger's Engine, which may be an Engine of the user."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["OwnConnection"]
 
 
 class OwnConnection(TransactionAdapter):
-    """A connection of a share, which returns in the state that it was taken in.
+    """A connection of a share. It returns to its pool in its original state.
 
     Args:
         database: begins the transaction.
-        share: where the connection comes from.
-        idle_s: for how long the transaction may idle, in seconds.
+        share: the share that gives the connection.
+        idle_s: how long the transaction may be idle, in seconds.
         of_body: a body uses the connection, and may change its session.
     """
 
@@ -43,7 +43,7 @@ class OwnConnection(TransactionAdapter):
             meanwhile=self._watched,
         )
         try:
-            # A completion without a body is tried again as a whole.
+            # Without a body, the caller repeats the whole completion instead.
             made = (retried(begin) if self._of_body else begin)()
             self._db, self._session = made
         except BaseException:

@@ -1,8 +1,8 @@
-"""What databases differ in: clock, row locks, error codes, what a driver does behind one's back.
+"""Differences between databases: clock, row locks, error codes, and side effects of drivers.
 
-One class each; `Dialect` says what is asked of them. They know the ledger's tables and nothing of
-how a claim is decided. The class of a database that is not used is not loaded: SQLAlchemy's dialect
-of each takes 10 ms.
+Each kind of database has one class; `Dialect` is the interface. They know the ledger's tables, but
+not how a claim is decided. Only the class of the database in use is imported, because each dialect
+of SQLAlchemy takes 10 ms.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HOMES = {
 
 
 def dialect_of(engine: sa.Engine, *, own: bool) -> Dialect:
-    """The differences of this engine's database; `own`: the engine was made from a URL."""
+    """Return the dialect of this engine's database. `own`: it was created from a URL."""
     module, name = _HOMES.get(engine.dialect.name, ("sqlite", "SQLite"))
     kind: type[Dialect] = getattr(importlib.import_module(f"{__name__}.{module}"), name)
     dialect = kind(own=own)

@@ -1,4 +1,4 @@
-"""What the ledger asks of a kind of database. The answers are in the modules beside this one."""
+"""The interface to the differences between databases. The other modules here implement it."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import sqlalchemy as sa
 __all__ = ["MOST_CALL_BYTES", "SNAPSHOTS", "Dialect", "Fault", "lower"]
 
 
-# Half of what the widest columns hold: a statement carries the call and all else.
+# Half the size of the widest columns, because a statement contains more than the call.
 MOST_CALL_BYTES: Final = 500_000_000
 SNAPSHOTS: Final = ("REPEATABLE READ", "SERIALIZABLE")
 
 
 class Fault(enum.Enum):
-    """What a driver's error means, whatever its number."""
+    """The meaning of a driver's error."""
 
-    RETRY = enum.auto()  # a deadlock, a serialization failure: nothing of it stays
-    LOCKED = enum.auto()  # a row lock was not given in time
+    RETRY = enum.auto()  # a deadlock or serialization failure: nothing was written
+    LOCKED = enum.auto()  # a wait for a row lock timed out
     NO_TABLE = enum.auto()
     REFUSED = enum.auto()  # a privilege or a column is missing: an operator has to fix that
     CANNOT_WRITE = enum.auto()  # a full disk, read-only
@@ -34,16 +34,15 @@ class Dialect(ABC):
     """One kind of database.
 
     Attributes:
-        one_writer: an open transaction stops all others, whatever rows they want.
-        own: the engine was made from a URL; on an Engine of the user's own nothing may stay
-            changed in a session.
-        lock_timeouts_abort: a lock that was not given in time aborts the transaction, not only its
-            statement.
-        locks_joined: a row can be locked where it is joined by an outer join.
-        claims_apart: claims go by connections that no body has, whose settings can stay as claims
-            want them.
-        options: of a connection for several statements of the ledger's own, which SQLAlchemy is to
-            keep together, and which have to see the newest rows whatever the default is.
+        one_writer: an open transaction stops all others, even if they need other rows.
+        own: the engine was created from a URL. On an Engine of the user, each change of a session
+            has to be undone.
+        lock_timeouts_abort: a lock timeout aborts the transaction, not only its statement.
+        locks_joined: a row of an outer join can be locked.
+        claims_apart: claims use connections that no body uses. So settings of their sessions can
+            stay changed.
+        options: options of a connection for a transaction of the ledger. It has to see the newest
+            rows with any default of the database.
     """
 
     one_writer = False
@@ -63,19 +62,19 @@ class Dialect(ABC):
 
     @abstractmethod
     def now(self) -> sa.ColumnElement[int]:
-        """The database's clock in µs, as an expression."""
+        """Return an expression for the database's clock in µs."""
 
     def now_us(self, db: sa.Connection) -> int:
-        """The database's clock in µs, after all waiting for row locks so far."""
+        """Return the database's clock in µs, after all waits for row locks so far."""
         return int(db.execute(sa.select(self.now())).scalar_one())
 
     @contextmanager
     def waiting(
         self, db: sa.Connection, lock_timeout_s: float, *, apart: bool = False
     ) -> Iterator[None]:
-        """Statements in the block wait for row locks no longer than `lock_timeout_s`.
+        """Limit the waits for row locks in the block to `lock_timeout_s`.
 
-        `apart`: the connection is never a body's, so that the limit may stay in its session.
+        `apart`: no body uses the connection, so that the limit may stay in its session.
         """
         del db, lock_timeout_s, apart
         yield
@@ -83,28 +82,31 @@ class Dialect(ABC):
     def limit_waiting(  # noqa: B027 - for those whose `claims_apart`
         self, driver: Any, kept: dict[Any, Any], lock_timeout_s: float
     ) -> None:
-        """The same for good, on a driver's connection that no body has; `kept` is its `info`."""
+        """Limit waits for row locks permanently, on a driver's connection that no body uses.
+
+        `kept` is the connection's `info`.
+        """
 
     def call_fits(self, db: sa.Connection, call: str) -> bool:
-        """Whether the text, which is ASCII, can be stored with its work."""
+        """Return True if the ASCII text can be stored with its work."""
         del db
         return len(call) <= MOST_CALL_BYTES
 
     def stores_unicode(self, db: sa.Connection) -> bool:
-        """Whether the database's texts hold every character, and the connection transfers them.
+        """Return True if the database can store every character, and the connection transfers them.
 
-        True without a question where the tables and the driver define that themselves.
+        This is True without a query if the tables and the driver define that.
         """
         del db
         return True
 
     @abstractmethod
     def fault(self, origin: Any, driver: Any) -> Fault | None:
-        """What an error of the driver means; None: it is the statement's own."""
+        """Return the meaning of a driver's error, or None if the statement itself is wrong."""
 
     @abstractmethod
     def insert_missing(self, table: sa.Table, values: Any) -> Any:
-        """An INSERT that skips rows whose primary keys exist; nothing is changed."""
+        """Return an INSERT that skips and does not change rows whose primary keys exist."""
 
     @abstractmethod
     def raise_numbers(
@@ -125,31 +127,34 @@ class Dialect(ABC):
         """Keep others from making tables until the transaction ends, if two at once would fail."""
 
     def create_index(self, db: sa.Connection, index: sa.Index) -> None:
-        """Create it unless it is there."""
+        """Create the index unless it exists."""
         db.execute(sa.schema.CreateIndex(index, if_not_exists=True))
 
     # -- a body's transaction -----------------------------------------------------------------
 
     def keeps_snapshot(self, db: sa.Connection) -> bool:
-        """Whether changing a row that changed since the transaction began fails."""
+        """Return True if a change fails when the row has changed since the transaction began."""
         del db
         return False
 
     def begun(self, db: sa.Connection, *, idle_s: float) -> None:  # noqa: B027
-        """A body's transaction begins here, and may idle for so long."""
+        """Prepare a body's transaction that has just begun, and limit its idle time."""
 
     def bounds_idleness(self, engine: sa.Engine) -> bool:
-        """Whether `begun()` sees to it that an idle transaction ends."""
+        """Return True if `begun()` makes the server end an idle transaction."""
         del engine
         return False
 
     def ended(self, db: sa.Connection) -> bool:
-        """Whether the transaction that `begun()` saw is over, as the server sees it. Asked once."""
+        """Return True if the transaction of `begun()` has ended on the server. Call it once."""
         del db
         return False
 
     def longest_statement(self, db: sa.Connection) -> int | None:
-        """In bytes: for one that is longer the server ends the connection. None: for none."""
+        """Return the maximum size of a statement in bytes, or None without a maximum.
+
+        The server closes the connection at a longer statement.
+        """
         del db
         return None
 
@@ -164,7 +169,7 @@ class Dialect(ABC):
         return text, None
 
     def is_at_work(self, db: sa.Connection, session: int) -> bool:
-        """Whether the server's session of this number has a transaction open, as far as it says."""
+        """Return True if the server reports an open transaction in the session of this number."""
         del db, session
         return False
 

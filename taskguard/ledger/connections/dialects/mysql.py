@@ -1,20 +1,21 @@
 """MariaDB 10.6 and MySQL 8.0, or later ones, on InnoDB.
 
-What is peculiar to them, and met here:
-* A deadlock rolls the whole transaction back, and a statement like CREATE TABLE commits it; what
-  comes after goes into another one as if nothing had been. A savepoint at the beginning tells.
-* A lock timeout rolls back the statement alone, so that the caller has to roll back, and counts in
-  whole seconds, at least one, for the session.
-* REPEATABLE READ, their default, locks gaps between rows, and with them neighbours: the ledger's
-  own transactions are READ COMMITTED on any Engine.
-* An UPDATE that changes nothing counts no row, unless the client said so when it connected.
-* PyMySQL takes a reply that an interrupt left unread for the answer to its next question: such a
-  connection is thrown away.
-* An INSERT that meets its row locks it shared, and two of them that go on to write deadlock: with
-  ON DUPLICATE KEY UPDATE the lock is exclusive.
+This module handles their peculiarities:
+* A deadlock rolls back the whole transaction, and a statement like CREATE TABLE commits it. Later
+  statements silently go into another transaction. A savepoint at the beginning detects that.
+* A lock timeout rolls back only the statement, so the caller has to roll back the transaction. It
+  is set for the session, in whole seconds, and is at least one.
+* REPEATABLE READ, their default, locks gaps between rows, and so also blocks neighbouring rows. The
+  ledger's transactions are READ COMMITTED on any Engine.
+* An UPDATE does not count rows that it leaves unchanged. A client can change that with FOUND_ROWS
+  when it connects.
+* If an interrupt leaves a reply unread, PyMySQL takes it for the answer to its next statement. Such
+  a connection is dropped.
+* An INSERT of an existing row gets a shared lock. Two such transactions that write the row then
+  deadlock. ON DUPLICATE KEY UPDATE gets an exclusive lock.
 
-Does not guarantee that a frozen holder's row locks end on MySQL, which knows no time-out for idle
-transactions, nor on an Engine of the user's own, whose sessions stay as they are.
+Does not guarantee that a frozen holder's row locks end on MySQL, which has no timeout for idle
+transactions. It does not guarantee that on an Engine of the user, whose sessions stay as they are.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from taskguard.ledger.connections.sessions import refuse_autocommit
 
 __all__ = ["MySQL", "is_ended"]
 
-_WAIT = "taskguard_wait"  # in what SQLAlchemy keeps with a connection
+_WAIT = "taskguard_wait"  # a key of the `info` that SQLAlchemy keeps with a connection
 _NO_SAVEPOINT = 1305
 _FOUND_ROWS = 2  # pymysql.constants.CLIENT.FOUND_ROWS
 _MOST_MEDIUMTEXT_BYTES = 2**24 - 1
@@ -54,21 +55,21 @@ _FAULTS = {
     **dict.fromkeys(
         (
             1142, 1143, 1227, 1370,  # a privilege: of a table, a column, the server, a routine
-            1054, 1364,  # no such column; one more, without a default
+            1054, 1364,  # no such column; an additional column without a default
         ),
         Fault.REFUSED,
     ),
     **dict.fromkeys(
         (
             1290, 1792, 1836,  # read-only
-            1021, 1026, 1114, 3675,  # no room
+            1021, 1026, 1114, 3675,  # the disk or the table is full
         ),
         Fault.CANNOT_WRITE,
     ),
     **dict.fromkeys(
         (
             1040, 1203, 1226,  # too many connections
-            1044, 1045, 1049, 1129, 1130,  # not let in
+            1044, 1045, 1049, 1129, 1130,  # the server refuses the connection
             1042, 1043, 1047, 1053, 1077, 1079,  # starting, shutting down, outside its cluster
             1152, 1153, 1154, 1155, 1156, 1157, 1158, 1159, 1160, 1161,  # the network
             1317, 1927, 1969, 3024, 4031,  # ended by an administrator or a time-out
@@ -79,7 +80,7 @@ _FAULTS = {
 
 
 class MySQL(Dialect):
-    """Their answers."""
+    """The dialect of MariaDB and MySQL."""
 
     @property
     def claims_apart(self) -> bool:
@@ -89,8 +90,8 @@ class MySQL(Dialect):
         listen_once(engine, "handle_error", _throw_away)
 
     def now(self) -> sa.ColumnElement[int]:
-        # The time of the statement's start, so read after row locks in a statement of its own.
-        # Not UNIX_TIMESTAMP(): local time has an hour twice in autumn.
+        # This is the start of the statement, so a separate statement reads it after row locks.
+        # UNIX_TIMESTAMP() depends on local time, which repeats an hour in autumn.
         text = "timestampdiff(microsecond, '1970-01-01', utc_timestamp(6))"
         return sa.literal_column(text, sa.BigInteger)
 
@@ -99,10 +100,10 @@ class MySQL(Dialect):
             super().create_index(db, index)
             return
         try:
-            index.create(db, checkfirst=True)  # MySQL knows no IF NOT EXISTS here
+            index.create(db, checkfirst=True)  # MySQL has no IF NOT EXISTS here
         except sa.exc.OperationalError:
             if not sa.inspect(db).has_index(str(index.table), str(index.name)):
-                raise  # nobody else came first
+                raise  # no other process has created it
 
     @contextmanager
     def waiting(
@@ -140,13 +141,13 @@ class MySQL(Dialect):
     def call_fits(self, db: sa.Connection, call: str) -> bool:
         if len(call) > _MOST_MEDIUMTEXT_BYTES:
             return False
-        # In a statement these take two bytes; a statement goes in one packet.
+        # Each of these characters takes two bytes in a statement, and a statement is one packet.
         sent = len(call) + sum(map(call.count, "\"'\\"))
         limit = db.exec_driver_sql("select @@max_allowed_packet").scalar_one()
         return bool(sent + _MOST_OF_THE_REST_BYTES <= int(limit))
 
     def stores_unicode(self, db: sa.Connection) -> bool:
-        # The tables do; `?charset=latin1` in the URL says how statements come there.
+        # The tables can store them. But `?charset=latin1` in the URL may limit the connection.
         return bool(db.exec_driver_sql("select @@character_set_client").scalar() == "utf8mb4")
 
     def fault(self, origin: Any, driver: Any) -> Fault | None:
@@ -185,8 +186,8 @@ class MySQL(Dialect):
     # -- a body's transaction -----------------------------------------------------------------
 
     def keeps_snapshot(self, db: sa.Connection) -> bool:
-        # MariaDB 11.6 or later by default; else a change sees the newest row on every level, and a
-        # holder that freezes keeps no locks but those of its own writes.
+        # MariaDB 11.6 or later has this by default. Otherwise a change sees the newest row on every
+        # level, and a frozen holder keeps only the locks of its own writes.
         setting = db.exec_driver_sql("show variables like 'innodb_snapshot_isolation'").first()
         strict = setting is not None and setting[1] == "ON"
         return strict and db.get_isolation_level() in SNAPSHOTS
@@ -218,8 +219,8 @@ class MySQL(Dialect):
     def mark(
         self, db: sa.Connection, text: str, *, stored: sa.Select[Any]
     ) -> tuple[str, str | None]:
-        # The server cannot say what became of a transaction. So the text has to differ from the
-        # one before. A blank at its end is enough, which JSON ignores.
+        # The server cannot report the outcome of a transaction. So the text has to differ from the
+        # former text. A blank at its end is enough, which JSON ignores.
         before = db.execute(stored.with_for_update()).scalar()
         text = f"{text} " if before == text else text
         return text, text
@@ -230,7 +231,7 @@ class MySQL(Dialect):
 
 
 def is_ended(origin: Any) -> bool:
-    """Whether the driver's error says that the transaction which `begun()` saw is over."""
+    """Return True if the driver's error shows that the transaction of `begun()` has ended."""
     return _code(origin) == _NO_SAVEPOINT
 
 
@@ -249,14 +250,14 @@ def _refuse_counting_of_changes(driver: Any) -> None:
 
 
 def _throw_away(context: sa.engine.ExceptionContext) -> None:
-    """After an error that is not the driver's own, raised within it."""
+    """Drop a connection after an error that is not the driver's, for example an interrupt."""
     if not isinstance(context.original_exception, context.dialect.loaded_dbapi.Error):
         context.is_disconnect = True
         context.invalidate_pool_on_disconnect = False
 
 
 def _follows_deadlock(error: BaseException | None) -> bool:
-    """Whether a savepoint was to be rolled back because of one, which had taken it away."""
+    """Return True if a savepoint is missing because a deadlock ended the transaction before."""
     while error is not None:
         if _FAULTS.get(_code(error)) is Fault.RETRY:
             return True
@@ -265,6 +266,6 @@ def _follows_deadlock(error: BaseException | None) -> bool:
 
 
 def _code(origin: Any) -> int:
-    """The error's number: the first of its arguments with all drivers; 0 if it has none."""
+    """Return the error's number, which is its first argument with all drivers. 0 without one."""
     code = origin.args[0] if origin.args else 0
     return code if isinstance(code, int) else 0

@@ -1,4 +1,4 @@
-"""What databases have in common whose INSERT knows ON CONFLICT, and RETURNING."""
+"""The common part of databases whose INSERT supports ON CONFLICT and RETURNING."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["OnConflict"]
 
 
 class OnConflict(Dialect):
-    """Rows that are made, or changed where they are, in one statement.
+    """A dialect that inserts or updates a row in one statement.
 
     Attributes:
-        insert: the dialect's own `insert()` of SQLAlchemy.
+        insert: SQLAlchemy's `insert()` of this dialect.
     """
 
     insert: Any

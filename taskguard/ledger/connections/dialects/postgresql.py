@@ -1,4 +1,4 @@
-"""PostgreSQL 14 or later, with whatever driver."""
+"""PostgreSQL 14 or later, with any driver."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from taskguard.ledger.connections.dialects.on_conflict import OnConflict
 
 __all__ = ["BEGUN", "MARK", "PostgreSQL", "bounding", "bounds", "milliseconds"]
 
-# Set for the time of the holder's transaction: gone after a COMMIT, also if another BEGIN, or AND
+# A setting for the holder's transaction. It is gone after a COMMIT, even if another BEGIN, or AND
 # CHAIN, follows in the same message.
 MARK, BEGUN = "taskguard.transaction", "begun"
 _CHECK_CLIENT_MS = 2000
@@ -28,7 +28,7 @@ _FAULTS = {
     "42P01": Fault.NO_TABLE,
     "25006": Fault.CANNOT_WRITE,  # a standby, after a failover
     "53100": Fault.CANNOT_WRITE,
-    "25P03": Fault.AWAY,  # it idled in its transaction
+    "25P03": Fault.AWAY,  # idle in its transaction for too long
     "25P04": Fault.AWAY,  # its transaction took too long
 }
 _FAULTS_BY_CLASS = {
@@ -36,11 +36,11 @@ _FAULTS_BY_CLASS = {
     "3F": Fault.REFUSED,  # no such schema
     "XX": Fault.AWAY,  # internal errors, corrupted data
 }
-_OWN_FAULT = "54"  # a limit of the program's: the statement is too large, and will be again
+_OWN_FAULT = "54"  # a limit of the program: a retry would exceed it again
 
 
 class PostgreSQL(OnConflict):
-    """Its answers."""
+    """The dialect of PostgreSQL."""
 
     insert = staticmethod(insert)
     lock_timeouts_abort = True
@@ -75,7 +75,7 @@ class PostgreSQL(OnConflict):
         return None
 
     def lock_schema(self, db: sa.Connection) -> None:
-        # Two at once would both find no table and one would fail.
+        # Otherwise two processes could find no table at the same time, and one would fail.
         db.exec_driver_sql("select pg_advisory_xact_lock(7310114027)")
 
     def create_index(self, db: sa.Connection, index: sa.Index) -> None:
@@ -121,10 +121,10 @@ class PostgreSQL(OnConflict):
 
 
 def bounds(idle_s: float) -> dict[str, str]:
-    """Settings of a holder's transaction.
+    """Return the settings of a holder's transaction.
 
-    A frozen holder's row locks end with its idle transaction, and a statement that runs for a
-    client that is gone ends, too.
+    The server ends an idle transaction, and with it a frozen holder's row locks. It also ends a
+    statement whose client is gone.
     """
     return {
         "idle_in_transaction_session_timeout": str(milliseconds(idle_s)),
@@ -134,11 +134,11 @@ def bounds(idle_s: float) -> dict[str, str]:
 
 
 def bounding(idle_s: float) -> str:
-    """`bounds()` for the time of a transaction, as columns of a SELECT."""
+    """Return columns of a SELECT that apply `bounds()` to the transaction."""
     settings = bounds(idle_s).items()
     return ", ".join(f"set_config('{name}', '{value}', true)" for name, value in settings)
 
 
 def milliseconds(seconds: float) -> int:
-    """For settings that want whole milliseconds, where 0 would mean no limit."""
+    """Return whole milliseconds for a setting. At least 1, because 0 would mean no limit."""
     return max(1, round(seconds * 1000))

@@ -26,13 +26,13 @@ _ENDED = ("no such savepoint", "closed database")
 
 
 class SQLite(OnConflict):
-    """Its answers."""
+    """The dialect of SQLite."""
 
     insert = staticmethod(insert)
     one_writer = True
 
     def now(self) -> sa.ColumnElement[int]:
-        # Asked whenever a statement is run, which may be made long before.
+        # Read at each execution, because the statement may have been made long before.
         return sa.bindparam("now", callable_=_now_us, type_=sa.BigInteger, unique=True)
 
     def now_us(self, db: sa.Connection) -> int:
@@ -50,17 +50,17 @@ class SQLite(OnConflict):
 
     def begun(self, db: sa.Connection, *, idle_s: float) -> None:
         del idle_s
-        # A savepoint outside of a transaction would be one, which its RELEASE commits. IMMEDIATE:
-        # one that reads first and then writes is refused where another writes, without waiting.
+        # Outside of a transaction, a savepoint would begin one, and its RELEASE would commit. Use
+        # IMMEDIATE: a transaction that reads before it writes fails at once if another one writes.
         if not db.connection.dbapi_connection.in_transaction:  # type: ignore[union-attr]
             db.exec_driver_sql("begin immediate")
-        else:  # by another library, which may have said BEGIN alone
+        else:  # begun by another library, perhaps by a plain BEGIN
             db.execute(sa.update(WORK).where(sa.false()).values(final=0))
         db.exec_driver_sql("savepoint taskguard")
 
     def ended(self, db: sa.Connection) -> bool:
-        """By executescript(), which commits first, or a commit() of the driver's."""
-        # Past SQLAlchemy, which would connect anew for a connection that the body has closed.
+        """Return True after executescript(), which commits first, or the driver's commit()."""
+        # Not by SQLAlchemy, which would reconnect if the body has closed the connection.
         driver: Any = db.connection.dbapi_connection
         try:
             driver.execute("release savepoint taskguard")

@@ -1,11 +1,13 @@
-"""MariaDB, by PyMySQL: a compound statement, one round trip, for a first claim and a completion.
+"""MariaDB with PyMySQL: a first claim and a completion are one compound statement each.
 
-Guarantees the same answers as the portable statements; what one message does not know (a work that
-is to be taken over, a race with another claim, several keys, a row of the user's own) is left to
-those. After a claim no transaction is open, whatever came of it. The statements stand in the files
-beside this one.
+So each takes one round trip. The statements are in the .sql files of this folder.
 
-On connections of the ledger's own. MySQL knows compound statements only in procedures.
+Guarantees: the answers are those of the portable statements. These decide whatever one message
+cannot: a takeover, a race with another claim, several keys, or a row of the user. After a claim no
+transaction is open, even if it failed.
+
+Only for connections of the ledger's own Engine. MySQL allows compound statements only in
+procedures.
 """
 
 from __future__ import annotations
@@ -30,8 +32,10 @@ _COMPLETE_ALONE = statement(__package__, "complete_alone")
 
 
 class _Found(NamedTuple):
-    """The one row of claim.sql: a grant; or, without a `state`, who holds the key, if anybody does;
-    or the work as it is, with those of its columns that an answer is made of.
+    """The one row of claim.sql.
+
+    It has one of three forms: a grant; the key's holder, if there is one, without a `state`; or the
+    work's record, with the columns that an answer needs.
     """
 
     now_us: int
@@ -74,13 +78,13 @@ class MariaDBStatements(Statements):
             "may_create": request.may_create,
             "fingerprint": request.fingerprint,
             "call": request.call,
-            "recoverable": request.call is not None,  # else so long a text would be sent twice
+            "recoverable": request.call is not None,  # so that the call is sent only once
         }
         try:
             found = self.database.ask_apart(_CLAIM, values)
         except self.database.engine.dialect.loaded_dbapi.Error:
-            # A text that is too long, or a session that reads statements in another way (sql_mode =
-            # 'ORACLE'): the portable ones get through, or say it by SQLAlchemy.
+            # A text may be too long, or the session may parse statements differently (sql_mode =
+            # 'ORACLE'). The portable statements succeed, or raise SQLAlchemy's error.
             return None
         return _answered(request, _Found(*found[0])) if found else None
 
@@ -106,7 +110,7 @@ class MariaDBStatements(Statements):
         try:
             found = self.database.ask_apart(_COMPLETE_ALONE, _ending(claim, result_json))
         except self.database.engine.dialect.loaded_dbapi.Error:
-            return None  # as above
+            return None  # the portable statements decide, as for a claim
         return found == [(1,)]
 
 
@@ -119,7 +123,7 @@ def _answered(request: ClaimRequest, found: _Found) -> ClaimAnswer | None:
         return claimed(request, found.granted_fence, None, Decision.CREATE)
     if not found.state and found.owner is not None:
         return busy_key(found.owner, found.lease_until, None, found.now_us)
-    row: Any = found if found.state else None  # a work's row has an owner
+    row: Any = found if found.state else None  # without a state there is no record
     recorded = found.recorded_retries, found.recorded_deferrals
     decision = decide_row(request, row, recorded, found.now_us)
     if decision in CLAIMABLE or decision is Decision.BURY:

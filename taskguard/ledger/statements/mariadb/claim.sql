@@ -1,16 +1,17 @@
--- Claim one key and one work that is new. It is granted here where states.decide() creates; the
+-- Claim one key and one new work. The statement grants a claim if states.decide() says CREATE. The
 -- contract suite compares the two.
 --
--- The first half reads alone, without a lock: a work that is known is for the caller to judge. Only
--- the second decides, from rows nobody else can change; it says nothing where the work came first,
--- and the caller looks again. Nothing is open at the end, however it ends.
+-- The first half only reads, without locks. If the work has a record, the caller decides. The
+-- second half locks the rows, and decides from them. If another claim has just created the work, it
+-- returns no row, and the caller looks again. No transaction is open at the end, even after an
+-- error.
 --
--- Texts are compared with columns, never with variables: those have a collation of their own.
+-- Texts are compared with columns, never with variables, because variables have another collation.
 begin not atomic
     declare known, mine boolean;
     declare recorded_retries, recorded_deferrals int;
     declare last_fence, held_until, now_us, granted_fence bigint;
-    -- Under another key the work came first.
+    -- Another claim, under another key, has created the work.
     declare exit handler for 1062 rollback;
     declare exit handler for sqlexception begin rollback; resignal; end;
 
@@ -36,7 +37,7 @@ begin not atomic
         select coalesce(max(retries), 0), coalesce(max(deferrals), 0)
         into recorded_retries, recorded_deferrals
         from taskguard_messages where message = %(message)s and work = %(work)s;
-        -- In a statement of its own: after all waiting for row locks.
+        -- A separate statement, because the time must be read after all waits for row locks.
         set now_us = timestampdiff(microsecond, '1970-01-01', utc_timestamp(6));
 
         if known or mine then

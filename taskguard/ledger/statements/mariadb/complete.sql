@@ -1,11 +1,14 @@
--- PROCESSING -> DONE while key and work both still carry this claim's fence and owner; the key
--- first, as everybody does. It answers how many records of work are done,
--- or nothing, if the key is not this claim's; the transaction goes on, and is to be rolled back where that is not one.
--- It fails if the body's transaction has ended: its savepoint is not there. Then it is set anew, for
--- who asks why nothing was completed.
+-- PROCESSING -> DONE if both key and work still have this claim's fence and owner. The key comes
+-- first, as in every transaction.
 --
--- Without variables: a body may have changed its session to sql_mode = 'ORACLE', which declares
--- them elsewhere.
+-- The statement returns the number of records that became DONE, or no row if the key is not this
+-- claim's. The transaction stays open. Unless the number is 1, the caller rolls it back.
+--
+-- If the body has ended its transaction, the savepoint is gone and the statement fails. Otherwise
+-- it sets the savepoint again, because a later check for an ended transaction needs it.
+--
+-- It uses no variables: a body may have set sql_mode = 'ORACLE' in its session, and that mode
+-- declares variables in another place.
 begin not atomic
     update taskguard_keys set owner = '', lease_until = 0
     where `key` = %(key)s and fence = %(fence)s and owner = %(owner)s;

@@ -1,4 +1,4 @@
--- The same as complete.sql, in a transaction of its own that has ended when this has.
+-- complete.sql in a transaction of its own, which this statement commits or rolls back.
 begin not atomic
     declare done int default 0;
     declare exit handler for sqlexception begin rollback; resignal; end;

@@ -1,8 +1,9 @@
-"""PostgreSQL 14 or later, by psycopg: one statement, one round trip, for each change of a claim.
+"""PostgreSQL 14 or later, with psycopg: each change of a claim is one statement.
 
-Guarantees the same answers as the portable statements; what a single statement cannot see (a race
-with another claim, a burial, several keys, former ids) is left to those. The statements stand in
-the files beside this one.
+So it takes one round trip. The statements are in the .sql files of this folder.
+
+Guarantees: the answers are those of the portable statements. These decide whatever a single
+statement cannot see: a race with another claim, a burial, several keys, or former ids.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ _COMPLETE_STRICT = statement(__package__, "complete", no_position=position.NONE)
 _COMPLETE_STRICT_OR_FAIL = statement(
     __package__, "complete", no_position=position.NONE, or_error=_OR_ERROR
 )
-# The error of or_error.sql, without the quotes around it: those are of the server's language.
+# The error of or_error.sql, without the quotes around it, which depend on the server's language.
 _ENDED, _STALE = "taskguard: ", "taskguard: begun"
 _RENEW = statement(__package__, "renew")
 _STORE_RESULT = statement(__package__, "store_result")
@@ -82,7 +83,7 @@ class _FoundHold(NamedTuple):
 
 
 class PostgreSQLStatements(Statements):
-    """In one statement each, where that can decide."""
+    """Statements that decide alone where possible, and fall back to the portable ones."""
 
     def __init__(self, database: Database) -> None:
         super().__init__(database)
@@ -99,7 +100,7 @@ class PostgreSQLStatements(Statements):
             found = self._claim_work(request)
         if found is not None:
             return found
-        # The one statement may have got the key where another had just got the work.
+        # The statement may have taken the key just after another claim took the work.
         try:
             decided = super().claim(request)
         except (LockTimeoutError, TransactionRetryError):
@@ -135,7 +136,10 @@ class PostgreSQLStatements(Statements):
         return busy_of(found, None, found.now_us)
 
     def _claim_with_row(self, request: ClaimRequest) -> ClaimAnswer | None:
-        """With the user's own row in the statement, where that is NEW; else None."""
+        """Claim with the user's own row in the statement. Return None unless the claim is granted.
+
+        The statement grants only if the row is NEW.
+        """
         assert request.row is not None  # noqa: S101
         dialect = self.database.engine.dialect
         text = own_row.claiming(rows.declared_of(request.row), dialect)
@@ -159,7 +163,7 @@ class PostgreSQLStatements(Statements):
             "retries": request.message.retries,
             "deferrals": request.message.deferrals,
             "max_crashes": request.max_crashes,
-            # The user's own row tells for ever what was done.
+            # The user's own row shows whether the work is done, even after a purge.
             "may_create": request.may_create or request.row is not None,
             "fingerprint": request.fingerprint,
             "call": request.call,
@@ -211,7 +215,7 @@ class PostgreSQLStatements(Statements):
             raise
 
     def ends_at_once(self, claim: Claim) -> bool:
-        # One's own row says in the transaction why it is refused.
+        # With a row of the user, a refusal is explained by reading that row in the transaction.
         return self.database.begins_itself and self.sees_the_end(claim) and claim.row is None
 
     def sees_the_end(self, claim: Claim) -> bool:
@@ -228,7 +232,7 @@ class PostgreSQLStatements(Statements):
         try:
             return bool(self.database.ask(*self._completing(claim.row, values)))
         except self.database.engine.dialect.loaded_dbapi.Error:
-            return None  # what its owner made of the row refuses it: a constraint
+            return None  # the user's table refuses the change, for example by a constraint
 
     def _completing(self, ref: RowRef, values: dict[str, object]) -> tuple[str, dict[str, Any]]:
         dialect = self.database.engine.dialect
@@ -280,7 +284,7 @@ class PostgreSQLStatements(Statements):
         values = {
             "key": key,
             "app": app,
-            # As a text: what is no list goes to the session without a cursor.
+            # Sent as a text, because `libpq.py` can send no lists.
             "queues": None if queues is None else json.dumps(list(queues)),
             "expected_us": int(expected_s * 1e6),
             "lock_timeout": self._lock_timeout,
@@ -315,20 +319,23 @@ class PostgreSQLStatements(Statements):
 
 
 def _is_first(request: ClaimRequest) -> bool:
-    """Whether there is hardly a record yet: nobody has said that it was delivered before."""
+    """Return True if a record is unlikely: nothing says that the message was delivered before."""
     message = request.message
     before = request.redelivered or message.retries or message.deferrals
     return request.may_create and not before
 
 
 def _is_simple(request: ClaimRequest) -> bool:
-    """Whether one statement can decide it."""
+    """Return True if one statement can decide the claim."""
     row = request.row
     return len(request.keys) == 1 and not request.formerly and (row is None or own_row.fits(row))
 
 
 def _ending(claim: Claim, result_json: str | None, *, begun: bool) -> dict[str, object]:
-    """What completes. `begun`: in the holder's transaction, and in no later one; else alone."""
+    """Return the values of a completion.
+
+    `begun`: it runs in the holder's transaction, and must not run in a later one.
+    """
     values = {"key": claim.keys[0], "result": result_json, "begun": begun}
     return claim.name | values
 
@@ -339,7 +346,7 @@ def _admitting(idle_s: float) -> str:
 
 
 def _pairs(claim: Claim) -> list[tuple[str, str | None]]:
-    """Each of its keys, and each of its records, in as few pairs as have all of them."""
+    """Return pairs of a key and a record that contain all of both, as few as possible."""
     keys, work_ids = claim.keys, claim.work_ids or (None,)
     number = max(len(keys), len(work_ids))
     return [(keys[at % len(keys)], work_ids[at % len(work_ids)]) for at in range(number)]
@@ -349,7 +356,7 @@ def _renewal(claim: Claim, row: _FoundHold) -> str:
     if row.renewed:
         return Renewal.RENEWED
     if row.state == State.DONE.value:
-        return Renewal.SKIPPED  # by this very claim, a moment ago
+        return Renewal.SKIPPED  # completed by this very claim, a moment ago
     if claim.work is not None and row.state != State.PROCESSING.value:
         return Renewal.TAKEN
     return Renewal.SKIPPED if row.standing else Renewal.TAKEN

@@ -1,5 +1,5 @@
--- On an open transaction of the user's own: its isolation level, and whether it sees the claim. From
--- here on it has the bounds of a holder's.
+-- Read the isolation level of the user's open transaction, and whether it sees the claim. Also set
+-- the time limits of a holder's transaction.
 select
     upper(current_setting('transaction_isolation')),
     exists (

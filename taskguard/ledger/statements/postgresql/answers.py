@@ -1,7 +1,7 @@
-"""Reads the row of a claim's one statement as an answer.
+"""Turn the row that a claim's statement returns into an answer.
 
-Guarantees the answers of `states.decide()`, which the portable statements ask, too. None means that
-the statement saw too little to answer: then those decide, over locked rows.
+Guarantees: the answers are those of `states.decide()`, which the portable statements use, too. None
+means that the row is not enough to decide. Then the portable statements decide, over locked rows.
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ class Found(NamedTuple):
 
 
 class FoundFirst(NamedTuple):
-    """The one row of claim_first.sql. `found`: what stood in its way, or of no meaning."""
+    """The one row of claim_first.sql.
+
+    `found` has the records that prevented the grant. After a grant it has no meaning.
+    """
 
     now_us: int
     granted_fence: int | None
@@ -59,7 +62,7 @@ class FoundFirst(NamedTuple):
 
 
 class _Recorded(NamedTuple):
-    """What `FoundFirst.found` is made of: a work's record, its message's and its key's."""
+    """The content of `FoundFirst.found`: the records of the work, its message and its key."""
 
     id: str | None
     message: str
@@ -93,7 +96,10 @@ class FoundKey(NamedTuple):
 
 
 def answer_of_first(request: ClaimRequest, first: FoundFirst) -> ClaimAnswer | None:
-    """The answer by the records that stood in its way; None: the delivery may have a claim."""
+    """Return the answer from the records that prevented the grant.
+
+    None: those records do not refuse the claim, so it has to be tried again.
+    """
     found = _Recorded(*json.loads(first.found))
     row = found if found.id is not None else None
     recorded = found.recorded_retries or 0, found.recorded_deferrals or 0
@@ -110,15 +116,15 @@ def answer_of_first(request: ClaimRequest, first: FoundFirst) -> ClaimAnswer | N
 def answer_of(
     request: ClaimRequest, found: Found, place: Place | None = None
 ) -> ClaimAnswer | None:
-    """The answer that the row of claim.sql tells; None: it tells none."""
+    """Return the answer that follows from the row of claim.sql, or None if none follows."""
     row = found if found.id is not None else None
     fence, attempt = found.granted_fence, found.claimed_attempts
     if row is None and fence is not None and attempt is not None:
-        return Claimed(Claim(request, fence))  # the first, by the statement's own word
+        return Claimed(Claim(request, fence))  # the first claim of this work: there was no record
     recorded = found.recorded_retries, found.recorded_deferrals
     decision = decide_row(request, row, recorded, found.now_us, place)
     if decision is Decision.AGAIN:
-        return None  # the statement knows of the record alone
+        return None  # the statement read only the record, and not the user's row
     if fence is not None and attempt is not None:
         takeover = decision is Decision.TAKEOVER
         return Claimed(
@@ -138,20 +144,20 @@ def answer_of(
 
 
 def _taken(request: ClaimRequest, found: Found, row: Found | None) -> ClaimAnswer | None:
-    """The key is another's, or it is the turn of others; None where that is not known."""
+    """Return Busy if another owner has the key, or other messages go first. None if unknown."""
     if found.holder == str(request.owner):
-        return None  # already this request's, which did not get the work, and heard nothing of it
+        return None  # this request got the key before, but not the work, and got no answer
     busy = busy_of(found, row, found.now_us)
     if busy is not None or not request.in_line:
         return busy
-    # Others wait for it, or it was taken just now: in a line that is the same.
+    # Other messages wait for the key, or it was taken just now. For a line both mean: wait.
     return Busy(None, None, same_work=False, started=row is not None and row.attempts > 0)
 
 
 def busy_of(
     found: Found | FoundKey | _Recorded, row: Found | _Recorded | None, now_us: int
 ) -> ClaimAnswer | None:
-    """The key is another's; None where it was not yet so in the statement's snapshot."""
+    """Return Busy if another owner holds the key in the statement's snapshot, or else None."""
     if found.held_until is None or found.held_until <= now_us:
         return None
     return busy_key(str(found.holder), found.held_until, row, now_us)

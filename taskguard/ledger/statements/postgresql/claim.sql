@@ -1,10 +1,10 @@
 -- Claim one key and one work. The rule in `found.eligible` and in the last WHERE is
 -- states.decide(); the contract suite compares the two.
 --
--- What `found` reads is the snapshot from before any wait for a row lock. Only the WHERE of a
--- DO UPDATE sees the newest row, so it decides; a key that is granted while its work is not was
--- such a race, and the caller looks again. So it does where the work has become another message's
--- meanwhile: whether that has superseded this one is read anew once the row is locked.
+-- `found` reads the snapshot from before any wait for a row lock. Only the WHERE of a DO UPDATE
+-- sees the newest row, so it decides. If it grants the key but not the work, this claim has lost a
+-- race, and the caller looks again. It also looks again if the work now belongs to another message:
+-- it checks under the lock whether that message has superseded this one.
 with clock as materialized (
     select
         (extract(epoch from clock_timestamp()) * 1000000)::bigint as now_us,
@@ -109,8 +109,9 @@ select
     claimed.progress as claimed_progress,
     holder.owner as holder,
     holder.lease_until as held_until,
-    -- A commit that is lost in a crash of the database may be lost only if the next fence, by the
-    -- clock, is higher all the same, and if no former holder could commit then: the key was free.
+    -- Do not flush this commit if losing it in a crash of the database does no harm. The fence must
+    -- be the time, so that the next fence is higher anyway. And the key must have been free, so
+    -- that no former holder can commit.
     case
         when granted.fence = found.now_us and coalesce(holder.owner, '') = ''
             then set_config('synchronous_commit', 'off', true)
@@ -118,5 +119,5 @@ select
 from found
 left join granted on true
 left join claimed on true
--- The record as it was before: this statement's own changes are not in its snapshot.
+-- The key as it was before: this statement does not see its own changes.
 left join taskguard_keys holder on holder.key = %(key)s::text

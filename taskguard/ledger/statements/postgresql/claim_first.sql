@@ -1,6 +1,6 @@
--- Claim one key and one work of which there is no record: what most deliveries are. Where there is
--- one, or the key is not free, it changes nothing, and tells what it found; `claim.sql` then claims,
--- if that is to be claimed. A key that is granted while the work is not was a race for the work.
+-- Claim one key and one work that has no record, as most deliveries do. If there is a record, or
+-- the key is not free, the statement changes nothing and returns the records. If they allow a
+-- claim, `claim.sql` makes it. If the key is granted but not the work, this claim has lost a race.
 with clock as materialized (
     select
         (extract(epoch from clock_timestamp()) * 1000000)::bigint as now_us,
@@ -45,8 +45,9 @@ select
     granted.fence as granted_fence,
     claimed.done,
     case
-        -- A commit that is lost in a crash of the database may be lost: the next fence, by the clock,
-        -- is higher all the same, and no former holder can commit then, for the key was free.
+        -- Do not flush this commit: losing it in a crash of the database does no harm. The fence is
+        -- the time, so that the next fence is higher anyway. And the key was free, so that no
+        -- former holder can commit.
         when granted.fence is not null then set_config('synchronous_commit', 'off', true)
         else (
             select json_build_array(

@@ -1,4 +1,4 @@
--- Claim one key alone: the plain lock.
+-- Claim one key without work: a plain lock.
 with clock as materialized (
     select
         (extract(epoch from clock_timestamp()) * 1000000)::bigint as now_us,
@@ -23,13 +23,14 @@ select
     granted.fence as granted_fence,
     holder.owner as holder,
     holder.lease_until as held_until,
-    -- A commit that is lost in a crash of the database may be lost only if the next fence, by the
-    -- clock, is higher all the same, and if no former holder could commit then: the key was free.
+    -- Do not flush this commit if losing it in a crash of the database does no harm. The fence must
+    -- be the time, so that the next fence is higher anyway. And the key must have been free, so
+    -- that no former holder can commit.
     case
         when granted.fence = clock.now_us and coalesce(holder.owner, '') = ''
             then set_config('synchronous_commit', 'off', true)
     end as flush
 from clock
 left join granted on true
--- The key as it was before: this statement's own changes are not in its snapshot.
+-- The key as it was before: this statement does not see its own changes.
 left join taskguard_keys holder on holder.key = %(key)s::text

@@ -1,6 +1,7 @@
--- PROCESSING -> DONE while key and work both still carry this claim's fence and owner; the key
--- first, as everybody does. One row if done, none if the claim is stale; a transaction is then
--- rolled back, and alone all that stays is that the key of a body that has ended is free.
+-- PROCESSING -> DONE if both key and work still have this claim's fence and owner. The key comes
+-- first, as in every transaction. The statement returns one row if it completed the work, and none
+-- if the claim is stale. Then the caller rolls back the transaction. If the statement ran alone, it
+-- may have freed the key of the stale claim, which does no harm because the body has ended.
 with
 --| own_row_locked
 ended as (
@@ -21,7 +22,7 @@ finished as (
     from ended
     where w.id = %(work)s::text and w.state = 'PROCESSING'
         and w.fence = %(fence)s::bigint and w.owner = %(owner)s::text
-        -- Alone, or in the transaction that the holder's began: no COMMIT came between.
+        -- With `begun`, only in the holder's transaction: no COMMIT came in between.
         and (not %(begun)s::boolean or current_setting('taskguard.transaction', true) = 'begun')
     returning 1 as done
 )

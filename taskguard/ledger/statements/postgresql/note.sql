@@ -1,5 +1,5 @@
--- Progress of a work that this claim holds, by itself: one message, so that a holder that is frozen
--- in it keeps no row locked. What the last holder noted may be lost in a crash of the database.
+-- Store the progress of a work that this claim holds. This is one message, so that a holder that
+-- freezes in between keeps no row locked. A crash of the database may lose the last progress.
 with clock as materialized (
     select
         set_config('lock_timeout', %(lock_timeout)s::text, true),

@@ -1,10 +1,10 @@
-"""The parts of PostgreSQL's statements that are about a row of the user's own.
+"""The parts of PostgreSQL's statements that are about a row of the user.
 
-Guarantees: the row is locked before the key and the work, and moved by the statement that claims,
-and by the one that completes, or neither happens. Knows only of a row that is `new` and of a
-holder's: all else is for the portable statements.
+Guarantees: the row is locked before the key and the work. The statement that claims or completes
+also moves the row, or does neither. It handles only a row that is `new`, or that the claim's holder
+has. The portable statements handle all other rows.
 
-A trigger that silently keeps a row as it is keeps the claim from ever being completed.
+If a trigger silently prevents the change of the row, the claim can never be completed.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _GRANTED = sa.table("granted", sa.column("fence", sa.BigInteger))
 _CLAIMED = sa.table("claimed", sa.column("attempts", sa.Integer))
 _FINISHED = sa.table("finished", sa.column("done", sa.Integer))
 _NAMES = ("own_new", "own_processing", "own_done")
-# What the statements call their own parts: a table of such a name would be hidden by them.
+# Names of parts of the statements. They would hide a table with one of these names.
 _PARTS = {"clock", "found", "own", "granted", "claimed", "moved", "ended", "finished", "holder"}
 
 
 def fits(ref: RowRef) -> bool:
-    """Whether there are statements with this row in them."""
+    """Return True if the statements can contain this row."""
     table = declared_of(ref).table
     return table.schema is not None or table.name not in _PARTS
 
 
 def values(ref: RowRef, dialect: sa.Dialect) -> dict[str, Any]:
-    """What the statements ask for of this row, as the driver takes it."""
+    """Return the statements' parameters for this row, as the driver expects them."""
     declared = declared_of(ref)
     columns = [*declared.id, declared.state, declared.state, declared.state]
     found = [*ref.id, declared.new, declared.processing, declared.done]
@@ -52,10 +52,10 @@ def values(ref: RowRef, dialect: sa.Dialect) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=1_000)
 def claiming(declared: GuardedRow, dialect: sa.Dialect) -> str:
-    """`claim.sql` for such rows. Where the row is not `new` it grants nothing."""
+    """Return `claim.sql` for such rows. It grants nothing unless the row is `new`."""
     state, fence = declared.state, declared.fence
     is_new = sa.and_(_this(declared), state == _state(declared, "own_new"))
-    # A record that is PROCESSING, though the row was set back, is more than a takeover.
+    # The record can be PROCESSING although the row was set back. That is not decided here.
     may: sa.ColumnElement[bool] = sa.literal_column(
         "found.eligible and coalesce(found.state, '') <> 'PROCESSING'"
     )
@@ -78,7 +78,7 @@ def claiming(declared: GuardedRow, dialect: sa.Dialect) -> str:
 
 @functools.lru_cache(maxsize=1_000)
 def completing(declared: GuardedRow, dialect: sa.Dialect) -> str:
-    """`complete.sql` for such rows: none where the row is not the claim's."""
+    """Return `complete.sql` for such rows. It completes nothing unless the row is the claim's."""
     state = declared.state
     held = declared.fence == sa.bindparam("fence", type_=sa.BigInteger)
     is_mine = sa.and_(_this(declared), state == _state(declared, "own_processing"), held)
@@ -113,7 +113,7 @@ def _state(declared: GuardedRow, name: str) -> sa.BindParameter[Any]:
 
 
 def _locking(select: sa.Select[Any], declared: GuardedRow, dialect: sa.Dialect) -> str:
-    # Its key stays: inserts of rows that refer to it do not stand in the way.
+    # The key does not change, so inserts of rows that refer to it do not block the lock.
     return _text(select.with_for_update(key_share=True, of=declared.table), dialect)
 
 

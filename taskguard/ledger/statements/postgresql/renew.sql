@@ -1,7 +1,7 @@
--- Renew many claims at once. A hold has one row here for each of its keys, and for each record of its
--- work, if those are more; it is renewed if all keys and a record are free to be locked, and skipped
--- otherwise: its holder, or a claimer, is at work on them, and the others' renewals must not wait for
--- that.
+-- Renew many claims at once. A claim has as many rows in `mine` as it has keys, or records of its
+-- work if those are more. It is renewed if all its keys and one record can be locked without a
+-- wait. Otherwise another transaction is changing them, and the claim is skipped. Renewals of other
+-- claims must not wait for that.
 with clock as materialized (
     select
         (extract(epoch from clock_timestamp()) * 1000000)::bigint as now_us,

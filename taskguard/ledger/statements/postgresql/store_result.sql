@@ -1,5 +1,5 @@
--- The result of a work that is DONE by this claim. It may be lost in a crash of the database, as
--- it is in a crash of the worker just before: so its commit need not be flushed.
+-- Store the result of a work that this claim completed. A crash of the database may lose it, as may
+-- a crash of the worker just before. So its commit need not be flushed.
 with clock as materialized (
     select
         set_config('lock_timeout', %(lock_timeout)s::text, true),
