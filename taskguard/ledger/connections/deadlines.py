@@ -13,7 +13,7 @@ deadline. A body's own statements and its COMMIT have no deadline.
 
 from __future__ import annotations
 
-import _socket  # the operating system's sockets, also where gevent or eventlet replaced them
+import _socket  # the operating system's sockets, even if gevent or eventlet replaced them
 import contextlib
 import os
 import time

@@ -270,14 +270,14 @@ def _tune_psycopg(connection: Any, record: Any) -> None:
     """
     asked = "select pg_backend_pid(), current_setting('default_transaction_isolation')"
     session_pid, level = connection.execute(asked).fetchone()
-    connection.rollback()  # sends nothing where the query opened no transaction
+    connection.rollback()  # sends nothing if the query opened no transaction
     pooled = session_pid != connection.pgconn.backend_pid
     if pooled:
         connection.prepare_threshold = None
     elif level != READ_COMMITTED:  # set for the role or the database
         read_committed = f"set default_transaction_isolation = '{READ_COMMITTED}'"
         connection.execute(read_committed)
-        connection.commit()  # sends nothing where the query opened no transaction
+        connection.commit()  # sends nothing if the query opened no transaction
         level = READ_COMMITTED
         vars(connection)[sessions.AGAIN] = f"; {read_committed}"
     vars(connection)[sessions.POOLED] = pooled

@@ -275,7 +275,7 @@ class Libpq:
 
         def fetch() -> Generator[Any, Any, list[Any]]:
             found: list[Any] = []
-            yield from self._flush(pgconn)  # a long message as a whole
+            yield from self._flush(pgconn)  # the whole message, even if it is long
             while not found or found[-1].status != _PIPELINE_SYNC:
                 found += yield from self._fetch(pgconn)
             return found

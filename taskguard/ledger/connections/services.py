@@ -16,7 +16,7 @@ __all__ = ["options_of"]
 
 
 def options_of(url: sa.URL) -> dict[str, str]:
-    """The options of the service that the URL or PGSERVICE names; {} without one."""
+    """Return the options of the service that the URL or PGSERVICE names, or {} without one."""
     named = url.query.get("service") or os.environ.get("PGSERVICE")
     if not named:
         return {}

@@ -47,7 +47,7 @@ def check_privileges(database: Database) -> None:
 
 
 def check_privileges_on_row(database: Database, declared: GuardedRow) -> None:
-    """Raise LedgerSchemaError unless the user's own table can be read, and its state moved."""
+    """Raise LedgerSchemaError unless the user's own table can be read and updated."""
     table, columns = declared.table, (declared.state, declared.fence)
     tried: tuple[tuple[str, Any], ...] = (
         ("SELECT", sa.select(*declared.id, *columns).where(sa.false())),

@@ -410,7 +410,7 @@ class GuardedTransaction:
                 ended = self._has_ended()
                 self._looked = True
             if ended and self._block.asked is not None:
-                raise self._block.asked  # the body caught it, and wrote without effect after it
+                raise self._block.asked  # the body caught it; later writes have no effect
             if status == _IN_ERROR:
                 raise failed_in_block(self._claim)
         if ended:

@@ -125,6 +125,6 @@ class DriverConnection(ExternalConnection):
         self._then.append(function)
 
     def origin(self, error: BaseException) -> BaseException | None:
-        """The error itself, if it is the driver's."""
+        """Return the error if it is the driver's, or None."""
         kinds = {each.__module__.partition(".")[0] for each in type(error).__mro__}
         return error if kinds & _KINDS.keys() else None

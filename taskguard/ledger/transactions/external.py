@@ -97,7 +97,7 @@ class _Kept:
         return getattr(self._driver, name)
 
     def cursor(self, *args: Any, **options: Any) -> Any:
-        """A cursor whose rows are tuples, whatever the connection's row factory is."""
+        """Return a cursor whose rows are tuples, even if the connection has a row factory."""
         if self._tuples is not None:
             options.setdefault("row_factory", self._tuples)
             return self._driver.cursor(*args, **options)

@@ -55,7 +55,7 @@ def claiming(declared: GuardedRow, dialect: sa.Dialect) -> str:
     """Return `claim.sql` for such rows. It grants nothing unless the row is `new`."""
     state, fence = declared.state, declared.fence
     is_new = sa.and_(_this(declared), state == _state(declared, "own_new"))
-    # The record can be PROCESSING although the row was set back. That is not decided here.
+    # The record can be PROCESSING although the row was set back. The portable statements decide.
     may: sa.ColumnElement[bool] = sa.literal_column(
         "found.eligible and coalesce(found.state, '') <> 'PROCESSING'"
     )
