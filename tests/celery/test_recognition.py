@@ -199,5 +199,5 @@ def test_a_guard_on_what_is_no_function_says_where_to_put_it() -> None:
     """A class, and a method that is bound to nothing."""
     with pytest.raises(ConfigurationError, match="run"):
         guarded_task(key="account:<account>")(Charge)  # type: ignore[type-var]
-    with pytest.raises(ConfigurationError, match="over @staticmethod"):
+    with pytest.raises(ConfigurationError, match="above @staticmethod"):
         guarded_task(key="account:<account>")(staticmethod(lambda account: account))

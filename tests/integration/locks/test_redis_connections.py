@@ -77,9 +77,9 @@ class TestUrls:
             ("redis://:secret@localhost:99999/0", "cannot be read"),
             ("redis://:secret@localhost?socket_timeout=fast", "cannot be read"),
             ("redis://:secret@localhost?sockettimeout=1", "the option sockettimeout"),
-            ("rediss://:secret@h?ssl_cert_reqs=CERT_NONE", "write ssl_cert_reqs=none, which"),
-            ("rediss://:secret@h?ssl_cert_reqs=CERT_REQUIRED", "write ssl_cert_reqs=required,"),
-            ("rediss://:secret@h?ssl_cert_reqs=no", "write ssl_cert_reqs=none or ssl_cert_reqs="),
+            ("rediss://:secret@h?ssl_cert_reqs=CERT_NONE", "Write ssl_cert_reqs=none, which"),
+            ("rediss://:secret@h?ssl_cert_reqs=CERT_REQUIRED", "Write ssl_cert_reqs=required,"),
+            ("rediss://:secret@h?ssl_cert_reqs=no", "Write ssl_cert_reqs=none or ssl_cert_reqs="),
         ],
     )
     def test_wrong(self, url: str, says: str) -> None:

@@ -111,7 +111,7 @@ class TestQuorum:
         for server in own.servers[:3]:
             server.kill()
         locks = own.connect()
-        with pytest.raises(LockServerUnavailableError, match="and 3 have to"):
+        with pytest.raises(LockServerUnavailableError, match="but 3 must"):
             take(locks, "k")
         wait_until_freed(own, "k")
 

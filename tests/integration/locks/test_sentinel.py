@@ -143,7 +143,7 @@ class TestUrls:
             ("sentinel://h1/shop/0?sentinel_timeout=nan", "name of the master"),
             ("sentinel://h1/shop/0?sentinelpassword=secret", "the option sentinelpassword"),
             ("sentinel://:secret@h1/shop/0?wait_replicas=1", "the option wait_replicas"),
-            ("sentinels://:secret@h1/shop/0?ssl_cert_reqs=no", "write ssl_cert_reqs=none or"),
+            ("sentinels://:secret@h1/shop/0?ssl_cert_reqs=no", "Write ssl_cert_reqs=none or"),
         ],
     )
     def test_wrong(self, url: str, says: str) -> None:
