@@ -298,7 +298,7 @@ class TestDeadHolder:
 
     def test_frozen(self, url: str, make_locks_on: Any) -> None:
         """The server ends the session of a frozen process, which learns that when it wakes. Its
-        kernel still answers keep-alives."""
+        kernel still answers keep-alive probes."""
         locks = make_locks_on(url)
         take(locks, ("another",))  # so that it is connected
         with holder(url, ttl_s=5.0) as process:
