@@ -38,6 +38,22 @@ LIMITS = {
 START = r"(?:^|(?<=[.:;!?]\s))"
 VERBS = "am|are|is|was|were|has|had|have|does|did|do|may|can|must|will|would|[a-z]{3,}s"
 SUBJECTS = "it|its|they|their|there|he|this|that|no|nothing|all|each|one|the|an?"
+PHRASES = (
+    r"in vain",
+    r"by and by",
+    r"all the same",
+    r"at the latest",
+    r"in any case",
+    r"two times",
+    r"(?:where|there|here)(?:by|in)",
+    r"(?:is|are) to be",
+    r"(?:may not|cannot) be had",
+    r"from then on",
+    r"out of which",
+    r"of themselves",
+    r"by itself alone",
+    r"it happens that",
+)
 RULES = {
     name: re.compile(pattern)
     for name, pattern in {
@@ -55,11 +71,7 @@ RULES = {
             r"By(?! (?:default|design|contrast|convention|comparison|[a-z]+ing)))\b"
         ),
         "'for' instead of 'because'": rf", for (?:{SUBJECTS})\b(?= \w+ (?:{VERBS}|cannot)\b)",
-        "an old or foreign phrase": (
-            r"\b(?:in vain|by and by|all the same|at the latest|in any case|two times|"
-            r"(?:where|there|here)(?:by|in)|(?:is|are) to be|(?:may not|cannot) be had|"
-            r"from then on|out of which|of themselves|by itself alone|it happens that)\b"
-        ),
+        "an old or foreign phrase": rf"\b(?:{'|'.join(PHRASES)})\b",
     }.items()
 }
 STATEMENT = re.compile(

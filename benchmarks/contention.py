@@ -1,8 +1,8 @@
 """Many messages for few keys: Celery, two workers of two children; RQ, two workers.
 
-Side by side in one run: messages that park, that are put off, a lock in the body, no guard; how
-long after a COMMIT the next body of its key begins; and what messages of other keys get beside long
-lines. Ratios are of the same round.
+One run compares messages that park, deferred messages, a lock in the body, and no guard. It
+measures how long after a COMMIT the next body of the key begins, and how fast messages of other
+keys are while lines are long. Ratios are of the same round.
 """
 
 from __future__ import annotations
@@ -164,10 +164,10 @@ class Rig:
     def processor_time(
         self, workers: list[subprocess.Popen[bytes]], count: int
     ) -> Iterator[dict[str, float]]:
-        """What workers and servers use meanwhile, for each of so many messages; known afterwards.
+        """Measure the processor time of workers and servers, for each of `count` messages.
 
-        A machine that others share is slower at times, for all of them alike: what the servers use
-        beside what the workers use says more of it than a rate does.
+        The values are in the dictionary once the block has ended. A shared machine is slower at
+        times, so processor times say more than a rate does.
         """
         clocks = {"worker_us": [family(each.pid) for each in workers], "servers_us": self.servers}
         before = {name: sum(clock() for clock in each) for name, each in clocks.items()}

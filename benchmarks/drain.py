@@ -46,11 +46,11 @@ class Queue:
     """A queue and its lines.
 
     Attributes:
-        module: has `publish(task, first, count)`, and the tasks.
-        count: how many tasks a round drains.
-        command: what starts a worker of a case.
-        left: how many tasks are left.
-        cases: the lines by their names.
+        module: the module of `publish(task, first, count)` and the tasks.
+        count: the number of tasks of a round.
+        command: returns the command of a worker.
+        left: returns the number of tasks that are left.
+        cases: by their names.
     """
 
     name: str

@@ -1,9 +1,9 @@
-"""One guarded call with its effect on MariaDB, beside the same by hand; every commit flushed.
+"""Measure a guarded call with an effect on MariaDB, compared with a hand-written one.
 
-By hand: a key's row and a work's row, locked, read and written in one transaction, as taskguard has
-them, and given back in the effect's; PyMySQL, one connection. It renews nothing, defers nothing,
-gives nothing back, has one key, knows no numbers of messages, and does not notice a body that
-swallowed a deadlock.
+Every commit is flushed. The hand-written call uses PyMySQL and one connection. Like taskguard, it
+locks, reads and writes a key's row and a work's row in one transaction, and ends them in the
+transaction of the effect. It has one key. It does not renew, defer or give back, does not number
+messages, and does not notice a body that swallowed a deadlock.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""One lock and many who wait for it, in several processes: how long a hand-off takes, what it asks
-of the server, and whether those who came first are served first.
+"""Measure the hand-off of one lock to waiters in several processes.
 
-A hand-off is from the moment at which a holder begins to release to that at which the next one has
-the lock. Everybody asks again as soon as it has released, so that there are always as many waiters.
+The figures are how long a hand-off takes, how many commands it costs the server, and whether
+waiters are served in the order of their requests. A hand-off begins when a holder starts to release
+the lock, and ends when the next waiter has it. Each holder waits again as soon as it has released,
+so that the number of waiters stays the same.
 """
 
 from __future__ import annotations

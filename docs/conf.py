@@ -19,7 +19,7 @@ nitpicky = False
 
 
 def _without_module_texts(_app, what, _name, _thing, _options, lines):
-    """What a module's docstring says is for who reads the code; the pages say it themselves."""
+    """Leave out the docstrings of modules. They are for readers of the code."""
     if what == "module":
         lines.clear()
 

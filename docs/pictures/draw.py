@@ -18,7 +18,7 @@ text { fill: #1f2328; } .small { font-size: 11.5px; } .soft { fill: #59636e; }
 .box { fill: #eef4fc; stroke: #4a78b5; } .good { fill: #e6f6ea; stroke: #2f8a4a; }
 .bad { fill: #fdecea; stroke: #c2453a; } .idle { fill: #f3f3f3; stroke: #8c959f; }
 .line { stroke: #59636e; fill: none; } .dash { stroke-dasharray: 4 4; } .head { fill: #59636e; }
-.life { stroke: #c4cbd3; } b, .strong { font-weight: 600; }
+.life { stroke: #c4cbd3; } .strong { font-weight: 600; }
 @media (prefers-color-scheme: dark) {
 .page { fill: #151b23; stroke: #3d444d; } text { fill: #e6edf3; } .soft { fill: #9da7b3; }
 .box { fill: #1b2b41; stroke: #6ea3e0; } .good { fill: #173322; stroke: #57b874; }
