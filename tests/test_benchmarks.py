@@ -77,4 +77,4 @@ def test_a_lock_without_a_ledger_loads_redis_py_alone(output: str) -> None:
     """The time to it is measured beside redis-py's own lock; that to a guarded call, too."""
     assert "it loads ['redis']" in output
     for what in ("a lock, with locks only", "a guarded call"):
-        assert re.search(rf"taskguard: {what} +│ +\d+ │ +\d\.\d\d ", output)
+        assert re.search(rf"taskguard: {what} +│ +[\d,]+ │ +\d+\.\d\d ", output)
