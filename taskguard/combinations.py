@@ -3,8 +3,8 @@
 Guarantees: each combination of `DIMENSIONS` has a rule. Either a rule of `REFUSALS` refuses it, for
 its reason. Or a rule of `DELIVERIES` and one of `ENQUEUES` say what happens. The first rule that
 fits holds. A rule that names `duplicate` refuses a call of `enqueue()`. Each other rule of
-`REFUSALS` refuses the decoration of the function. Tests walk all combinations, and compare the page
-`docs/reference/combinations.md` with these tables.
+`REFUSALS` refuses the decoration of the function. Tests walk all combinations. The pages
+`docs/reference/combinations.md` and `taken-keys.md` are made of these tables.
 
 A new rule is one entry, and a new option one entry of `DIMENSIONS`.
 """
@@ -165,21 +165,20 @@ REFUSALS: tuple[Rule, ...] = (
 
 DELIVERIES: tuple[Rule, ...] = (
     Rule(
+        "Waits in the ledger as without `max_waiting`. If `max_waiting` messages wait, a message "
+        "that has not begun fails with `LineFullError`.",
+        {"busy": ("park",), "max_waiting": ("given",)},
+    ),
+    Rule(
         "Waits in the ledger. The message that was sent first begins when the message before it is "
-        "DONE, DEAD, revoked, or has no retries left, and the rate allows a start. If "
-        "`max_waiting` messages wait, a message that has not begun fails with `LineFullError`.",
+        "DONE, DEAD, revoked, or has no retries left, and the rate allows a start.",
         {"busy": ("park",), "order": ("strict",), "rate": ("given",)},
     ),
     Rule(
         "Waits in the ledger. The message that was sent first goes first. After a message was "
         "promoted or has begun, the next one waits until it is DONE, DEAD, revoked, or has no "
         "retries left.",
-        {"busy": ("park",), "order": ("strict",), "max_waiting": ("none",)},
-    ),
-    Rule(
-        "Waits in the ledger as without `max_waiting`. If `max_waiting` messages wait, a message "
-        "that has not begun fails with `LineFullError`.",
-        {"busy": ("park",), "order": ("strict",), "max_waiting": ("given",)},
+        {"busy": ("park",), "order": ("strict",)},
     ),
     Rule(
         "Waits in the ledger until one of the key's slots is free, and its rate allows a start. "
@@ -193,21 +192,11 @@ DELIVERIES: tuple[Rule, ...] = (
     Rule(
         "Waits in the ledger. The message with the highest priority goes first; of equal ones, "
         "the message that was sent first. A retry goes behind the messages of its priority.",
-        {"busy": ("park",), "order": ("priority",), "max_waiting": ("none",)},
-    ),
-    Rule(
-        "Waits in the ledger as without `max_waiting`. If `max_waiting` messages wait, a message "
-        "that has not begun fails with `LineFullError`.",
-        {"busy": ("park",), "order": ("priority",), "max_waiting": ("given",)},
+        {"busy": ("park",), "order": ("priority",)},
     ),
     Rule(
         "Waits in the ledger. Messages go about in the order of sending. A retry goes to the end.",
-        {"busy": ("park",), "order": ("best_effort",), "max_waiting": ("none",)},
-    ),
-    Rule(
-        "Waits in the ledger as without `max_waiting`. If `max_waiting` messages wait, a message "
-        "that has not begun fails with `LineFullError`.",
-        {"busy": ("park",), "order": ("best_effort",), "max_waiting": ("given",)},
+        {"busy": ("park",), "order": ("best_effort",)},
     ),
     Rule(
         "Waits in the ledger until the key is free and the rate allows a start. It takes the "

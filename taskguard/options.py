@@ -1,8 +1,9 @@
 """The options of a guard as types, so that editors complete them and type checkers check them.
 
 Guarantees: every decorator takes these options and no other, with these types. The text of an
-option is its only documentation: the table in `docs/reference/options.md` is made of these texts.
-Tests compare names, types and texts with `Policy`, the decorators and the page.
+option is its only documentation: what it does, and in a second paragraph when to use it. The pages
+`docs/reference/options-*.md` are made of these texts. Tests compare names, types and texts with
+`Policy`, the decorators and the pages.
 
 At run time this module is imported only by a program that names one of its types.
 """
@@ -26,63 +27,117 @@ class GuardOptions(TypedDict, total=False):
     """Options of every decorator, in addition to `key`."""
 
     once_per: OncePer | KeySpec
-    """Decides what names the work. Work takes effect once for as long as it is on record."""
+    """Decides what names the work. Work takes effect once for as long as it is on record.
+
+    Use `"message"` if each message is work of its own, and a template if one key guards several
+    kinds of work.
+    """
 
     work: str | None
-    """First part of the work's id. None: the task's name. Set it before you rename a task."""
+    """First part of the work's id. None: the task's name. Set it before you rename a task.
+
+    Use it before you rename a task, or to let two tasks do the same work.
+    """
 
     fingerprint: str | KeyCallable | None
     """Template of what must be equal in all messages of one work, for example `"<amount>"`. A
-    message that differs raises `FingerprintMismatchError`. Only a digest is stored."""
+    message that differs raises `FingerprintMismatchError`. Only a digest is stored.
+
+    Use it if the same work with other arguments is a mistake, for example another amount.
+    """
 
     row: GuardedRow | None
     """A `GuardedRow`: a row of your own that changes its state with the claim and with the effects
-    ([your own row](../how-to/own-row.md))."""
+    ([your own row](../how-to/own-row.md)).
+
+    Use it if a status column of yours already says what is done.
+    """
 
     formerly: Former | Sequence[Former]
     """One `Former` or several: the guard's declaration before a deploy changed its key, `once_per`,
-    namespace or name ([changing a guard](../how-to/changing-a-guard.md))."""
+    namespace or name ([changing a guard](../how-to/changing-a-guard.md)).
+
+    Use it in the deploy that changes a guard. Otherwise work that is done runs again.
+    """
 
     wait_s: float
-    """How long `busy="wait"` waits for the key, in seconds, and at most half of a time limit."""
+    """How long `busy="wait"` waits for the key, in seconds, and at most half of a time limit.
+
+    Use it for a wait of a few seconds. The message occupies its worker while it waits.
+    """
 
     limit: int
     """How many deliveries may hold a key at once ([limits](../how-to/limits.md)). Needs a ledger
-    and one key."""
+    and one key.
+
+    Use it if another system takes only a few calls at once.
+    """
 
     rate: str | None
     """How often bodies of a key may start: `"100/m"`. Units: `s`, `m`, `h` and `d`. Needs a ledger
-    and one key."""
+    and one key.
+
+    Use it if another system counts calls per minute, hour or day.
+    """
 
     burst: int
-    """How many bodies may start at once after a pause. Requires `rate`."""
+    """How many bodies may start at once after a pause. Requires `rate`.
+
+    Use it with `rate` if a few starts close together do no harm.
+    """
 
     ttl_s: float
     """Length of the lease, in seconds, renewed after a third of it; at least 0.05. A dead holder's
-    key is taken over within this time."""
+    key is taken over within this time.
+
+    Use a longer lease if bodies block the interpreter for many seconds, and a shorter one to take
+    over sooner.
+    """
 
     max_hold_s: float | None
-    """After how many seconds renewal stops and `guard.lost` is set; at least `ttl_s`."""
+    """After how many seconds renewal stops and `guard.lost` is set; at least `ttl_s`.
+
+    Use it if a body that hangs must not keep its key for ever.
+    """
 
     max_crashes: int
-    """After how many vanished holders the work is DEAD."""
+    """After how many vanished holders the work is DEAD.
+
+    Use 1 if a task that killed its worker must not be tried again.
+    """
 
     on_lost: OnLost
-    """How the body learns that its lease is lost."""
+    """How the body learns that its lease is lost.
+
+    Use `"interrupt"` for a long body that seldom calls `guard.check()`.
+    """
 
     atomic: bool
-    """Make the whole body one transaction, on `guard.db`. Its return value is committed with it."""
+    """Make the whole body one transaction, on `guard.db`. Its return value is committed with it.
+
+    Use it if the body only writes to the ledger's database.
+    """
 
     retention_s: float
-    """Refuse a message that is older, in seconds, if its work has no record; at least 1."""
+    """Refuse a message that is older, in seconds, if its work has no record; at least 1.
+
+    Use a longer time if messages can be in a queue, or be sent again, for more than 30 days. A
+    record must then be kept as long: `taskguard purge --older-than`.
+    """
 
     recoverable: bool
     """Store the task's name and arguments until the work is DONE, so that `taskguard sweep` can
-    send a lost message again."""
+    send a lost message again.
+
+    Use it if your broker can lose messages, and the task must still run.
+    """
 
     namespace: str | None
     """Prefix of every key and work of this task, with a colon. None: the application's namespace.
-    `""`: no namespace."""
+    `""`: no namespace.
+
+    Use it to share keys with another application, or to keep them apart.
+    """
 
 
 class CallOptions(GuardOptions, total=False):
@@ -90,17 +145,30 @@ class CallOptions(GuardOptions, total=False):
 
     busy: Literal["wait", "raise"]
     """Decides what a call does if its key is taken: wait for `wait_s`, or raise `KeyBusyError` at
-    once."""
+    once.
+
+    Use `"wait"` in a program without a queue that can wait for its turn.
+    """
 
 
 class TaskOptions(GuardOptions, total=False):
     """Options of `guarded_task()` and `guarded_job()`."""
 
     busy: Busy
-    """Decides what a delivery that never started does if other work holds its key."""
+    """Decides what a delivery that never started does if other work holds its key.
+
+    Use `"park"` if messages must keep their order, `"latest"` if only the newest one matters, and
+    `"skip"` if a message may be dropped.
+    """
 
     order: Order
-    """Order of the messages that are parked for a key ([in order](../how-to/in-order.md))."""
+    """Order of the messages that are parked for a key ([in order](../how-to/in-order.md)).
+
+    Use `"strict"` if the order must be exact, and `"priority"` if some messages are urgent.
+    """
 
     max_waiting: int | None
-    """How many messages may be parked for a key. A further message fails with `LineFullError`."""
+    """How many messages may be parked for a key. A further message fails with `LineFullError`.
+
+    Use it to refuse messages of a key that cannot keep up, instead of storing them all.
+    """

@@ -148,7 +148,7 @@ def enqueue(
         duplicate: what to do if the same work (`once_per`) is waiting or in progress. Default:
             "answer".
         delay_s: the delay before the task runs, in seconds. Default: None, no delay.
-        options: options of `apply_async()`. docs/reference/options.md describes each option.
+        options: options of `apply_async()`. docs/reference/options-enqueue.md describes each.
 
     Returns:
         The enqueued message, or None if `duplicate="skip"` skipped it.

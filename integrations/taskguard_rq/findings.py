@@ -34,7 +34,7 @@ JOB_TTL = FindingTemplate(
     what="RQ drops the job after {kept_s:g} s in the queue (ttl), and a lease lasts {lease_s:g} s.",
     why="A job that is deferred because its key is taken can be lost.",
     fix="Leave ttl= out, or set it well above the ttl_s of the guard.",
-    link="docs/reference/options.md",
+    link="docs/reference/options-leases.md#ttl_s",
 )
 PERIODIC_ONCE = FindingTemplate(
     "periodic_once",

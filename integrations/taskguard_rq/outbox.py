@@ -129,7 +129,7 @@ def enqueue(
         duplicate: what to do if the same work (`once_per`) is waiting or in progress. Default:
             "answer".
         delay_s: the delay before the job runs, in seconds. Default: None, no delay.
-        options: options of `Queue.create_job()`. docs/reference/options.md describes each option.
+        options: options of `Queue.create_job()`. docs/reference/options-enqueue.md describes each.
 
     Returns:
         The enqueued job, or None if `duplicate="skip"` skipped it.

@@ -66,8 +66,9 @@ def test_each_public_name_is_documented_once() -> None:
 
 @pytest.mark.parametrize("package", INTEGRATIONS)
 def test_each_public_name_of_an_integration_is_documented(package: str) -> None:
-    """A directive for Sphinx names it, on the page of options or on that of the integrations."""
-    text = text_of("docs/reference/options.md") + text_of("docs/reference/queues.md")
+    """A directive for Sphinx names it, on a page of options or on that of the integrations."""
+    pages = ("options", "options-enqueue", "queues")
+    text = "".join(text_of(f"docs/reference/{each}.md") for each in pages)
     documented = re.findall(rf"^\.\. auto\w+:: {package}\.(\w+)(?:\(\))?$", text, re.MULTILINE)
     assert sorted(documented) == sorted(importlib.import_module(package).__all__)
 

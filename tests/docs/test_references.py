@@ -21,11 +21,10 @@ from rq import Queue
 
 import taskguard_celery
 import taskguard_rq
-from support import options_page
+from support import combinations_page, options_page
 from support.findings_page import PAGE, fields_of, page_as_generated, templates
 from support.pages import PAGES, ROOT
 from taskguard import CallOptions, GuardedRow, TaskGuard, TaskOptions, errors, events, options
-from taskguard.combinations import DELIVERIES, DIMENSIONS, ENQUEUES, REFUSALS
 from taskguard.integration import Duplicate, GuardedFunction, Level
 from taskguard.model.delivery import DROPPED
 from taskguard.model.policy import Busy, OncePer, OnLost, Order, Policy
@@ -98,11 +97,15 @@ def test_the_table_of_final_states_has_each_reason_to_drop_a_message() -> None:
         assert (celery == "REVOKED", rq == f"CANCELED, `{word}`") == (told is not None,) * 2
 
 
-def test_the_page_of_options_has_each_option() -> None:
-    """With its default and the text of its type."""
-    assert options_page.PAGE.read_text(encoding="utf-8") == options_page.page_as_generated(), (
-        "run `PYTHONPATH=tests python tests/support/options_page.py`"
-    )
+def test_the_pages_of_options_have_each_option() -> None:
+    """With its type, its default, what it does, and when to use it."""
+    for name, text in options_page.pages_as_generated().items():
+        assert page(f"reference/{name}") == text, (
+            "run `PYTHONPATH=tests python tests/support/options_page.py`"
+        )
+    for own in options_page.texts(options).values():
+        for option, text in own.items():
+            assert len(text.split("\n\n")) == 2, option
 
 
 @pytest.mark.parametrize(
@@ -115,11 +118,12 @@ def test_the_page_of_options_has_each_option() -> None:
         ("duplicate", get_args(Duplicate)),
     ],
 )
-def test_the_page_of_options_has_each_value(name: str, values: tuple[str, ...]) -> None:
-    """In a table, in the order of the type."""
-    _, _, after = page("reference/options.md").partition(f"| `{name}=` | ")
-    table, _, _ = after.partition("\n\n")
-    assert tuple(re.findall(r"^\| `\"(\w+)\"` \|", table, re.MULTILINE)) == values
+def test_the_pages_of_options_have_each_value(name: str, values: tuple[str, ...]) -> None:
+    """In a list, in the order of the type."""
+    text = "\n".join(page(f"reference/{group}") for group in options_page.GROUPS)
+    _, _, after = text.partition(f"\n## `{name}`\n")
+    described, _, _ = after.partition("\n## ")
+    assert tuple(re.findall(r"^`\"(\w+)\"`\n: ", described, re.MULTILINE)) == values
 
 
 def test_options_have_one_type_each() -> None:
@@ -175,18 +179,12 @@ def test_options_of_messages_are_those_of_their_queues() -> None:
     assert JobOptions.__annotations__.keys() | of_rq_3 == rq - given - refused | of_rq_3
 
 
-def test_the_page_of_combinations_has_each_rule() -> None:
-    """In the order in which they decide, and none that the code does not know."""
-    rows = re.findall(r"^\| (`.*?) \| (.*) \|$", page("reference/combinations.md"), re.MULTILINE)
-    options = [(f"`{name}`", ", ".join(values)) for name, values in DIMENSIONS.items()]
-    rules = [
-        (
-            "; ".join(f"`{name}` {', '.join(values)}" for name, values in rule.fits.items()),
-            rule.says,
+def test_the_pages_of_combinations_have_each_rule() -> None:
+    """In the order in which they decide."""
+    for name, text in combinations_page.pages_as_generated().items():
+        assert page(f"reference/{name}") == text, (
+            "run `PYTHONPATH=tests python tests/support/combinations_page.py`"
         )
-        for rule in (*REFUSALS, *DELIVERIES, *ENQUEUES)
-    ]
-    assert rows == [*options, *rules]
 
 
 def test_the_table_of_events_has_each_event() -> None:
