@@ -94,7 +94,7 @@ ALEMBIC_DROPS = FindingTemplate(
     what="This env.py has neither include_name nor include_object.",
     why="`alembic revision --autogenerate` drops the ledger's tables, which are in no model.",
     fix="Call context.configure(…, include_name=taskguard.include_name).",
-    link="docs/how-to/alembic.md#leave-them-alone",
+    link="docs/how-to/alembic.md#keep-autogenerate-away-from-taskguards-tables",
 )
 
 # -- clocks

@@ -23,8 +23,8 @@ _COLUMNS = {
 _NAMES = {
     ("keys", "several"): "several keys",
     ("once_per", "template"): "`once_per` with a template",
-    ("formerly", "same key"): "`formerly` with the same key",
-    ("formerly", "other key"): "`formerly` with another key",
+    ("formerly", "same key"): "`formerly` (same key)",
+    ("formerly", "other key"): "`formerly` (another key)",
 }
 _COMMON = {"keys": "one", "order": "best_effort", "limit": "one", "duplicate": "answer"}
 """Values that go together with every other, so that the first table leaves them out."""

@@ -102,7 +102,7 @@ TRANSACTION_TIMEOUT = FindingTemplate(
     why="The database rolls back a guarded transaction that takes longer. The body then runs "
     "again, and repeats its calls to other services.",
     fix="Raise {setting} above the time limits of your tasks, for the ledger's user.",
-    link="docs/reference/guard.md#the-transaction",
+    link="docs/reference/guard.md#use-a-transaction",
 )
 IDLE_TRANSACTIONS = FindingTemplate(
     "idle_transactions",
@@ -112,7 +112,7 @@ IDLE_TRANSACTIONS = FindingTemplate(
     why="A body that computes or calls services for longer inside its transaction is rolled back "
     "and runs again.",
     fix="Do slow work before guard.transaction(), or raise SqlLedger(…, idle_in_transaction_s=…).",
-    link="docs/reference/guard.md#the-transaction",
+    link="docs/reference/guard.md#use-a-transaction",
 )
 POOLED_PREPARES = FindingTemplate(
     "pooled_prepares",

@@ -19,7 +19,7 @@ LOCK_SERVER_RIGHTS = FindingTemplate(
     what="{error}",
     why="No lock can be taken.",
     fix="Grant the user the listed rights with ACL SETUSER.",
-    link="docs/reference/lock-servers.md#rights",
+    link="docs/reference/lock-servers.md#privileges-that-taskguard-needs",
 )
 LOCK_SERVER_REFUSES = FindingTemplate(
     "lock_server_refuses",
