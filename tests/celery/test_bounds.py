@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from itertools import pairwise
 from typing import Any
 
 import pytest
-import redis
 import sqlalchemy as sa
 
 from support.waiting import patience_s, wait_until
@@ -75,34 +72,6 @@ def test_two_at_a_time(shop: Any) -> None:
     late = [number for place, number in enumerate(numbers) if abs(place - number) > 6]
     assert len(late) <= 3, numbers
     assert is_quiet(shop)
-
-
-@pytest.mark.usefixtures("short_leases")
-@pytest.mark.once
-def test_a_killed_holder(make_shop: Any) -> None:
-    """Its slot is free when its lease has ended; meanwhile the other one goes on."""
-    shop = make_shop(SHOP_VISIBILITY_S="3")
-    with shop.worker(concurrency=4):
-        results = [shop.tasks.queue_up_by_two.delay("a", number, 0.2) for number in range(12)]
-        shop.wait_for_steps("began", count=3)
-        os.kill(shop.steps("began")[-1].pid, signal.SIGKILL)
-        assert [each.get(timeout=patience_s()) for each in results] == list(range(12))
-    assert set(shop.effects().values()) == {1}
-    assert is_quiet(shop)
-
-
-@pytest.mark.once
-def test_an_emptied_lock_server(shop: Any) -> None:
-    """The ledger knows who holds which slot."""
-    with shop.worker(concurrency=4):
-        results = [shop.tasks.queue_up_by_two.delay("a", number, 0.4) for number in range(12)]
-        for count in (3, 6, 9):
-            shop.wait_for_steps("began", count=count)
-            with redis.Redis.from_url(shop.environment["SHOP_LOCKS"]) as client:
-                client.flushdb()
-        assert [each.get(timeout=patience_s()) for each in results] == list(range(12))
-    assert most_at_work(shop, "a") == 2
-    assert set(shop.effects().values()) == {1}
 
 
 @pytest.mark.once

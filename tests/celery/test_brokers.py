@@ -51,24 +51,6 @@ def test_what_is_sent_in_a_row_has_been_confirmed(any_rabbitmq: Any) -> None:
         assert sent == found.message_count == 20
 
 
-def test_the_same_message_fifty_times_runs_one_body(rabbit_shop: Any) -> None:
-    """All answered, one effect, and no message is left."""
-    shop = rabbit_shop
-    shop.publish_raw(shop.tasks.ship, [42, 0.5], times=50, task_id=str(uuid.uuid4()))
-    with shop.worker(concurrency=4) as worker:
-        shop.wait_for_effects(1)
-        wait_until(
-            lambda: worker.handled() == 50 + worker.text().count("deferred"),
-            message="all fifty and their copies handled",
-        )
-        shop.wait_until_acknowledged()
-        worker.signal(signal.SIGTERM)
-        worker.wait()
-    assert waiting(shop) == 0
-    assert shop.effects() == Counter({"42": 1})
-    assert len(shop.steps("began")) == 1
-
-
 @both_versions
 @pytest.mark.usefixtures("short_leases")
 def test_a_killed_childs_work_is_done_again(rabbit_shop: Any) -> None:
@@ -144,21 +126,3 @@ def test_a_delivery_limit_outlasts_an_outage_of_publishing(quorum_shop: Any) -> 
         shop.let_go()
         assert [each.get(timeout=patience_s()) for each in (first, second)] == [{"order": 8}] * 2
     assert shop.effects() == Counter({"8": 1})
-
-
-def test_a_warm_shutdown_finishes_the_body(rabbit_shop: Any) -> None:
-    """SIGTERM: the message in hand is done and acknowledged, the other one stays for the next."""
-    shop = rabbit_shop
-    result = shop.tasks.ship.delay(3, shop.tasks.UNTIL_GO)
-    with shop.worker(concurrency=1) as worker:
-        shop.wait_for_steps("began")
-        other = shop.tasks.ship.delay(4)
-        worker.signal(signal.SIGTERM)
-        wait_until(lambda: "Warm shutdown" in worker.text(), message="it shuts down")
-        shop.let_go()
-        worker.wait()
-    assert result.get(timeout=patience_s()) == {"order": 3}
-    assert waiting(shop) == 1
-    with shop.worker():
-        assert other.get(timeout=patience_s()) == {"order": 4}
-    assert shop.effects() == Counter({"3": 1, "4": 1})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import uuid
 from collections import Counter
 from collections.abc import Callable
@@ -32,13 +30,12 @@ def locks_left(shop: Any) -> list[str]:
         return list(db.execute(sa.text(left)).scalars())
 
 
-@pytest.mark.parametrize("pool", ["prefork", "gevent"])
-def test_the_same_message_thirty_times_runs_one_body(beside: Any, pool: str) -> None:
+def test_the_same_message_thirty_times_runs_one_body(beside: Any) -> None:
     """All answered, one effect, no lock is left, and nothing was said to be away."""
     task_id = str(uuid.uuid4())
     beside.publish_raw(beside.tasks.ship, [42, 0.5], times=30, task_id=task_id)
     others = [beside.tasks.ship.delay(order) for order in range(5)]
-    with beside.worker(pool=pool, concurrency=4) as worker:
+    with beside.worker(concurrency=4) as worker:
         beside.wait_for_effects(6)
         assert [each.get(timeout=patience_s()) for each in others] == [
             {"order": n} for n in range(5)
@@ -50,19 +47,6 @@ def test_the_same_message_thirty_times_runs_one_body(beside: Any, pool: str) -> 
     assert locks_left(beside) == []
     assert "lock_unavailable" not in beside.logs()
     assert "no answer" not in beside.logs()
-
-
-@pytest.mark.usefixtures("short_leases")
-@pytest.mark.once
-def test_a_killed_child_is_followed_within_its_lease(beside: Any) -> None:
-    """Its lock ends with its lease; the redelivered message does the work."""
-    beside.tasks.ship.delay(7, 60)
-    with beside.worker():
-        (step,) = beside.wait_for_steps("began")
-        os.kill(step.pid, signal.SIGKILL)
-        beside.wait_for_effects(1)
-        beside.wait_for_quiet()
-    assert beside.effects() == Counter({"7": 1})
 
 
 def test_a_worker_whose_table_is_missing_says_so_and_works(make_shop: Any) -> None:

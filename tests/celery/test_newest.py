@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -81,23 +78,6 @@ class TestLatest:
             assert superseded(shop, older)
             expect(shop, 2)
 
-    @pytest.mark.once
-    def test_a_flood(self, shop: Any) -> None:
-        """Some run, the last of them, none twice; every caller hears how it ended."""
-        with shop.worker(concurrency=2), shop.worker(concurrency=2):
-            results = [shop.tasks.latest.delay("a", number, 0.05) for number in range(40)]
-            for each in results:
-                with suppress(TaskRevokedError):
-                    each.get(timeout=patience_s())
-            shop.wait_for_quiet()
-        ran = [number for number, each in enumerate(results) if each.state == "SUCCESS"]
-        assert ran[-1] == 39
-        assert dict(shop.effects()) == {f"a {number}": 1 for number in ran}
-        assert {each.state for each in results} <= {"SUCCESS", "REVOKED"}
-        left = {number: states_of(shop)[each.id] for number, each in enumerate(results)}
-        assert {number for number, (state, _) in left.items() if state == "DONE"} == set(ran), left
-        assert {state for state, _ in left.values()} == {"DONE", "FAILED"}, left
-
     def test_canvas(self, shop: Any) -> None:
         """A chord whose member is superseded fails, and does not wait for ever; so does a chain."""
         latest, add_up = shop.tasks.latest, shop.tasks.add_up
@@ -115,31 +95,6 @@ class TestLatest:
             assert last.get(timeout=patience_s()) == 4
             with pytest.raises((ChordError, TaskRevokedError)):
                 told.get(timeout=patience_s())
-
-    @pytest.mark.once
-    def test_whoever_waits_is_told_though_its_caller_died(self, shop: Any) -> None:
-        """If a superseded message's notification is lost, a relay sends another one."""
-        with shop.worker(concurrency=2):
-            shop.tasks.latest.delay("a", 1, HOLDS_S)
-            began(shop, 1)
-            second = shop.tasks.latest.delay("a", 2)
-            wait_until(lambda: second.id in states_of(shop))
-            # As if a worker had replaced it, and died before it could send it.
-            with shop.engine.begin() as db:
-                row = db.execute(sa.select(WORK).where(WORK.c.message.startswith(second.id))).one()
-                ended = {"state": "FAILED", "final": 1, "error": f"{OUTDATED}: x", "due": 1}
-                ended["line"] = "superseded"
-                db.execute(sa.update(WORK).where(WORK.c.id == row.id).values(**ended))
-            assert superseded(shop, second)
-            shop.go()
-            expect(shop, 1)
-
-            def is_noted() -> bool:
-                with shop.engine.connect() as db:
-                    due = sa.select(WORK.c.due).where(WORK.c.id == row.id)
-                    return db.execute(due).scalar() is None
-
-            wait_until(is_noted, message="that it has been told")
 
 
 class TestSupersede:
@@ -167,29 +122,6 @@ class TestSupersede:
             assert shop.tasks.supersede_at_once.delay("a", 2).get(timeout=patience_s()) == 2
             assert superseded(shop, first)
             expect(shop, 2)
-
-    @pytest.mark.once
-    @pytest.mark.parametrize("how", ["killed", "frozen"])
-    def test_a_holder_that_does_not_hear(self, make_shop: Any, how: str) -> None:
-        """A frozen holder blocks no message. Its redelivery is answered, and its late commit
-        refused."""
-        shop = make_shop(SHOP_VISIBILITY_S="10")
-        task = shop.tasks.supersede
-        with shop.worker(concurrency=1) as one, shop.worker(concurrency=1) as other:
-            first = task.delay("a", 1, HOLDS_S)
-            began(shop, 1)
-            [step] = shop.steps("began")
-            if how == "killed":
-                (one if step.pid in one.children() else other).kill()
-            else:
-                os.kill(step.pid, signal.SIGSTOP)
-            assert task.delay("a", 2).get(timeout=patience_s()) == 2
-            assert superseded(shop, first)  # by its redelivery
-            if how == "frozen":
-                os.kill(step.pid, signal.SIGCONT)
-                wait_until(lambda: "stale commit refused" in shop.logs())
-            expect(shop, 2)
-        assert len(shop.steps("began")) == 2
 
     @pytest.mark.once
     @pytest.mark.parametrize("locks", ["emptied", "away"])

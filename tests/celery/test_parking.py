@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 import sqlalchemy as sa
 from celery import chord, group
 from celery.exceptions import ChordError
@@ -170,39 +169,6 @@ def test_a_parked_message_is_the_same_message(shop: Any) -> None:
         told = chord(members)(shop.tasks.add_up.s())
         assert told.get(timeout=patience_s()) == 6
     assert len(shop.effects()) == 4
-
-
-@pytest.mark.usefixtures("short_leases")
-@pytest.mark.once
-@pytest.mark.parametrize("who", ["holder", "all"])
-def test_killed_workers_lose_nobody(make_shop: Any, who: str) -> None:
-    """The key's holder dies, or every worker: what waits in the ledger goes on with the next."""
-    shop = make_shop(SHOP_VISIBILITY_S="3")
-    with shop.worker(concurrency=2) as first:
-        results = [shop.tasks.queue_up.delay("a", number, 0.05) for number in range(12)]
-        shop.wait_for_steps("began", count=3)
-        if who == "holder":
-            os.kill(shop.steps("began")[-1].pid, signal.SIGKILL)
-        else:
-            first.kill()
-        with shop.worker(concurrency=2):
-            assert [each.get(timeout=patience_s()) for each in results] == list(range(12))
-    assert set(shop.effects().values()) == {1}
-
-
-@pytest.mark.once
-def test_emptied_lock_server(shop: Any) -> None:
-    """An emptied lock server loses no message and breaks no order, because the line is in the
-    ledger."""
-    with shop.worker(concurrency=1), shop.worker(concurrency=1):
-        results = [shop.tasks.queue_up.delay("a", number, 0.05) for number in range(12)]
-        for count in (2, 5, 8):
-            shop.wait_for_steps("began", count=count)
-            with redis.Redis.from_url(shop.environment["SHOP_LOCKS"]) as client:
-                client.flushdb()
-        assert [each.get(timeout=patience_s()) for each in results] == list(range(12))
-    assert overlaps(shop, "a") == 0
-    assert set(shop.effects().values()) == {1}
 
 
 @pytest.mark.once

@@ -29,16 +29,15 @@ def test_duplicates_give_one_effect(shop: Any, pool: str) -> None:
 
 
 @pytest.mark.usefixtures("short_leases")
-@pytest.mark.parametrize("pool", ["threads", "gevent"])
-def test_a_paused_worker_is_refused_and_its_message_answered(shop: Any, pool: str) -> None:
+def test_a_paused_worker_is_refused_and_its_message_answered(shop: Any) -> None:
     """SIGSTOP of the whole worker beyond the lease: another one does the work, once."""
     first = shop.tasks.hold.delay(5, shop.tasks.UNTIL_GO)
     # One message at a time: a worker that asks for more may be given one while it is paused.
-    with shop.worker(pool=pool, concurrency=1) as paused:
+    with shop.worker(pool="gevent", concurrency=1) as paused:
         shop.wait_for_steps("wrote")
         paused.signal(signal.SIGSTOP)
         second = shop.tasks.hold.delay(5, 0)
-        with shop.worker(pool=pool) as worker:
+        with shop.worker(pool="gevent") as worker:
             second.get(timeout=patience_s())
             assert "takes over order:5" in worker.text()
         shop.let_go()
@@ -51,16 +50,15 @@ def test_a_paused_worker_is_refused_and_its_message_answered(shop: Any, pool: st
 
 @pytest.mark.usefixtures("short_leases")
 @pytest.mark.once
-@pytest.mark.parametrize("pool", ["threads", "gevent"])
-def test_a_killed_workers_messages_are_done_by_another(make_shop: Any, pool: str) -> None:
+def test_a_killed_workers_messages_are_done_by_another(make_shop: Any) -> None:
     """Several bodies at once die with their process; after the visibility timeout all are done."""
     shop = make_shop(SHOP_VISIBILITY_S="2")
     results = [shop.tasks.ship.delay(order, 60) for order in range(3)]
-    with shop.worker(pool=pool, concurrency=3) as killed:
+    with shop.worker(pool="threads", concurrency=3) as killed:
         began = shop.wait_for_steps("began", 3)
         assert {step.pid for step in began} == {killed.pid}
         killed.kill()
-    with shop.worker(pool=pool, concurrency=3):
+    with shop.worker(pool="threads", concurrency=3):
         assert [result.get(timeout=patience_s())["order"] for result in results] == [0, 1, 2]
     assert shop.effects() == Counter({"0": 1, "1": 1, "2": 1})
 

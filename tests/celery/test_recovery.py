@@ -54,23 +54,6 @@ def test_a_killed_workers_work_is_sent_again_when_the_broker_lost_it(shop: Any) 
     assert shop.work("shop.recover", 1).state is State.DONE
 
 
-@pytest.mark.usefixtures("short_leases")
-@pytest.mark.once
-def test_a_lost_copy_is_replaced_by_one_that_counts(shop: Any) -> None:
-    """A duplicate was put off, which made the held message's number old: it is not dropped."""
-    task_id = str(uuid.uuid4())
-    shop.publish_raw(shop.tasks.recover, [1, 60], times=2, task_id=task_id)
-    with shop.worker(concurrency=2) as worker:
-        shop.wait_for_steps("began")
-        wait_until(lambda: "deferred" in worker.text(), message="a copy")
-        worker.kill()
-    lose_messages(shop)
-    with shop.worker():
-        wait_until(lambda: sweep(shop.tasks.app).sent, message="an overdue work")
-        shop.wait_for_effects(1)
-    assert shop.effects() == Counter({"1": 1})
-
-
 def test_enqueued_in_a_transaction_it_runs_if_that_commits(shop: Any) -> None:
     """And only then; its result comes under the id that was handed out."""
     tasks = shop.tasks
@@ -91,22 +74,6 @@ def test_enqueued_in_a_transaction_it_runs_if_that_commits(shop: Any) -> None:
         assert stored.result.get(timeout=patience_s()) == 3
         shop.wait_for_quiet()
     assert shop.effects() == Counter({"2": 1, "3": 1})
-
-
-@pytest.mark.once
-def test_a_message_that_a_worker_took_and_died_with_is_sent_again(shop: Any) -> None:
-    """Off the broker, and on no record but the one that was made before it was sent."""
-    tasks = shop.tasks
-    enqueued = enqueue(tasks.recover, (1,))
-    with shop.broker() as broker:
-        assert broker.lpop(tasks.app.conf.task_default_queue)
-        assert not shop.messages(broker)
-    assert sweep(tasks.app).sent == 0  # it may still be in the queue
-    with shop.worker():
-        make_due(shop)
-        assert sweep(tasks.app).sent == 1
-        assert enqueued.result.get(timeout=patience_s()) == 1
-    assert shop.effects() == Counter({"1": 1})
 
 
 def put_orders(shop: Any, *orders: int) -> None:
@@ -203,26 +170,6 @@ def test_what_the_broker_refuses_at_the_end_of_a_batch_is_not_lost(shop: Any) ->
     make_due(shop)
     assert sweep(app).sent == 5
     assert waiting(shop) == 5
-
-
-@pytest.mark.once
-def test_a_queue_that_takes_no_message_holds_up_no_other(shop: Any) -> None:
-    """Wherever in a batch its call is; the others are sent, if some of them twice."""
-    app = shop.tasks.app
-    with orm.Session(shop.engine) as session, session.begin():
-        for order in range(15):
-            options = {"queue": "broken"} if order == 1 else {}
-            enqueue(shop.tasks.recover, (order,), session=session, **options)
-    lose_messages(shop)
-    make_due(shop)
-    with shop.broker() as broker:
-        broker.set("broken", "no list")
-    swept = sweep(app)
-    assert (swept.sent, swept.refused) == (14, 1)
-    with shop.worker():
-        shop.wait_for_effects(14)
-        shop.wait_for_quiet()
-    assert set(shop.effects().values()) == {1}
 
 
 def test_enqueued_in_a_body_it_commits_with_done(shop: Any) -> None:

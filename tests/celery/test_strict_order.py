@@ -81,20 +81,6 @@ def keep_their_place(shop: Any) -> None:
     assert places(shop) == []
 
 
-@pytest.mark.usefixtures("short_leases")
-@pytest.mark.once
-def test_a_head_that_kills_its_worker(make_shop: Any) -> None:
-    """A message that kills its worker is taken over, and still goes first."""
-    shop = make_shop(SHOP_VISIBILITY_S="3")
-    with shop.worker(concurrency=3):
-        results = send_behind(shop, {0: "dies", 2: "dies"}, count=5)
-        shop.let_go()
-        assert [each.get(timeout=patience_s()) for each in results] == list(range(5))
-    assert began(shop) == list(range(5))
-    assert set(shop.effects().values()) == {1}
-    assert places(shop) == []
-
-
 @pytest.mark.once
 def test_a_retry_that_the_broker_has_lost(shop: Any) -> None:
     """It is sent again by a relay, once it is overdue, and those behind it wait for that."""
@@ -156,9 +142,7 @@ def test_what_was_enqueued_and_the_broker_has_lost(shop: Any) -> None:
 
 
 @pytest.mark.once
-@pytest.mark.parametrize(
-    ("of", "before_s"), [("message", "0"), ("worker", "0"), ("message", "0.3")]
-)
+@pytest.mark.parametrize(("of", "before_s"), [("message", "0"), ("worker", "0.3")])
 def test_a_head_over_its_hard_time_limit(make_shop: Any, of: str, before_s: str) -> None:
     """Each run over the hard time limit counts as a crash. In the end the work is DEAD, and the
     next ones go on.

@@ -16,12 +16,11 @@ from celery.exceptions import TaskRevokedError
 from sqlalchemy import orm
 
 from support.clock_shim import server_clock, unavailable
-from support.due import make_due
 from support.needs import missing
 from support.waiting import patience_s, wait_until
 from taskguard.errors import AlreadyEnqueuedError, ConfigurationError
 from taskguard.model.states import State
-from taskguard_celery import enqueue, runtime_of, sweep
+from taskguard_celery import enqueue, runtime_of
 
 
 def sent(shop: Any) -> int:
@@ -130,21 +129,6 @@ def test_callers_of_a_replaced_call_hear_of_it(shop: Any) -> None:
                 failed.get(timeout=patience_s())
 
 
-@pytest.mark.once
-def test_a_transaction_that_is_rolled_back_replaces_nothing(shop: Any) -> None:
-    """The first call runs as it was."""
-    index = shop.tasks.index
-    first = enqueue(index, (1, "first"), duplicate="replace")
-    with orm.Session(shop.engine) as session:
-        gone = enqueue(index, (1, "gone"), session=session, duplicate="replace")
-        assert gone.outcome == "replaced"
-        session.rollback()
-    with shop.worker():
-        assert first.result.get(timeout=patience_s()) == "first"
-        shop.wait_for_quiet()
-    assert shop.effects() == Counter({"1 first": 1})
-
-
 def test_debounced_it_runs_once_after_the_last_time(shop: Any) -> None:
     """Each enqueue moves its time on; it does not begin before."""
     index = shop.tasks.index
@@ -197,108 +181,6 @@ def test_a_call_that_somebody_has_begun_is_not_replaced(shop: Any) -> None:
         shop.let_go()
         assert first.result.get(timeout=patience_s()) == "first"
     assert shop.effects() == Counter({"1 first": 1})
-
-
-@pytest.mark.usefixtures("short_leases")
-@pytest.mark.once
-def test_nothing_is_left_behind_a_killed_worker(shop: Any) -> None:
-    """Its message is lost, too: who attached gets the result of the one that a sweep sends."""
-    tasks = shop.tasks
-    first = enqueue(tasks.index, (1, "first", True), duplicate="attach")
-    with shop.worker() as worker:
-        shop.wait_for_steps("began")
-        second = enqueue(tasks.index, (1, "second"), duplicate="attach")
-        worker.kill()
-    with shop.broker() as broker:
-        broker.flushdb()
-    assert second.outcome == "attached"
-    with shop.worker():
-        wait_until(lambda: sweep(tasks.app).sent, message="an overdue work")
-        assert second.result.get(timeout=patience_s()) == "first"
-        assert first.result.get(timeout=patience_s()) == "first"
-        # It has ended, so it is enqueued and answered.
-        assert enqueue(tasks.index, (1, "third"), duplicate="raise").outcome == "sent"
-        shop.wait_for_quiet()
-    assert shop.effects() == Counter({"1 first": 1})
-
-
-@pytest.mark.once
-def test_of_lost_messages_a_sweep_sends_the_newest_again(shop: Any) -> None:
-    """Due at its own time: a delay does not begin anew."""
-    tasks = shop.tasks
-    enqueue(tasks.index, (1, "older"), duplicate="replace")
-    last = enqueue(tasks.index, (1, "newest"), duplicate="replace")
-    with shop.broker() as broker:
-        broker.flushdb()
-    make_due(shop)
-    assert sweep(tasks.app).sent == 1
-    with shop.worker():
-        assert last.result.get(timeout=patience_s()) == "newest"
-        shop.wait_for_quiet()
-    assert shop.effects() == Counter({"1 newest": 1})
-
-
-def test_what_the_broker_did_not_take_replaces_all_the_same(
-    shop: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The older message runs nothing; the newer one comes with the next sweep."""
-    tasks = shop.tasks
-    outage = tmp_path / "outage"
-    monkeypatch.setenv("SHOP_OUTAGE", str(outage))
-    enqueue(tasks.index, (1, "older"), duplicate="replace")
-    outage.touch()
-    last = enqueue(tasks.index, (1, "newer"), duplicate="replace")
-    outage.unlink()
-    with shop.worker():
-        shop.wait_for_quiet()
-        assert shop.steps("began") == []
-        assert shop.work("shop.index", 1).state is State.NEW
-        make_due(shop)
-        assert sweep(tasks.app).sent == 1
-        assert last.result.get(timeout=patience_s()) == "newer"
-    assert shop.effects() == Counter({"1 newer": 1})
-
-
-@pytest.mark.once
-def test_while_workers_begin_the_last_arguments_that_were_taken_run(shop: Any) -> None:
-    """Each replacement is taken, or refused; what was taken last has its effect, once."""
-    index = shop.tasks.index
-    last = {order: f"{order} 0" for order in range(100)}
-    for order, words in last.items():
-        enqueue(index, (order, words), duplicate="replace")
-    refused = set()
-    with shop.worker(concurrency=2):
-        shop.wait_for_steps("began")
-        for number in (1, 2):
-            for order in range(99, -1, -1):
-                words = f"{order} {number}"
-                try:
-                    found = enqueue(index, (order, words), duplicate="replace")
-                except AlreadyEnqueuedError:
-                    refused.add(order)
-                    continue
-                if found.outcome == "replaced":
-                    last[order] = words
-        shop.wait_for_effects(100)
-        shop.wait_for_quiet()
-    assert shop.effects() == Counter({f"{order} {words}": 1 for order, words in last.items()})
-    print(f"{len(refused)} refused, {Counter(words.split()[1] for words in last.values())}")
-
-
-def test_a_failed_work_is_enqueued_afresh(shop: Any) -> None:
-    """A failure ends it: nothing stays locked."""
-    index = shop.tasks.index
-    first = enqueue(index, (1, "first\0"), duplicate="attach")  # PostgreSQL takes no NUL
-    with shop.worker():
-        with pytest.raises(Exception, match=r"NUL|0x00"):
-            first.result.get(timeout=patience_s())
-        wait_until(
-            lambda: shop.work("shop.index", 1).state is State.FAILED,
-            message="FAILED",
-        )
-        again = enqueue(index, (1, "again"), duplicate="raise")
-        assert again.result.get(timeout=patience_s()) == "again"
-    assert shop.effects() == Counter({"1 again": 1})
 
 
 def test_what_cannot_be_is_refused_with_the_reason(shop: Any) -> None:

@@ -155,7 +155,6 @@ FAULTS = (
         "the lock server is emptied",
         {
             "celery/test_outages.py": ("test_an_emptied_lock_server_changes_nothing",),
-            "rq/test_rq_outages.py": ("test_an_emptied_lock_server_lets_nobody_in",),
             "contract/locks/test_locks.py": ("TestTokens::test_after_memory_loss",),
             "faults/test_shares.py": ("test_the_server_forgets",),
             "faults/test_lock_table.py": (
@@ -231,7 +230,6 @@ FAULTS = (
                 "TestWorksAgain::test_a_master_that_is_held_for_down_is_not_waited_for",
             ),
             "celery/test_outages.py": ("test_a_failover_of_the_lock_server_changes_nothing",),
-            "rq/test_rq_outages.py": ("test_a_failover_of_its_lock_server_changes_nothing",),
             "integration/locks/test_redis_connections.py": ("TestSentinel::test_failover",),
             "faults/test_lock_table.py": (
                 "TestStandby::test_it_takes_no_locks_and_says_so",
@@ -325,7 +323,6 @@ FAULTS = (
                 "TestEverywhere::test_asked_again_without_a_majority",
             ),
             "celery/test_independent_locks.py": ("test_a_frozen_server_delays_no_task",),
-            "rq/test_rq_independent_locks.py": ("test_a_frozen_server_delays_no_work_horse",),
         },
     ),
     Fault(
@@ -454,7 +451,6 @@ FAULTS = (
                 "test_a_warm_shutdown_finishes_the_body",
                 "test_a_cold_shutdown_gives_the_work_back",
             ),
-            "celery/test_brokers.py": ("test_a_warm_shutdown_finishes_the_body",),
             "faults/test_limits.py": ("test_a_soft_shutdown_gives_the_work_back",),
             "integration/run/test_deliveries.py": ("test_a_shutdown_gives_the_work_back",),
         },
@@ -464,7 +460,6 @@ FAULTS = (
         "one message is delivered fifty times at once",
         {
             "celery/test_workers.py": ("test_the_same_message_fifty_times_runs_one_body",),
-            "celery/test_brokers.py": ("test_the_same_message_fifty_times_runs_one_body",),
             "rq/test_rq_workers.py": ("test_one_job_enqueued_many_times_runs_one_body",),
             "contract/ledger/test_endings.py": ("test_fifty_duplicates_leave_one_copy",),
         },

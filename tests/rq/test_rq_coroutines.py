@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-import os
-import signal
 import sys
 import threading
 import time
@@ -29,7 +27,6 @@ from support.invoices import (
     wait_async,
     wait_decorated,
 )
-from support.office import SHORT_LEASES
 from taskguard import Guard
 from taskguard.errors import ConfigurationError
 from taskguard_rq import guarded_job
@@ -78,20 +75,6 @@ def test_a_coroutine_is_awaited_and_done_once(
     assert office.effects() == Counter({"1": 1})
     assert len(office.steps("began")) == 1
     assert first.return_value() == second.return_value() == {"invoice": 1}
-
-
-@pytest.mark.once
-def test_a_killed_coroutine_is_taken_over(office: Any) -> None:
-    """Its worker goes with it: another one does the work, once."""
-    office.queue.enqueue(charge_async, 2, 600.0)
-    worker = office.worker(**SHORT_LEASES)
-    office.wait_for(lambda: office.steps("began"), "began")
-    worker.process.kill()  # not its scheduler, whose lock the next one would wait for, for minutes
-    os.kill(office.steps("began")[0][1], signal.SIGKILL)
-    again = office.queue.enqueue(charge_async, 2)
-    office.worker()
-    office.wait_for(lambda: finished(again), "finished")
-    assert office.effects() == Counter({"2": 1})
 
 
 def test_a_coroutine_may_be_atomic_and_return_retry(office: Any) -> None:

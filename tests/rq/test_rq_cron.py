@@ -7,7 +7,6 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -122,33 +121,6 @@ def test_a_tick_that_two_stock_crons_enqueued_runs_once(office: Any) -> None:
     assert set(ran.values()) == {1}
     assert max(came().values()) == 2
     assert all(item.startswith("support.invoices.tick@invoices@") for item in ran)
-
-
-@pytest.mark.once
-def test_a_cron_that_is_killed_is_followed_within_its_lease_and_a_second(office: Any) -> None:
-    """Until then one enqueues, and no other."""
-
-    def follow_s(number: int) -> float:
-        leader, other = led_pair(office, number)
-        leader.goes_on()
-        assert not other.enqueued()
-        leader.family.kill()
-        took_s = follows_s(other, time.monotonic())
-        other.family.kill()
-        return took_s
-
-    soonest(follow_s)
-
-
-def soonest(follow_s: Callable[[int], float]) -> None:
-    """The bound is kept in one of three tries: a busy machine may be late.
-
-    One second more than a beat has: this is the interval at which there is something to enqueue.
-    """
-    tries_s: list[float] = []
-    while not tries_s or tries_s[-1] >= TTL_S + 2.0:
-        assert len(tries_s) < 3, tries_s
-        tries_s.append(follow_s(2 * len(tries_s)))
 
 
 @pytest.mark.once

@@ -110,43 +110,6 @@ def test_an_older_one_that_comes_late(office: Any) -> None:
     expect(office, newer, newest)
 
 
-@pytest.mark.once
-def test_a_flood(office: Any) -> None:
-    """Some run, the last of them, none twice; RQ says of each how it ended."""
-    office.worker()
-    office.worker("taskguard_rq.GuardedSimpleWorker")
-    jobs = [put(office, latest, number, 0.05) for number in range(25)]
-    ended = {"finished", "canceled"}
-    office.wait_for(lambda: {job.get_status(refresh=True) for job in jobs} <= ended, "all ended")
-    ran = [job for job in jobs if job.get_status() == "finished"]
-    assert ran[-1] is jobs[-1]
-    expect(office, *ran)
-    states = states_of(office)
-    assert [job for job in jobs if states[job.id][0] == "DONE"] == ran
-
-
-@pytest.mark.once
-def test_whoever_waits_is_told_though_its_caller_died(office: Any) -> None:
-    """The job is not enqueued for that: a relay does it."""
-    office.worker()
-    office.worker()
-    first = put(office, latest, 1, HOLDS_S)
-    began(office, 1)
-    second = put(office, latest, 2)
-    waits(office, second)
-    # As if a worker had replaced it, and died before it could enqueue it.
-    with office.engine.begin() as db:
-        row = db.execute(sa.select(WORK).where(WORK.c.message.startswith(second.id))).one()
-        ended = {"state": "FAILED", "final": 1, "error": f"{OUTDATED}: x", "due": 1}
-        ended["line"] = "superseded"
-        db.execute(sa.update(WORK).where(WORK.c.id == row.id).values(**ended))
-    assert superseded(office, second)
-    office.let_go()
-    expect(office, first)
-    with office.engine.connect() as db:
-        assert db.execute(sa.select(WORK.c.due).where(WORK.c.id == row.id)).scalar() is None
-
-
 def test_a_job_that_is_taken_back_while_it_waits(office: Any) -> None:
     """A job that was cancelled, or deleted: a newer one takes its place, and nothing is due."""
     office.worker()

@@ -10,15 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 import sqlalchemy as sa
 from rq import Retry
 
 from support.invoices import charge, hold, patient
-from support.needs import need
 from support.office import SHORT_LEASES, Office
-from support.sentinel import groups
-from taskguard_sandbox.servers import DebianRedis, Postgres, Valkey
+from taskguard_sandbox.servers import Postgres
 
 
 @pytest.fixture
@@ -40,61 +37,6 @@ def make_office(valkey: Any, redis_url: str, tmp_path: Path) -> Iterator[Callabl
     yield make
     for office in made:
         office.close()
-
-
-@pytest.mark.once
-def test_an_emptied_lock_server_lets_nobody_in(make_office: Any, pg_url: str) -> None:
-    """FLUSHALL in the middle of a body, then the same work again: one body, one effect."""
-    with Valkey() as locks:
-        office = make_office(locks=locks.url, database=pg_url)
-        first = office.queue.enqueue(charge, 1, 4.0)
-        office.worker()
-        office.wait_for(lambda: office.steps("began"), "the body")
-        _flush(locks)
-        second = office.queue.enqueue(charge, 1)
-        office.worker()
-        for job in (first, second):
-            office.wait_for(lambda j=job: j.get_status(refresh=True) == "finished", "answered")
-        assert len(office.steps("began")) == 1
-        assert office.effects() == Counter({"1": 1})
-
-
-@pytest.mark.once
-def test_without_its_lock_server_work_goes_on(make_office: Any, pg_url: str) -> None:
-    """Stopped in the middle of a body, and for the next jobs as well: the ledger decides."""
-    with Valkey() as locks:
-        office = make_office(locks=locks.url, database=pg_url)
-        jobs = [office.queue.enqueue(charge, 1, 3.0)]
-        office.worker()
-        office.wait_for(lambda: office.steps("began"), "the body")
-        locks.halt()
-        jobs += [office.queue.enqueue(charge, number) for number in (1, 2, 2, 3)]
-        for job in jobs:
-            office.wait_for(lambda j=job: j.get_status(refresh=True) == "finished", "answered")
-        assert office.effects() == Counter({"1": 1, "2": 1, "3": 1})
-        assert "lock server gave no answer" in office.logs()
-
-
-@pytest.mark.debian
-def test_a_failover_of_its_lock_server_changes_nothing(make_office: Any, pg_url: str) -> None:
-    """Sentinel replaces a killed master in the middle of a body: each job has one effect, and those
-    that come then have their locks at the new master."""
-    need(DebianRedis)
-    with groups() as group:
-        office, replica = make_office(locks=group.url, database=pg_url), group.replica
-        jobs = [office.queue.enqueue(charge, 1, 4.0)]
-        office.worker()
-        office.wait_for(lambda: office.steps("began"), "the body")
-        group.master.kill()
-        office.worker()
-        jobs += [office.queue.enqueue(charge, number) for number in (1, 2, 2, 3)]
-        group.wait_for_promotion(replica)
-        for job in jobs:
-            office.wait_for(lambda j=job: j.get_status(refresh=True) == "finished", "answered")
-        # One answer may come too late on a busy machine.
-        assert any(has_its_lock(office, number) for number in (4, 5, 6))
-        assert set(office.effects().values()) == {1}
-        assert {"1", "2", "3", "4"} <= set(office.effects())
 
 
 @pytest.mark.once
@@ -149,16 +91,3 @@ def test_a_body_is_interrupted_when_its_lease_is_lost(office: Any) -> None:
     office.wait_for(lambda: office.steps("interrupted"), "the interrupt")
     office.wait_for(lambda: job.get_status(refresh=True) == "finished", "done again")
     assert office.effects() == Counter({"9": 1})
-
-
-def has_its_lock(office: Office, number: int) -> bool:
-    """Whether one more job is done without a word of the lock server."""
-    before = office.logs().count("lock server gave no answer")
-    job = office.queue.enqueue(charge, number)
-    office.wait_for(lambda: job.get_status(refresh=True) == "finished", "answered")
-    return office.logs().count("lock server gave no answer") == before
-
-
-def _flush(server: Valkey) -> None:
-    with redis.Redis.from_url(server.url) as client:
-        client.flushall()

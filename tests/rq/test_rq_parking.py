@@ -13,7 +13,6 @@ from typing import Any
 
 import psutil
 import pytest
-import redis
 import rq
 import sqlalchemy as sa
 from rq import Repeat
@@ -22,7 +21,6 @@ from rq.job import Job
 from rq.registry import clean_registries
 
 from support.invoices import by_priority, index_in_line, queue_up
-from support.office import FAIRLY_SHORT_LEASES
 from support.waiting import patience_s, wait_until
 from taskguard.ledger.tables import WORK
 from taskguard_rq import enqueue
@@ -105,62 +103,6 @@ def relays(worker: Any) -> list[psutil.Process]:
             if is_deaf and os.getpgid(child.pid) == os.getpgid(worker.process.pid):
                 found.append(child)
     return found
-
-
-@pytest.mark.once
-def test_a_killed_horse_or_worker_loses_nobody(office: Any) -> None:
-    """The key's holder is killed, then all workers: a relay goes on where they stopped."""
-    workers = [office.worker(**FAIRLY_SHORT_LEASES) for _ in range(2)]
-    first, later = line_up(office, 4, waits=True)
-    [(_, horse)] = office.steps("began")
-    os.kill(horse, signal.SIGKILL)
-    office.wait_for(lambda: first.get_status(refresh=True) == "failed", "given up")
-    office.wait_for(lambda: 1 in numbers_of(office, "a"), "the next one")
-    for worker in workers:
-        worker.kill()
-    office.let_go()
-    office.worker()
-    wait_for_all(office, later[1:])
-    assert numbers_of(office, "a") == [0, 1, 2, 3, 4]
-    assert set(office.effects().values()) == {1}
-
-
-@pytest.mark.once
-def test_an_emptied_lock_server_changes_nothing(office: Any) -> None:
-    """An emptied lock server loses no job, and the order stays, because the line is in the
-    ledger."""
-    office.worker()
-    office.worker()
-    first, later = line_up(office, 6)
-    locks = redis.Redis.from_url(office.environment["TASKGUARD_LOCKS_URL"])
-    with contextlib.closing(locks):
-        locks.flushdb()
-        office.let_go()
-        wait_until(lambda: len(numbers_of(office, "a")) > 3)
-        locks.flushdb()
-    wait_for_all(office, [first, *later])
-    assert numbers_of(office, "a") == list(range(7))
-    assert set(office.effects().values()) == {1}
-
-
-@pytest.mark.once
-def test_who_was_called_and_got_lost_is_called_again(office: Any) -> None:
-    """Redis lost all of RQ's records: the relay restores the jobs from the ledger, in order."""
-    office.worker()
-    office.worker()
-    first, later = line_up(office, 3)
-    # As if it had been promoted, and Redis had lost its job with all other data.
-    with office.engine.begin() as db:
-        db.execute(sa.update(WORK).where(WORK.c.id == records(office)[0].id).values(due=1))
-    for key in office.connection.keys("*"):
-        if b"worker" not in key:
-            office.connection.delete(key)
-    office.let_go()
-    office.wait_for(lambda: len(office.effects()) == 4, "all")
-    wait_for_all(office, [Job.fetch(job.id, connection=office.connection) for job in later])
-    assert sorted(numbers_of(office, "a")) == [0, 1, 2, 3]
-    assert set(office.effects().values()) == {1}
-    del first
 
 
 def test_a_job_that_is_taken_back_does_not_run(office: Any) -> None:

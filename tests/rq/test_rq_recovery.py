@@ -95,17 +95,6 @@ def test_enqueued_in_a_transaction_it_runs_if_that_commits(office: Any) -> None:
     assert office.effects() == Counter({"2": 1})
 
 
-def test_a_job_that_a_worker_took_and_died_with_is_enqueued_again(office: Any) -> None:
-    """Off its queue, and on no record but the one that was made before."""
-    enqueue(office.queue, invoices.recover, (1,))
-    office.connection.flushdb()
-    make_due(office)
-    assert swept(office) == 1
-    office.worker()
-    wait_for_effects(office, 1)
-    assert office.effects() == Counter({"1": 1})
-
-
 def test_what_its_process_did_not_send_the_sweep_does(
     office: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

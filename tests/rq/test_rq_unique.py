@@ -14,9 +14,7 @@ from sqlalchemy import orm
 
 from support import invoices
 from support.due import make_due
-from support.office import SHORT_LEASES
 from taskguard.errors import AlreadyEnqueuedError, ConfigurationError
-from taskguard.model.states import State
 from taskguard_rq import enqueue, sweep
 
 pytestmark = pytest.mark.usefixtures("producer")
@@ -128,20 +126,6 @@ def test_the_newest_arguments_run(office: Any) -> None:
     assert len(office.steps("began")) == 1
 
 
-@pytest.mark.once
-def test_a_job_that_somebody_has_begun_is_not_replaced(office: Any) -> None:
-    """The caller is told that its arguments will not run."""
-    put(office, "first", waits=True, duplicate="replace")
-    office.worker()
-    office.wait_for(lambda: office.steps("began"), "a body")
-    with pytest.raises(AlreadyEnqueuedError, match="is in progress") as refused:
-        put(office, "second", duplicate="replace")
-    assert refused.value.begun
-    let_go(office)
-    office.wait_for(lambda: record(office).state is State.DONE, "DONE")
-    assert office.effects() == Counter({"1 first": 1})
-
-
 def test_debounced_it_runs_once_after_the_last_time(office: Any) -> None:
     """RQ's scheduler puts it into its queue; each enqueue moves its time on."""
     office.worker()
@@ -187,31 +171,3 @@ def test_a_sweep_before_its_time_keeps_a_delayed_job_in_the_schedule(office: Any
     assert sweep(office.connection).sent == 1
     assert office.queue.count == 0
     assert ScheduledJobRegistry(queue=office.queue).get_job_ids() == [delayed.job.id]
-
-
-@pytest.mark.once
-def test_nothing_is_left_behind_a_killed_worker(office: Any) -> None:
-    """Its job is lost, too: the one that a sweep sends is that to which others attached."""
-    put(office, "first", waits=True, duplicate="attach")
-    worker = office.worker(**SHORT_LEASES)
-    office.wait_for(lambda: office.steps("began"), "a body")
-    attached = put(office, "second", duplicate="attach")
-    worker.kill()
-    office.connection.flushdb()
-    office.worker()
-    office.wait_for(lambda: sweep(office.connection).sent, "an overdue work")
-    wait_for_result(office, attached.job, "first")
-    assert office.effects() == Counter({"1 first": 1})
-
-
-@pytest.mark.once
-def test_of_lost_jobs_a_sweep_enqueues_the_newest_again(office: Any) -> None:
-    """And not those that it replaced."""
-    put(office, "older", duplicate="replace")
-    last = put(office, "newest", duplicate="replace")
-    office.connection.flushdb()
-    make_due(office)
-    assert sweep(office.connection).sent == 1
-    office.worker()
-    wait_for_result(office, last.job, "newest")
-    assert office.effects() == Counter({"1 newest": 1})

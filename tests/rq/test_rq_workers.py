@@ -17,7 +17,6 @@ from rq import Retry
 
 import taskguard_rq
 from support.invoices import (
-    book_by_two,
     charge,
     charge_patiently,
     die,
@@ -52,19 +51,6 @@ def test_every_invoice_is_charged_once_and_every_job_is_answered(
         {"invoice": number} for number in range(4) for _ in range(3)
     ]
     assert office.effects() == Counter({str(number): 1 for number in range(4)})
-
-
-@pytest.mark.once
-def test_two_of_an_account_at_a_time(office: Any) -> None:
-    """With `limit=2`: never a third one; who comes too many is put off, and runs once."""
-    jobs = [office.queue.enqueue(book_by_two, "a", number, 0.5) for number in range(6)]
-    for _ in range(3):
-        office.worker("taskguard_rq.GuardedWorker")
-    office.wait_for(
-        lambda: all(job.get_status(refresh=True) == "finished" for job in jobs), "all finished"
-    )
-    assert max(job.return_value() for job in jobs) <= 2
-    assert office.effects() == Counter({f"a {number}": 1 for number in range(6)})
 
 
 @pytest.fixture

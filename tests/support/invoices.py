@@ -81,23 +81,6 @@ def recover(invoice: int, seconds: float = 0.0, *, guard: Guard) -> None:
         effect(db, invoice, guard)
 
 
-@guarded_job(key="account:<account>", once_per="message", limit=2, ttl_s=TTL_S)
-def book_by_two(account: str, number: int, seconds: float, *, guard: Guard) -> int:
-    """Run two at a time for each account. Return the number of running bodies when it began."""
-    step(account, "began")
-    with engine().connect() as db:
-        count = sa.text("select count(*) from steps where item = :item and name = :name")
-        began, ended = (
-            db.execute(count, {"item": account, "name": name}).scalar_one()
-            for name in ("began", "ended")
-        )
-    time.sleep(seconds)
-    with guard.transaction() as db:
-        effect(db, f"{account} {number}", guard)
-        step(account, "ended")  # before the COMMIT, which lets the next body begin
-    return int(began - ended)
-
-
 @guarded_job(**deploys.guard_of("invoice:<invoice>"), ttl_s=TTL_S)
 def deployed(invoice: int, seconds: float = 0.0, lingers: str = "", *, guard: Guard) -> str:
     """Guarded as its deploy says."""
@@ -268,31 +251,6 @@ def strictly(name: str, number: int, how: str = "", *, guard: Guard) -> object:
 def latest(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> int:
     """Run the newest waiting message next."""
     return _newest(name, number, seconds, guard)
-
-
-@guarded_job(key="queue:<name>", once_per="message", busy="latest", rate="2/s", ttl_s=TTL_S)
-def latest_at_times(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> int:
-    """Begin the newest waiting message when the rate allows it."""
-    return _newest(name, number, seconds, guard)
-
-
-@guarded_job(key="queue:<name>", once_per="message", busy="supersede", rate="2/s", ttl_s=TTL_S)
-def supersede_at_times(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> int:
-    """Take the key from an older message when the rate allows a start."""
-    return _newest(name, number, seconds, guard)
-
-
-@guarded_job(
-    key="queue:<name>", once_per="message", busy="park", order="strict", rate="5/s", ttl_s=TTL_S
-)
-def strictly_at_times(name: str, number: int, fails: bool = False, *, guard: Guard) -> int:
-    """Run five in a second, each after the last has ended. One of them may fail once."""
-    step(f"{name} {number}", "began")
-    if fails and guard.attempt == 1:
-        raise ValueError(number)
-    with guard.transaction() as db:
-        effect(db, f"{name} {number}", guard)
-    return number
 
 
 @guarded_job(key="queue:<name>", once_per="message", busy="supersede", ttl_s=TTL_S)

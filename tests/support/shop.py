@@ -235,20 +235,6 @@ def strictly(self: Task, name: str, number: int, how: str = "", *, guard: Guard)
     return number
 
 
-@task(name="shop.strictly_at_times", autoretry_for=(ValueError,), default_retry_delay=1)
-@guarded_task(
-    key="queue:<name>", once_per="message", busy="park", order="strict", rate="5/s", ttl_s=TTL_S
-)
-def strictly_at_times(name: str, number: int, fails: bool = False, *, guard: Guard) -> int:
-    """Run five in a second, each after the last has ended. One of them may fail once."""
-    step(f"{name} {number}", "began")
-    if fails and guard.attempt == 1:
-        raise ValueError(number)
-    with guard.transaction() as db:
-        effect(db, f"{name} {number}", guard)
-    return number
-
-
 def _take_turn(name: str, number: int, seconds: float, guard: Guard) -> int:
     step(f"{name} {number}", "began")
     if guard.attempt == 1 or seconds == UNTIL_GO:
@@ -280,20 +266,6 @@ def _newest(name: str, number: int, seconds: float, guard: Guard) -> int:
 @guarded_task(key="newest:<name>", once_per="message", busy="latest", ttl_s=TTL_S)
 def latest(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> int:
     """Run the newest waiting message next."""
-    return _newest(name, number, seconds, guard)
-
-
-@task(name="shop.latest_at_times")
-@guarded_task(key="queue:<name>", once_per="message", busy="latest", rate="2/s", ttl_s=TTL_S)
-def latest_at_times(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> int:
-    """Begin the newest waiting message when the rate allows it."""
-    return _newest(name, number, seconds, guard)
-
-
-@task(name="shop.supersede_at_times")
-@guarded_task(key="queue:<name>", once_per="message", busy="supersede", rate="2/s", ttl_s=TTL_S)
-def supersede_at_times(name: str, number: int, seconds: float = 0.0, *, guard: Guard) -> int:
-    """Take the key from an older message when the rate allows a start."""
     return _newest(name, number, seconds, guard)
 
 
