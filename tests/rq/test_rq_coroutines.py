@@ -63,7 +63,8 @@ def here(office: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def test_a_coroutine_is_awaited_and_done_once(
     office: Any, kind: str, options: tuple[str, ...]
 ) -> None:
-    """Longer than its lease; the duplicate waits for it, and gets its result."""
+    """A coroutine may run for longer than its lease. Its duplicate waits for it, and gets its
+    result."""
     first, second = (office.queue.enqueue(charge_async, 1, waits=True) for _ in range(2))
     for _ in range(2):
         office.worker(kind, *options, SHOP_TTL_S="6")
@@ -78,7 +79,8 @@ def test_a_coroutine_is_awaited_and_done_once(
 
 
 def test_a_coroutine_may_be_atomic_and_return_retry(office: Any) -> None:
-    """The transaction is open around its loop; what it wrote before `Retry` is rolled back."""
+    """The transaction is open around the coroutine's loop. If the body returns `Retry`, its writes
+    are rolled back."""
     job = office.queue.enqueue(charge_async_atomically, 3, 3)
     office.worker()
     office.wait_for(lambda: finished(job) or failed(job), "ended")
@@ -88,7 +90,7 @@ def test_a_coroutine_may_be_atomic_and_return_retry(office: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["taskguard_rq.GuardedWorker", "taskguard_rq.GuardedSimpleWorker"])
 def test_a_coroutine_that_takes_too_long_is_failed_by_its_timeout(office: Any, kind: str) -> None:
-    """Cancelled, so that it can clean up; the record has RQ's own error."""
+    """A time-out cancels the coroutine, so that it can clean up. The record has RQ's own error."""
     job = office.queue.enqueue(wait_async, 4, job_timeout=10)
     office.worker(kind)
     office.wait_for(lambda: failed(job), "failed")
@@ -99,7 +101,8 @@ def test_a_coroutine_that_takes_too_long_is_failed_by_its_timeout(office: Any, k
 
 
 def test_a_coroutine_whose_lease_is_lost_is_cancelled_and_runs_again(office: Any) -> None:
-    """`on_lost="interrupt"` reaches one that waits: the ledger's record says another holds it."""
+    """With `on_lost="interrupt"`, a waiting coroutine is cancelled if the ledger says that another
+    holder has its key."""
     job = office.queue.enqueue(wait_async, 5)
     office.worker()
     office.wait_for(lambda: office.steps("began"), "began")
@@ -112,7 +115,7 @@ def test_a_coroutine_whose_lease_is_lost_is_cancelled_and_runs_again(office: Any
 
 
 def test_a_coroutine_that_a_decorator_hid_is_awaited(office: Any) -> None:
-    """RQ looks at what was returned, not at the function."""
+    """RQ awaits a returned coroutine, even if the decorated function is not async."""
     jobs = [office.queue.enqueue(charge_hidden, 6) for _ in range(2)]
     office.worker()
     office.wait_for(lambda: all(map(finished, jobs)), "finished")
@@ -121,8 +124,8 @@ def test_a_coroutine_that_a_decorator_hid_is_awaited(office: Any) -> None:
 
 
 def test_decorated_functions_and_methods_are_their_jobs_own_deliveries(office: Any) -> None:
-    """While the key of a job is held, the job is put off; as a plain call it would have failed. An
-    async decorator awaits the job, and a time-out cancels it."""
+    """A job of a decorated function or of a method is deferred while its key is held. A plain call
+    would fail. An async decorator awaits the job, and a time-out cancels it."""
     functions = {7: decorated, 8: wait_decorated, 9: Clerk().charge}
     seconds = {7: (0.0,), 8: (0.0,), 9: ()}
     office.worker()
@@ -148,7 +151,8 @@ def test_decorated_functions_and_methods_are_their_jobs_own_deliveries(office: A
 
 
 def test_called_by_anybody_else_it_is_awaited(here: Any) -> None:
-    """In a script and in another loop, which goes on meanwhile: several at once, each work once."""
+    """A script or another loop can await several guarded coroutines at once. Each work is done
+    once."""
     where: Any = inspect if sys.version_info >= (3, 12) else asyncio
     assert where.iscoroutinefunction(charge_async)
 
@@ -162,7 +166,8 @@ def test_called_by_anybody_else_it_is_awaited(here: Any) -> None:
 
 
 def test_a_caller_that_is_cancelled_cancels_the_body_and_waits_for_it(here: Any) -> None:
-    """Nothing goes on unseen; the work is FAILED, and a later call does it."""
+    """If the caller is cancelled, the body is cancelled, and the work is FAILED. A later call does
+    it."""
 
     async def main() -> None:
         with pytest.raises(TimeoutError):
@@ -177,7 +182,7 @@ def test_a_caller_that_is_cancelled_cancels_the_body_and_waits_for_it(here: Any)
 
 
 def test_claim_and_completion_do_not_hold_up_a_loop(here: Any) -> None:
-    """They run in the thread that has the body, and no loop."""
+    """Claim and completion run in the body's thread, and in no event loop."""
     seen: list[tuple[str, bool, int]] = []
 
     def note(event: Any) -> None:
@@ -207,7 +212,8 @@ def test_claim_and_completion_do_not_hold_up_a_loop(here: Any) -> None:
 
 
 def test_a_hidden_coroutine_within_a_loop_is_refused(here: Any) -> None:
-    """Nobody could run it there, and it is not DONE."""
+    """A hidden coroutine cannot run inside a running loop. The call raises, and the work is not
+    DONE."""
 
     async def main() -> None:
         with pytest.raises(ConfigurationError, match="async def"):
@@ -218,7 +224,8 @@ def test_a_hidden_coroutine_within_a_loop_is_refused(here: Any) -> None:
 
 
 def test_a_step_takes_no_coroutine_function(here: Any) -> None:
-    """Nobody would await it: nothing was called. In a thread it takes a plain one."""
+    """`guard.step()` refuses a coroutine function before it calls it. In a thread it calls a plain
+    function."""
 
     async def pay() -> int:
         return 1
@@ -237,7 +244,7 @@ def test_a_step_takes_no_coroutine_function(here: Any) -> None:
 
 
 def test_async_generators_are_refused() -> None:
-    """Nobody would iterate."""
+    """An async generator is refused at decoration, because RQ does not iterate it."""
 
     async def wrong(n: int) -> Any:
         yield n

@@ -58,11 +58,11 @@ class Cron:
         return self.log.read_text(errors="replace")
 
     def has_begun(self) -> bool:
-        """It is in RQ's loop: signals of its own reach it, also one of RQ's alone."""
+        """Return True if the process is in RQ's loop, where it handles its signals."""
         return "heartbeat sent" in self.text()
 
     def enqueued(self) -> int:
-        """How many jobs it has enqueued, as it says."""
+        """Return the number of jobs that its log says it has enqueued."""
         return self.text().count("Enqueued job")
 
     def goes_on(self) -> None:
@@ -125,7 +125,8 @@ def test_a_tick_that_two_stock_crons_enqueued_runs_once(office: Any) -> None:
 
 @pytest.mark.once
 def test_a_cron_that_is_frozen_neither_dies_nor_enqueues_once_it_wakes(office: Any) -> None:
-    """It is a candidate again, and ends by SIGTERM with status 0, as one that campaigns does."""
+    """A frozen leader that wakes is a candidate again. SIGTERM ends a leader and a candidate with
+    status 0."""
     leader, other = led_pair(office)
     leader.signal(signal.SIGSTOP)
     follows_s(other, time.monotonic())
@@ -141,7 +142,7 @@ def test_a_cron_that_is_frozen_neither_dies_nor_enqueues_once_it_wakes(office: A
 
 
 def test_a_cron_that_campaigns_ends_by_sigterm(office: Any) -> None:
-    """At once, and the leader goes on."""
+    """SIGTERM ends a candidate with status 0, and the leader goes on."""
     leader, other = led_pair(office)
     assert other.terminate() == 0
     leader.goes_on()
@@ -149,7 +150,7 @@ def test_a_cron_that_campaigns_ends_by_sigterm(office: Any) -> None:
 
 
 def test_a_cron_that_is_stopped_before_it_has_begun(office: Any) -> None:
-    """While it registers, and the broker does not answer: it ends without an error, and leaves
+    """SIGTERM ends a process that is registering at a silent broker. It logs no error, and leaves
     nothing in RQ's registry."""
     paused = {"config": "support.cron_paused", "PAUSED_BROKER": office.broker}
     cron = Cron(office, 0, "taskguard_rq", **paused)
@@ -162,7 +163,7 @@ def test_a_cron_that_is_stopped_before_it_has_begun(office: Any) -> None:
 
 @pytest.mark.parametrize("redis_is", ["emptied", "away"])
 def test_a_cron_whose_end_cannot_be_registered(valkey: Any, redis_is: str) -> None:
-    """It ends without an error."""
+    """If Redis is empty or down, `register_death()` raises no error."""
     port = valkey.port if redis_is == "emptied" else free_port()
     with redis.Redis(port=port) as client:
         LeaderCronScheduler(connection=client).register_death()

@@ -65,7 +65,8 @@ def doctor(
 def test_jobs_that_wait(
     office: Office, doctor: Doctor, function: Any, options: dict[str, Any], expected: Any
 ) -> None:
-    """Each function once, however many of its jobs there are; what is not guarded is left alone."""
+    """Each guarded function has its findings once, however many jobs it has. A function without a
+    guard has none."""
     args = () if function is plain else (1,)
     for _ in range(2):
         office.queue.enqueue(function, args=args, **options)
@@ -77,13 +78,13 @@ def test_jobs_that_wait(
 def test_a_job_whose_function_is_not_to_be_found_is_left_out(
     office: Office, doctor: Doctor
 ) -> None:
-    """Its module may be elsewhere."""
+    """A function that cannot be imported here has no finding."""
     office.queue.enqueue("no.such.module.function")
     assert doctor()[1] == []
 
 
 def test_a_queue_without_a_scheduler(office: Office, doctor: Doctor) -> None:
-    """Its workers would put a job straight back; a `GuardedWorker` has one."""
+    """A queue has a finding if none of its workers runs a scheduler. A `GuardedWorker` runs one."""
     office.queue.enqueue(plain)
     assert doctor()[1] == []  # no worker listens to it yet
     office.worker("rq.worker.SimpleWorker")
@@ -95,7 +96,8 @@ def test_a_queue_without_a_scheduler(office: Office, doctor: Doctor) -> None:
 def test_a_cron_job_that_runs_once(
     office: Office, doctor: Doctor, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """All its jobs are the same work: found by the command, and said by the scheduler's start."""
+    """A cron job whose jobs are all the same work is a finding of the command and of the
+    scheduler's start."""
     crons = [LeaderCronScheduler(connection=office.connection, name=f"cron {n}") for n in range(2)]
     for cron in crons:
         cron.register(charge, "invoices", args=(1,), interval=60)
@@ -113,7 +115,7 @@ def test_a_cron_job_that_runs_once(
 def test_locks_and_ledger_come_from_the_environment(
     office: Office, doctor: Doctor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without them nothing guarded could run, and that is an error."""
+    """If the environment has no ledger, the doctor reports an error."""
     monkeypatch.delenv("TASKGUARD_LEDGER_URL")
     taskguard_rq.configure()
     status, told = doctor()
@@ -121,7 +123,7 @@ def test_locks_and_ledger_come_from_the_environment(
 
 
 def test_nothing_is_changed(office: Office, doctor: Doctor) -> None:
-    """Reading some of RQ's registries requeues jobs; these stay as they are."""
+    """The doctor changes no key in Redis. Reading some of RQ's registries would requeue jobs."""
     job = office.queue.enqueue(invoices.charge, 1)
     before = {key: office.connection.dump(key) for key in office.connection.scan_iter()}
     doctor()
@@ -130,7 +132,7 @@ def test_nothing_is_changed(office: Office, doctor: Doctor) -> None:
 
 
 def test_rules_are_about_facts_alone() -> None:
-    """The best that there are have no finding."""
+    """A job with retries and a time limit has no finding. A job without retries has a warning."""
     best = JobFacts(name="charge", retries=3, limit_s=180.0)
     assert list(judge_job(best)) == []
     (finding,) = judge_job(JobFacts(name="charge", retries=None, limit_s=180.0))
@@ -138,7 +140,8 @@ def test_rules_are_about_facts_alone() -> None:
 
 
 def test_a_worker_that_starts_says_what_is_wrong(office: Office) -> None:
-    """With the queues' server, which keeps nothing, and a database that does not flush."""
+    """A worker logs at its start that its queue's server does not persist, and that its database
+    does not flush."""
     office.worker("taskguard_rq.GuardedWorker")
     log = office.logs()
     for name in ("queue_no_persistence", "commits_unflushed"):

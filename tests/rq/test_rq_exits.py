@@ -10,7 +10,7 @@ from support.invoices import charge, leave
 
 
 def test_a_job_that_exits_is_dead_after_max_crashes(office: Any) -> None:
-    """`sys.exit()`, with retries: each one is a crash, and the record says how they ended."""
+    """Each `sys.exit()` of a job counts as a crash. The record says how the jobs ended."""
     office.queue.enqueue(leave, 1, "exit", retry=Retry(max=10))
     office.worker()
     office.wait_for(lambda: "is DEAD" in office.logs(), "DEAD")
@@ -24,7 +24,7 @@ def test_a_job_that_exits_is_dead_after_max_crashes(office: Any) -> None:
 
 
 def test_a_cancelled_job_is_failed(office: Any) -> None:
-    """asyncio.CancelledError: FAILED for RQ and in the record."""
+    """A job that raises asyncio.CancelledError is FAILED for RQ and in its record."""
     job = office.queue.enqueue(leave, 3, "cancelled")
     office.worker()
     office.wait_for(lambda: job.get_status(refresh=True) == "failed", "failed")

@@ -70,7 +70,8 @@ def nothing_is_left(office: Any) -> bool:
 
 
 def test_in_line(office: Any) -> None:
-    """Two expire while the key is held, one does not: its record is not deleted, and it runs."""
+    """Two jobs expire while their key is held. A third one does not: its record is kept, and it
+    runs."""
     for _ in range(2):
         office.worker()
     first = put(office, 0, True)
@@ -97,7 +98,7 @@ def test_in_line(office: Any) -> None:
 
 
 def test_on_its_way(office: Any) -> None:
-    """Called in time, and fetched too late: it does not run, and the next one does at once."""
+    """A job that expires after its promotion does not run. The next one runs at once."""
     office.worker()
     with office.holding("queue:a"):
         late, later = put(office, 1, ttl=TTL_S), put(office, 2)
@@ -117,7 +118,7 @@ def test_on_its_way(office: Any) -> None:
 
 
 def test_its_time_ends_with_its_line(office: Any) -> None:
-    """A body that has begun in time is run once more, if its horse is killed after that time."""
+    """If a horse is killed after its job's deadline, the body that began in time runs once more."""
     office.worker(**SHORT_LEASES)
     with office.holding("queue:a"):
         job = put(office, 1, True, ttl=TTL_S, retry=Retry(max=1))
@@ -178,7 +179,7 @@ def test_put_off_by_a_stock_worker(office: Any) -> None:
 
 
 def test_it_runs_if_it_is_enqueued_again(office: Any) -> None:
-    """After it has expired: that was not for good, and its time counts anew."""
+    """An expired job that is enqueued again runs, with a new deadline."""
     office.worker()
     with office.holding("queue:a"):
         job = put(office, 1, ttl=TTL_S)
@@ -205,7 +206,7 @@ def test_an_emptied_redis(office: Any) -> None:
 
 
 def test_a_horse_that_dies_before_rq_hears_of_it(office: Any) -> None:
-    """Its work is FAILED by then; the job that comes again ends as it would have."""
+    """If a horse dies after its expired work is FAILED, the redelivered job ends as expired."""
     worker = office.worker()
     with office.holding("queue:a"):
         job = put(office, 1, ttl=TTL_S)
@@ -222,7 +223,7 @@ def test_a_horse_that_dies_before_rq_hears_of_it(office: Any) -> None:
 
 
 def test_a_stock_worker_says_failed(office: Any) -> None:
-    """It knows no other end; with the reason."""
+    """A stock worker sets an expired job to FAILED, with the reason."""
     office.worker()
     with office.holding("queue:a"):
         job = put(office, 1, ttl=TTL_S, retry=Retry(max=3))

@@ -39,7 +39,7 @@ PASSING = {b"enqueued_at", b"status", b"started_at", b"worker_name", b"last_hear
 
 @pytest.fixture
 def extension(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Extensions of RQ say of each job on whose behalf it is enqueued."""
+    """Let `enqueue` write into each job for whom it is enqueued, as extensions of RQ do."""
     enqueue = Queue._enqueue_job
 
     def enqueue_for_holder(self: Queue, job: Job, *args: Any, **options: Any) -> Job:
@@ -50,7 +50,7 @@ def extension(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def record(office: Any, job: Job) -> dict[bytes, bytes]:
-    """All that Redis has of a job, but for what passes."""
+    """Return all fields of a job in Redis, except those of its last execution."""
     found = office.connection.hgetall(job.key)
     found[b"data"] = job.data  # which is compressed
     return {name: value for name, value in found.items() if name not in PASSING}
@@ -62,7 +62,8 @@ def record(office: Any, job: Job) -> dict[bytes, bytes]:
 def test_a_job_that_is_sent_again_keeps_its_options(
     office: Any, request: pytest.FixtureRequest, way: str, lost: bool, options: dict[str, Any]
 ) -> None:
-    """Also if its record is lost; nothing of the job at work gets into it."""
+    """A job that is sent again keeps its options, even if its record is lost. It gets none of the
+    job that sends it."""
     job = office.queue.create_job(each, **options)
     office.queue.enqueue_job(job)
     office.connection.hset(job.key, mapping={"taskguard_tick": "t", "taskguard_deferrals": 2})
@@ -84,7 +85,7 @@ def test_a_job_that_is_sent_again_keeps_its_options(
 
 
 def test_a_tick_that_two_crons_enqueued_runs_once_over_a_retry(office: Any) -> None:
-    """Though its first attempt clears the job's meta, where the user's own data are."""
+    """The tick runs once even if its first attempt clears the job's meta, which is the user's."""
     office.worker()
     jobs = [
         CronJob("invoices", tick_again, cron="0 0 1 1 *", meta={"mine": 1}).enqueue(
@@ -100,7 +101,8 @@ def test_a_tick_that_two_crons_enqueued_runs_once_over_a_retry(office: Any) -> N
 
 
 def test_jobs_of_a_line_run_each_for_its_own_request(office: Any) -> None:
-    """Though the holder of the key sends the next one; bodies, and senders, replace the meta."""
+    """Each job runs with its own meta, although the holder of the key sends it, and bodies and
+    senders replace the meta."""
     office.worker(INVOICES_EXTENSION="1")
     office.worker(INVOICES_EXTENSION="1")
     jobs = []

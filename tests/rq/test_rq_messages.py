@@ -28,7 +28,7 @@ def failed(job: Any) -> bool:
 
 
 def test_each_repeat_is_a_message_of_its_own(office: Any) -> None:
-    """`Repeat` uses one job three times: three effects with once_per="message"."""
+    """With `once_per="message"`, each repetition of a job has its effect."""
     office.queue.enqueue(book, 1, repeat=Repeat(times=2, interval=1))
     office.worker()
     office.wait_for(lambda: office.effects()["1"] >= 3, "three effects")
@@ -36,8 +36,8 @@ def test_each_repeat_is_a_message_of_its_own(office: Any) -> None:
 
 
 def test_a_queue_without_workers_runs_jobs_where_they_are_sent(office: Any, producer: None) -> None:
-    """Also those of `enqueue()`. A job for the key of the body that sends it fails with the reason,
-    and is not noted as sent, so that a sweep sends it."""
+    """With `is_async=False`, a job runs where it is sent, also by `enqueue()`. A job for the key of
+    the body that sends it fails with the reason. It does not count as sent, so a sweep sends it."""
     queue = Queue("invoices", connection=office.connection, is_async=False)
     job = enqueue(queue, book_again, (5, 1)).job
     assert finished(job)
@@ -58,8 +58,8 @@ def test_a_queue_without_workers_runs_jobs_where_they_are_sent(office: Any, prod
 
 
 def test_a_job_that_never_runs_is_canceled(office: Any, producer: None) -> None:
-    """Skipped, or of revoked work: its result is None, and its meta says why. A job that RQ repeats
-    goes on with its next message."""
+    """A skipped job, or a job of revoked work, is CANCELED without a result, and its meta has the
+    reason. A job that RQ repeats goes on with its next message."""
     first = enqueue(office.queue, charge, (3,)).job
     record = office.ledger.view("support.invoices.charge invoice:3")
     assert office.ledger.revoke(record.id, message=record.message)
@@ -79,7 +79,7 @@ def test_a_job_that_never_runs_is_canceled(office: Any, producer: None) -> None:
 
 
 def test_a_stock_worker_fails_a_job_of_revoked_work(office: Any, producer: None) -> None:
-    """It cannot say CANCELED, and None would be a result; what the user chose to skip ends so."""
+    """A stock worker fails a job of revoked work. A skipped job ends with None."""
     first = enqueue(office.queue, charge, (3,)).job
     record = office.ledger.view("support.invoices.charge invoice:3")
     assert office.ledger.revoke(record.id, message=record.message)
@@ -93,8 +93,8 @@ def test_a_stock_worker_fails_a_job_of_revoked_work(office: Any, producer: None)
 
 @pytest.mark.parametrize("options", [{"repeat": Repeat(times=1)}, {"meta": {"interval": 60}}, {}])
 def test_a_job_that_is_used_again_is_not_too_old(office: Any, options: Any) -> None:
-    """`Repeat` and rq-scheduler make one job for months: a message of it is as old as when that was
-    enqueued. Any other job is as old as itself."""
+    """The age of a repeated job counts from when it was last enqueued. The age of any other job
+    counts from when it was made."""
     job = office.queue.create_job(book, (1,), **options)
     job.created_at -= timedelta(days=40)
     office.queue.enqueue_job(job)
@@ -106,7 +106,7 @@ def test_a_job_that_is_used_again_is_not_too_old(office: Any, options: Any) -> N
 
 
 def test_a_requeue_is_the_same_message(office: Any) -> None:
-    """The same job put into its queue again after it finished: answered, not done again."""
+    """A finished job that is put into its queue again gets the stored answer."""
     job = office.queue.enqueue(book, 2)
     office.worker()
     office.wait_for(lambda: finished(job), "finished")
@@ -116,7 +116,7 @@ def test_a_requeue_is_the_same_message(office: Any) -> None:
 
 
 def test_a_record_written_back_as_it_once_was_loses_nothing(office: Any) -> None:
-    """RQ's scheduler, and a worker that lost its horse, save a whole job as they once read it."""
+    """A deferral survives if RQ saves an older copy of the job's record."""
     with office.holding("invoice:9"):
         job = office.queue.enqueue(charge, 9)
         before = Job.fetch(job.id, office.connection)
@@ -128,7 +128,7 @@ def test_a_record_written_back_as_it_once_was_loses_nothing(office: Any) -> None
 
 
 def test_messages_can_be_told_apart_by_what_the_sender_says(office: Any) -> None:
-    """message_id=: two jobs of one day are one message."""
+    """With `message_id=`, two jobs with one id are one message."""
     office.worker()
     jobs = [office.queue.enqueue(report, "mo", meta={"day": day}) for day in ("mo", "mo", "tu")]
     for job in jobs:
@@ -139,7 +139,8 @@ def test_messages_can_be_told_apart_by_what_the_sender_says(office: Any) -> None
 def test_jobs_of_rq_scheduler_are_told_apart_by_when_they_were_enqueued(
     office: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It enqueues one job again and again; a warning names message_id=."""
+    """A job of rq-scheduler is a new message each time it is enqueued. A warning names
+    `message_id=`."""
     job = office.queue.enqueue(book, 3, meta={"interval": 60})
     first = message_of(job)
     office.queue.enqueue_job(job)
@@ -148,7 +149,8 @@ def test_jobs_of_rq_scheduler_are_told_apart_by_when_they_were_enqueued(
 
 
 def test_a_time_out_ends_a_body_that_the_database_had_ended_before(office: Any) -> None:
-    """It comes once: run again in its place the body would have none."""
+    """A time-out in a body that the database has ended fails the job. The body does not run again
+    without a time-out."""
     office.worker()
     job = office.queue.enqueue(outlast, 1, job_timeout=10)
     office.wait_for(lambda: failed(job), "failed")
@@ -156,7 +158,8 @@ def test_a_time_out_ends_a_body_that_the_database_had_ended_before(office: Any) 
 
 
 def test_a_job_beyond_its_timeout_fails_and_can_be_done_again(office: Any) -> None:
-    """JobTimeoutException is the body's own failure: FAILED at once, no lease is waited for."""
+    """JobTimeoutException is an error of the body: the work is FAILED at once, and a requeued job
+    need not wait for a lease."""
     job = office.queue.enqueue(charge, 4, 60.0, job_timeout=10)
     office.worker()
     office.wait_for(lambda: failed(job), "failed")
@@ -170,7 +173,7 @@ def test_a_job_beyond_its_timeout_fails_and_can_be_done_again(office: Any) -> No
 
 
 def test_an_argument_that_cannot_be_a_key_fails_with_its_name(office: Any) -> None:
-    """The job is in the failed registry, where a person sees it; others go on."""
+    """The job fails with the argument's name, and later jobs run."""
     job = office.queue.enqueue(strange, None)
     after = office.queue.enqueue(charge, 5)
     office.worker()
@@ -182,7 +185,7 @@ def test_an_argument_that_cannot_be_a_key_fails_with_its_name(office: Any) -> No
 
 
 def test_a_result_that_is_not_json_leaves_done_and_warns(office: Any) -> None:
-    """The effect stands; duplicates get None."""
+    """The effect is committed, and a warning says that duplicates get None."""
     job = office.queue.enqueue(strange, 6)
     office.worker()
     office.wait_for(lambda: finished(job), "finished")
@@ -191,7 +194,8 @@ def test_a_result_that_is_not_json_leaves_done_and_warns(office: Any) -> None:
 
 
 def test_a_missing_setting_fails_the_job_and_loses_it_not(office: Any) -> None:
-    """FAILED with what to do next, never with a password. Requeued, each job is done."""
+    """The job fails with an error that says what to do, and shows no password. A requeued job is
+    done."""
     right = dict(office.environment)
     jobs = []
     for number, (name, value, says) in enumerate(
@@ -219,7 +223,8 @@ def test_a_missing_setting_fails_the_job_and_loses_it_not(office: Any) -> None:
 
 
 def test_missing_tables_put_the_job_off_until_they_are_there(office: Any) -> None:
-    """Gone while a worker runs. The log names the command; once it was run the work is done."""
+    """If a table disappears under a worker, the job is deferred, and the log names the command.
+    After the table is back, the job is done."""
     office.worker()
     with office.engine.begin() as db:
         db.execute(sa.text("alter table taskguard_work rename to hidden"))

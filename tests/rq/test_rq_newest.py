@@ -96,7 +96,7 @@ def test_the_newest_waits(office: Any) -> None:
 
 
 def test_an_older_one_that_comes_late(office: Any) -> None:
-    """After the newer one has run, and while it is at work: that is left alone."""
+    """An older job is superseded if a newer one has run, or is running."""
     office.worker()
     office.worker()
     newer = put(office, latest, 2)
@@ -111,7 +111,7 @@ def test_an_older_one_that_comes_late(office: Any) -> None:
 
 
 def test_a_job_that_is_taken_back_while_it_waits(office: Any) -> None:
-    """A job that was cancelled, or deleted: a newer one takes its place, and nothing is due."""
+    """A newer job takes the place of a cancelled or deleted one, and no work is overdue."""
     office.worker()
     office.worker()
     first = put(office, latest, 1, HOLDS_S)
@@ -134,7 +134,8 @@ def test_a_job_that_is_taken_back_while_it_waits(office: Any) -> None:
 
 
 def test_a_living_holder_is_superseded(office: Any) -> None:
-    """Its commit is refused, its body is told, RQ does not retry it; the newest commits."""
+    """The holder's commit is refused, its body is told, and RQ does not retry it. The newest job
+    commits."""
     for _ in range(3):
         office.worker()
     first = put(office, supersede, 1, HOLDS_S, retry=Retry(max=3))
@@ -150,7 +151,7 @@ def test_a_living_holder_is_superseded(office: Any) -> None:
 
 
 def test_a_body_is_interrupted(office: Any) -> None:
-    """With on_lost="interrupt" that of the older one ends within a renewal."""
+    """With `on_lost="interrupt"`, the older body ends at its next renewal."""
     office.worker()
     office.worker()
     first = put(office, supersede_at_once, 1, HOLDS_S)
@@ -163,7 +164,8 @@ def test_a_body_is_interrupted(office: Any) -> None:
 @pytest.mark.once
 @pytest.mark.parametrize("how", ["killed", "frozen"])
 def test_a_holder_that_does_not_hear(office: Any, how: str) -> None:
-    """Nobody waits for it; its next delivery is answered, and what it wakes up to is refused."""
+    """No job waits for a killed or frozen holder. Its redelivery is answered, and its late commit
+    is refused."""
     office.worker()
     office.worker()
     first = put(office, supersede, 1, HOLDS_S, retry=Retry(max=3))
@@ -220,7 +222,8 @@ def test_a_job_whose_messages_cannot_be_put_in_order_is_refused(office: Any) -> 
 @pytest.mark.once
 @pytest.mark.parametrize("how", ["cancel", "delete"])
 def test_what_is_taken_back_at_work_stays_so(office: Any, how: str) -> None:
-    """A job that was cancelled, or deleted, and then superseded: its record is left alone."""
+    """If a running job is cancelled or deleted, and then superseded, its RQ record does not
+    change."""
     office.worker()
     office.worker()
     first = put(office, supersede, 1, HOLDS_S)

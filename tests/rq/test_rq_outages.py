@@ -41,7 +41,8 @@ def make_office(valkey: Any, redis_url: str, tmp_path: Path) -> Iterator[Callabl
 
 @pytest.mark.once
 def test_without_its_database_nothing_runs_and_nothing_is_lost(make_office: Any) -> None:
-    """PostgreSQL stopped before one job and in the middle of another's transaction, and started."""
+    """PostgreSQL is killed in a transaction and before another job. After its start, both jobs have
+    one effect."""
     with Postgres(fsync="off") as postgres:
         office = make_office(database=postgres.create_database("office"))
         office.queue.enqueue(hold, 1, 3.0)
@@ -59,7 +60,8 @@ def test_without_its_database_nothing_runs_and_nothing_is_lost(make_office: Any)
 
 @pytest.mark.once
 def test_a_killed_worker_and_horse_lose_nothing(make_office: Any, pg_url: str) -> None:
-    """Both killed in the body: RQ's own clean-up brings the job back, and it is done once."""
+    """If worker and horse are killed in a body, RQ's cleaning enqueues the job again, and it is
+    done once."""
     office = make_office(database=pg_url)
     job = office.queue.enqueue(charge, 6, 600.0, retry=Retry(max=3))
     worker = office.worker(**SHORT_LEASES)
@@ -79,7 +81,8 @@ def test_a_killed_worker_and_horse_lose_nothing(make_office: Any, pg_url: str) -
 
 
 def test_a_body_is_interrupted_when_its_lease_is_lost(office: Any) -> None:
-    """on_lost="interrupt": LeaseLostError in the middle of its loop; the work is done again."""
+    """With `on_lost="interrupt"`, LeaseLostError ends the body's loop, and the work is done
+    again."""
     job = office.queue.enqueue(patient, 9)
     office.worker()
     office.wait_for(lambda: office.steps("began"), "the body")

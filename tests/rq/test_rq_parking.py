@@ -70,7 +70,8 @@ def wait_for_all(office: Any, jobs: list[Job]) -> None:
 
 
 def test_jobs_run_in_order_and_nobody_is_held(office: Any) -> None:
-    """Those that wait are DEFERRED, in no queue and in no worker; a cold job runs beside them."""
+    """Waiting jobs are DEFERRED, and are in no queue and in no worker. A job of another key runs
+    meanwhile."""
     office.worker()
     office.worker()
     first, later = line_up(office, 8)
@@ -126,7 +127,8 @@ def test_a_job_that_is_taken_back_does_not_run(office: Any) -> None:
 
 
 def test_rq_says_where_they_are(office: Any) -> None:
-    """Neither in the queue nor executing; its cleaning leaves them alone; a relay runs beside."""
+    """RQ counts waiting jobs neither as queued nor as executing, and its cleaning leaves them
+    alone."""
     worker = office.worker()
     other = office.worker()
     wait_until(lambda: not relays(worker) and not relays(other))
@@ -144,8 +146,8 @@ def test_rq_says_where_they_are(office: Any) -> None:
 
 @pytest.mark.parametrize("how", ["killed", "told to stop"])
 def test_a_relay_that_died_is_started_again_and_ends_with_its_worker(office: Any, how: str) -> None:
-    """The worker starts another relay after its next job, and what died is no zombie. The relay
-    ends soon after its worker, however that ends."""
+    """The worker starts another relay after its next job, and leaves no zombie. The relay ends soon
+    after its worker, even if that is killed."""
     worker = office.worker()
     wait_for_all(office, put(office, "a", [0]))
     wait_until(lambda: relays(worker))
@@ -161,7 +163,7 @@ def test_a_relay_that_died_is_started_again_and_ends_with_its_worker(office: Any
 
 
 def test_a_stock_worker_puts_off(office: Any) -> None:
-    """Each comes again, until its key is free."""
+    """A stock worker defers a job until its key is free."""
     for _ in range(2):
         office.worker("rq.Worker", "--with-scheduler")
     first = office.queue.enqueue(queue_up, "a", 0, True)
@@ -175,8 +177,9 @@ def test_a_stock_worker_puts_off(office: Any) -> None:
 
 
 def test_a_job_that_cannot_wait_in_line_is_refused(office: Any) -> None:
-    """It fails with the reason, and no body begins. Messages of a job of rq-scheduler are told
-    apart by when they were enqueued, and a promoted job is enqueued once more."""
+    """The job fails with the reason, and no body begins. A promoted job is enqueued once more: one
+    of rq-scheduler would be another message, and one with a rate limit of RQ's would wait for a
+    slot."""
     [scheduled] = put(office, "a", [0], meta={"interval": 60})
     why = {scheduled: "for another one of the job"}
     if hasattr(rq, "RateLimit"):
@@ -191,7 +194,8 @@ def test_a_job_that_cannot_wait_in_line_is_refused(office: Any) -> None:
 
 
 def test_what_hangs_on_a_job_waits_with_it(office: Any) -> None:
-    """Its dependents, its repetition and its retries; RQ's `unique` refuses it a second time."""
+    """The dependents, repetitions and retries of a job wait with it. RQ's `unique` refuses a second
+    job of its id."""
     office.worker()
     office.worker()
     first, [waits] = line_up(office, 1, repeat=Repeat(times=1), job_id="one")
@@ -208,7 +212,8 @@ def test_what_hangs_on_a_job_waits_with_it(office: Any) -> None:
 
 @pytest.mark.usefixtures("producer")
 def test_arguments_of_a_job_that_waits_are_replaced(office: Any) -> None:
-    """The older job is CANCELED, the newer one stands in line; other callers get the newest."""
+    """A replaced job is CANCELED, and the newer job waits in its place. Other callers get the
+    newest result."""
 
     def index(words: str, duplicate: Any) -> Any:
         return enqueue(office.queue, index_in_line, (1, words), duplicate=duplicate)
@@ -230,7 +235,7 @@ def test_arguments_of_a_job_that_waits_are_replaced(office: Any) -> None:
 
 
 def test_the_command_relays_lines(office: Any) -> None:
-    """`taskguard relay --rq`, where no worker of this package is left to do so."""
+    """`taskguard relay --rq` promotes waiting jobs if no guarded worker is left."""
     worker = office.worker()
     with office.holding("queue:a"):
         jobs = put(office, "a", [0, 1])

@@ -64,7 +64,8 @@ def test_a_killed_workers_job_is_enqueued_again_when_redis_lost_it(office: Any, 
 
 
 def test_a_job_that_rq_gave_up_is_enqueued_again(office: Any) -> None:
-    """FAILED for RQ, since its horse was killed; PROCESSING in the ledger, beyond its lease."""
+    """After its horse was killed, a job is FAILED for RQ, and PROCESSING with an expired lease in
+    the ledger. A sweep enqueues it again."""
     job = office.queue.enqueue(invoices.recover, 1, 600)
     office.worker(**SHORT_LEASES)
     wait_until(lambda: office.steps("began"), message="a body")
@@ -77,7 +78,7 @@ def test_a_job_that_rq_gave_up_is_enqueued_again(office: Any) -> None:
 
 
 def test_enqueued_in_a_transaction_it_runs_if_that_commits(office: Any) -> None:
-    """And only then."""
+    """A job that is enqueued in a transaction runs only if the transaction commits."""
     with orm.Session(office.engine) as session:
         gone = enqueue(office.queue, invoices.recover, (1,), session=session)
         session.rollback()
@@ -98,7 +99,8 @@ def test_enqueued_in_a_transaction_it_runs_if_that_commits(office: Any) -> None:
 def test_what_its_process_did_not_send_the_sweep_does(
     office: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also as a command; and a duplicate of it is answered."""
+    """`taskguard sweep --rq` sends a job that its process did not send. A duplicate of it is
+    answered."""
     with office.engine.connect() as db:
         left = enqueue(office.queue, invoices.recover, (1,), session=db)
         db.commit()
@@ -115,7 +117,8 @@ def test_what_its_process_did_not_send_the_sweep_does(
 
 
 def test_only_guarded_functions_are_enqueued(office: Any) -> None:
-    """An unguarded one would run for each duplicate; a dependency or a ttl swept over."""
+    """A function without a guard is refused, because duplicates would run it. So are `depends_on`
+    and `ttl`."""
     with office.engine.connect() as db:
         with pytest.raises(ConfigurationError, match="not guarded"):
             enqueue(office.queue, len, ("x",), session=db)
@@ -126,7 +129,7 @@ def test_only_guarded_functions_are_enqueued(office: Any) -> None:
 
 
 def test_outside_a_job_a_sweep_needs_the_queues_redis() -> None:
-    """An error that says so."""
+    """The error of a sweep outside a job says that it needs Redis."""
     with pytest.raises(ConfigurationError, match="Redis"):
         sweep()
 
@@ -150,7 +153,7 @@ def run_all(office: Any, queue: Any) -> None:
 
 
 def test_a_failed_job_that_is_in_no_registry_is_enqueued_again(office: Any) -> None:
-    """Its registry forgot it, its record did not."""
+    """A FAILED job that its registry has forgotten is enqueued again."""
     job = leave_open(office, office.queue, invoices.recover, 1)
     assert swept(office) == 1
     office.connection.delete(office.queue.key)
@@ -162,7 +165,7 @@ def test_a_failed_job_that_is_in_no_registry_is_enqueued_again(office: Any) -> N
 
 @pytest.mark.parametrize("status", [JobStatus.CANCELED, JobStatus.STOPPED])
 def test_a_job_that_was_cancelled_or_stopped_stays_so(office: Any, status: JobStatus) -> None:
-    """RQ's way to revoke it; a lost message looks different."""
+    """A sweep does not enqueue a cancelled or stopped job."""
     job = leave_open(office, office.queue, invoices.recover, 1)
     assert swept(office) == 1
     if status is JobStatus.CANCELED:
@@ -176,7 +179,7 @@ def test_a_job_that_was_cancelled_or_stopped_stays_so(office: Any, status: JobSt
 
 
 def test_a_job_of_another_serializer_is_sent_as_it_was_written(office: Any) -> None:
-    """Also by a sweep that has not been told of it, where its meta has to be read."""
+    """A sweep enqueues a job with the job's own serializer."""
     queue = Queue("invoices", connection=office.connection, serializer=JSONSerializer)
     job = leave_open(office, queue, invoices.recover, 1, meta={"by": "shop"})
     assert swept(office) == 1
@@ -202,7 +205,8 @@ def test_an_enqueued_message_is_the_one_that_is_delivered(office: Any) -> None:
 
 
 def test_a_sweep_enqueues_in_batches(office: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many jobs there are; cancelled ones, and those that RQ gave up, by themselves."""
+    """A sweep enqueues all jobs in batches, also those that RQ gave up. It leaves out cancelled
+    jobs."""
     jobs = [leave_open(office, office.queue, invoices.recover, number) for number in range(9)]
     for job in jobs[:4]:
         job.save()  # of the others there is no record
@@ -225,7 +229,7 @@ def test_a_sweep_enqueues_in_batches(office: Any, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_job_that_depends_on_another_in_the_batch_waits_for_it(office: Any) -> None:
-    """It is put where RQ puts it: behind what it depends on, not before."""
+    """A job that depends on another one of its batch is DEFERRED, as RQ would have it."""
     first = leave_open(office, office.queue, invoices.recover, 1)
     second = leave_open(office, office.queue, invoices.recover, 2)
     second._dependency_ids = [first.id]
@@ -238,7 +242,7 @@ def test_a_job_that_depends_on_another_in_the_batch_waits_for_it(office: Any) ->
 def test_a_job_that_is_cancelled_in_the_middle_of_a_batch_stays_so(
     office: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And the others of the batch are put into their queues."""
+    """A job that is cancelled while a batch is sent is not enqueued. The others are."""
     jobs = [leave_open(office, office.queue, invoices.recover, number) for number in range(3)]
     for job in jobs:
         office.queue.enqueue_job(job)
@@ -265,7 +269,7 @@ def test_a_record_that_is_no_job_is_made_one(office: Any) -> None:
 
 
 def test_what_redis_refuses_at_the_end_of_a_batch_is_not_lost(office: Any) -> None:
-    """Nothing of it counts as sent; once Redis takes jobs again, all are."""
+    """If Redis refuses a batch, none of it counts as sent. A later sweep sends it."""
     for number in range(5):
         leave_open(office, office.queue, invoices.recover, number)
     make_due(office)
@@ -278,7 +282,7 @@ def test_what_redis_refuses_at_the_end_of_a_batch_is_not_lost(office: Any) -> No
 
 
 def test_a_stored_job_that_cannot_be_read_is_failed_and_holds_up_no_other(office: Any) -> None:
-    """With the reason; the other is put into its queue."""
+    """An unreadable job is FAILED, and the other one is enqueued."""
     queue = Queue("office", connection=office.connection)
     with orm.Session(office.engine) as session, session.begin():
         for number in (1, 2):

@@ -28,7 +28,8 @@ def ended(job: Any) -> bool:
 
 @pytest.mark.parametrize(("kind", "options"), KINDS)
 def test_a_returned_retry_is_not_done(office: Any, kind: str, options: tuple[str, ...]) -> None:
-    """RQ runs it again, under the next attempt's number, until it returns something else."""
+    """RQ runs a job that returned `Retry` again, with the next attempt's number, until it returns
+    another value."""
     job = office.queue.enqueue(ask_again, 1, 3)
     office.worker(kind, *options)
     office.wait_for(lambda: ended(job), "ended")
@@ -49,7 +50,7 @@ def test_a_returned_retry_rolls_an_atomic_body_back(office: Any) -> None:
 
 
 def test_a_job_that_asks_too_often_is_failed_and_so_is_its_work(office: Any) -> None:
-    """RQ counts to `max`; the record says why there is no result."""
+    """After `max` retries the job and its work are FAILED, and the record has the reason."""
     job = office.queue.enqueue(ask_again, 3, 100, most=2)
     office.worker()
     office.wait_for(lambda: ended(job), "ended")
@@ -73,7 +74,7 @@ def test_a_retry_that_is_returned_after_done_is_answered_from_the_record(office:
 
 
 def test_a_plain_call_hands_the_retry_to_its_caller(office: Any) -> None:
-    """An unguarded job returns what the guarded function returned: that is not DONE either."""
+    """A plain call returns the `Retry` to its caller, and the work is not DONE."""
     job = office.queue.enqueue(ask_for, 5, 2)
     office.worker()
     office.wait_for(lambda: ended(job), "ended")
@@ -82,7 +83,7 @@ def test_a_plain_call_hands_the_retry_to_its_caller(office: Any) -> None:
 
 
 def test_deferrals_are_not_counted_as_retries_by_the_stock_worker(office: Any) -> None:
-    """Put off twice and more, then `Retry(max=1)`: RQ grants it, as it never did before."""
+    """A stock worker grants `Retry(max=1)` to a job that was deferred before."""
     office.worker("rq.Worker", "--with-scheduler")
     with office.holding("invoice:6"):
         job = office.queue.enqueue(ask_again, 6, 2, most=1)

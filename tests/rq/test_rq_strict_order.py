@@ -99,7 +99,7 @@ def test_whose_place_could_not_be_kept(office: Any, kind: str, ttl: int | None, 
 
 
 def test_in_the_worker_itself(office: Any) -> None:
-    """A worker without forks tells its line, too."""
+    """A worker without forks keeps the order, too."""
     office.queue.enqueue(strictly, "a", 1, "fails once", retry=Retry(max=1))
     office.queue.enqueue(strictly, "a", 2, "fails")
     office.queue.enqueue(strictly, "a", 3)
@@ -117,7 +117,7 @@ def test_a_killed_horse_that_rq_gave_up(office: Any) -> None:
 
 
 def test_who_has_failed_for_good_lets_the_others_go(office: Any) -> None:
-    """At once; requeued by hand it runs again."""
+    """If a job fails for good, the next one runs at once. A requeue runs the failed job again."""
     first = run_behind(office, {0: "fails once"}, effects=3)
     wait_until(lambda: first.get_status(refresh=True) == "failed")
     first.requeue()
@@ -138,7 +138,8 @@ def test_who_kills_his_horse_too_often(office: Any) -> None:
 
 
 def test_a_retry_for_another_key(office: Any) -> None:
-    """Its body has changed the job's arguments: it leaves its line at once for another one."""
+    """If a body changes its job's arguments to another key, the job leaves its line at once for
+    that of the other key."""
     run_behind(office, {0: "moves"}, retry=Retry(max=2, interval=3), effects=4)
     items = [item for item, _ in office.steps("began")]
     assert items == ["a 0", "a 1", "a 2", "a 3", "b 0"]
@@ -147,8 +148,8 @@ def test_a_retry_for_another_key(office: Any) -> None:
 
 
 def test_a_job_that_fails_before_its_guard_leaves_its_line(office: Any, producer: None) -> None:
-    """In a decorator over it. RQ's retries come before; then it is not sent again, and the next one
-    is called."""
+    """A job that fails in a decorator over its guard leaves its line after RQ's retries. The next
+    one is promoted."""
     task = strictly_under_a_decorator
     refused = enqueue(office.queue, task, ("a", 0, "refused"), retry=Retry(max=1)).job
     following = enqueue(office.queue, task, ("a", 1)).job

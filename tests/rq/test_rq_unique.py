@@ -26,7 +26,7 @@ def put(office: Any, words: str, **options: Any) -> Any:
 
 
 def let_go(office: Any) -> None:
-    """The body that waits goes on."""
+    """Let the waiting body go on."""
     with office.engine.begin() as db:
         db.execute(sa.text("insert into steps values ('', 'go', 0)"))
 
@@ -48,7 +48,7 @@ def record(office: Any) -> Any:
 def test_a_senders_clock_does_not_count(
     office: Any, monkeypatch: pytest.MonkeyPatch, hours: int
 ) -> None:
-    """The job is scheduled by the database's clock where the sender's is wrong."""
+    """A delayed job is scheduled by the database's clock, even if the sender's clock is wrong."""
     right = time.time
     with monkeypatch.context() as patch:
         patch.setattr(time, "time", lambda: right() + hours * 3600)
@@ -61,7 +61,8 @@ def test_a_senders_clock_does_not_count(
 
 @pytest.mark.parametrize("transaction", ["the user's", "the ledger's"])
 def test_who_attaches_gets_the_first_job(office: Any, transaction: str) -> None:
-    """Nothing else is enqueued, while it waits and while it is at work."""
+    """While the first job waits or runs, an enqueue that attaches sends nothing, and returns the
+    first job."""
 
     def attach(words: str, **options: Any) -> Any:
         if transaction != "the user's":
@@ -84,7 +85,7 @@ def test_who_attaches_gets_the_first_job(office: Any, transaction: str) -> None:
 
 
 def test_who_attaches_to_a_job_in_progress_gets_it(office: Any) -> None:
-    """Which RQ's own `enqueue()` sent, without its call on record."""
+    """An enqueue can attach to a running job that RQ's own `enqueue()` sent."""
     running = office.queue.enqueue(invoices.index, 1, "running", True)
     office.worker()
     office.wait_for(lambda: office.steps("began"), "a body")
@@ -96,7 +97,8 @@ def test_who_attaches_to_a_job_in_progress_gets_it(office: Any) -> None:
 
 
 def test_skipped_or_refused_nothing_is_enqueued(office: Any) -> None:
-    """The caller is told."""
+    """With `duplicate="skip"` or `"raise"`, the second enqueue sends nothing, and returns None or
+    raises."""
     first = put(office, "first")
     assert put(office, "second", duplicate="skip") is None
     with pytest.raises(AlreadyEnqueuedError, match=f"is enqueued.*{first.job.id}"):
@@ -112,7 +114,7 @@ def test_skipped_or_refused_nothing_is_enqueued(office: Any) -> None:
 
 
 def test_the_newest_arguments_run(office: Any) -> None:
-    """The older jobs come, do nothing, and are CANCELED."""
+    """The older jobs run nothing, and are CANCELED."""
     jobs = [put(office, words, duplicate="replace") for words in ("a", "b", "c")]
     assert [each.outcome for each in jobs] == ["sent", "replaced", "replaced"]
     assert office.queue.count == 3
@@ -127,7 +129,7 @@ def test_the_newest_arguments_run(office: Any) -> None:
 
 
 def test_debounced_it_runs_once_after_the_last_time(office: Any) -> None:
-    """RQ's scheduler puts it into its queue; each enqueue moves its time on."""
+    """Each enqueue moves the start. RQ's scheduler enqueues the last job at its time."""
     office.worker()
     for words in ("a", "b", "c"):
         due_s = time.time() + 8
@@ -140,7 +142,7 @@ def test_debounced_it_runs_once_after_the_last_time(office: Any) -> None:
 
 
 def test_without_a_scheduler_a_sweep_enqueues_what_was_delayed(office: Any) -> None:
-    """A minute after its time; so it does where Redis has lost the schedule."""
+    """Without a scheduler, a sweep enqueues a delayed job after its time."""
     delayed = put(office, "late", delay_s=2.0)
     registry = ScheduledJobRegistry(queue=office.queue)
     assert registry.get_job_ids() == [delayed.job.id]
@@ -164,7 +166,7 @@ def delayed_until(office: Any) -> float:
 
 
 def test_a_sweep_before_its_time_keeps_a_delayed_job_in_the_schedule(office: Any) -> None:
-    """Redis had lost it; alone, or in a batch."""
+    """If Redis lost a delayed job, a sweep puts it back into the schedule."""
     delayed = put(office, "late", delay_s=3600)
     office.connection.flushdb()
     make_due(office)

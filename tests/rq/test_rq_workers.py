@@ -40,7 +40,7 @@ from taskguard_rq import GuardedSimpleWorker, GuardedWorker, preloading
 def test_every_invoice_is_charged_once_and_every_job_is_answered(
     office: Any, kind: str, options: tuple[str, ...]
 ) -> None:
-    """Three jobs for each of four invoices, two workers: four effects, twelve answers."""
+    """Two workers run three jobs for each of four invoices: four effects, twelve answers."""
     jobs = [office.queue.enqueue(charge, number, 0.3) for number in range(4) for _ in range(3)]
     office.worker(kind, *options)
     office.worker(kind, *options)
@@ -116,7 +116,7 @@ def test_work_horses_find_drivers_loaded(
 def test_work_horses_load_nothing_anew_where_the_jobs_module_configures(
     office: Any, kind: str, options: tuple[str, ...]
 ) -> None:
-    """With the class alone the first horse loads the drivers, and its worker then has them too."""
+    """If the jobs' module configures taskguard, no horse after the first one loads a driver."""
     locks, ledger = office.environment.values()
     unset = dict.fromkeys(office.environment, "")
     office.worker(kind, *options, fresh=True, **unset, OFFICE_LOCKS=locks, OFFICE_LEDGER=ledger)
@@ -130,7 +130,7 @@ def test_work_horses_load_nothing_anew_where_the_jobs_module_configures(
 
 
 def test_one_job_enqueued_many_times_runs_one_body(office: Any) -> None:
-    """The same id, twenty times in the queue, two workers."""
+    """Two workers get one job twenty times, and its body runs once."""
     job = office.queue.enqueue(charge, 7, 1.0, job_id="charge-7")
     for _ in range(19):
         office.connection.rpush(office.queue.key, job.id)
@@ -157,7 +157,7 @@ def test_one_job_enqueued_many_times_runs_one_body(office: Any) -> None:
 def test_a_job_that_was_put_off_leaves_no_trace_with_a_guarded_worker(
     office: Any, kind: str
 ) -> None:
-    """No result, no execution left over, no retry counted; then it is done."""
+    """A deferral leaves no result, no execution, and no counted retry. After it the job is done."""
     if kind.endswith("GuardedSpawnWorker") and int(rq.VERSION.partition(".")[0]) < 3:
         pytest.skip("the children of SpawnWorker are stock workers there")
     office.worker(kind)
@@ -175,7 +175,7 @@ def test_a_job_that_was_put_off_leaves_no_trace_with_a_guarded_worker(
 
 
 def test_who_waits_for_a_key_is_put_off_before_its_time_out(office: Any) -> None:
-    """That would fail the job, and its body has not begun."""
+    """A job that waits for its key is deferred before its time-out would fail it."""
     office.worker()
     with office.holding("invoice:1"):
         job = office.queue.enqueue(charge_patiently, 1, job_timeout=16)
@@ -195,7 +195,7 @@ def test_what_a_user_says_of_the_client_stays(said: dict[str, str | None]) -> No
 
 
 def test_connections_of_a_users_own_are_left_alone() -> None:
-    """They may take no such option."""
+    """A connection class of the user's own gets no option, because it may not know it."""
 
     class Ours(redis.Connection):
         def __init__(self, **options: Any) -> None:
@@ -208,7 +208,7 @@ def test_connections_of_a_users_own_are_left_alone() -> None:
 
 
 def test_without_a_scheduler_nothing_is_lost_and_the_log_says_what_is_missing(office: Any) -> None:
-    """The stock worker without --with-scheduler: an error in the log, and still it is done."""
+    """A stock worker without `--with-scheduler` logs an error, and the job is still done."""
     office.worker("rq.Worker")
     with office.holding("invoice:1"):
         job = office.queue.enqueue(charge, 1)
@@ -235,7 +235,7 @@ def test_the_scheduler_is_on_unless_somebody_says_no(
 
 
 def test_a_killed_work_horse_is_done_again(office: Any) -> None:
-    """SIGKILL in the body, with Retry: the next attempt waits for the lease and charges once."""
+    """If a horse is killed in a body, the retry waits for the lease, and charges once."""
     job = office.queue.enqueue(charge, 3, 600.0, retry=Retry(max=3))
     office.worker(**SHORT_LEASES)
     office.wait_for(lambda: office.steps("began"), "the body")
@@ -247,7 +247,8 @@ def test_a_killed_work_horse_is_done_again(office: Any) -> None:
 
 @pytest.mark.once
 def test_an_orphaned_horse_is_harmless(office: Any) -> None:
-    """The worker is killed, its horse lives on; the job is enqueued again: one effect."""
+    """If a worker is killed and its horse lives on, a second delivery of the job has no second
+    effect."""
     job = office.queue.enqueue(charge, 4, 4.0)
     worker = office.worker()
     office.wait_for(lambda: office.steps("began"), "the body")
@@ -263,7 +264,8 @@ def test_an_orphaned_horse_is_harmless(office: Any) -> None:
 
 @pytest.mark.once
 def test_a_paused_horse_is_refused(office: Any) -> None:
-    """SIGSTOP beyond the lease, another job does it, SIGCONT: one effect, one refusal."""
+    """A horse is paused beyond its lease, and another job does the work. The late commit is
+    refused."""
     first = office.queue.enqueue(index, 5, "first", True)
     office.worker(**SHORT_LEASES)
     office.wait_for(lambda: office.steps("began"), "the body")
@@ -281,7 +283,7 @@ def test_a_paused_horse_is_refused(office: Any) -> None:
 
 
 def test_a_job_that_kills_its_horse_is_dead_after_max_crashes(office: Any) -> None:
-    """Then the queue goes on."""
+    """The work is DEAD, and the queue goes on."""
     job = office.queue.enqueue(die, 13, retry=Retry(max=10))
     office.worker(**SHORT_LEASES)
     office.wait_for(lambda: "is DEAD" in office.logs(), "DEAD")
@@ -292,7 +294,7 @@ def test_a_job_that_kills_its_horse_is_dead_after_max_crashes(office: Any) -> No
 
 
 def test_a_worker_whose_ledger_may_not_be_written_does_not_start(office: Any, pg_url: str) -> None:
-    """It would put every job off for ever."""
+    """A worker whose ledger is not writable does not start, because it would defer every job."""
     with office.engine.begin() as db:
         db.exec_driver_sql("alter table taskguard_work drop column lease_until")
     taskguard_rq.configure(locks=None, ledger=pg_url)
