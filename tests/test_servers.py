@@ -27,7 +27,6 @@ from taskguard_sandbox.servers import (
     DebianRedis,
     MariaDB,
     MySQL,
-    NewestRabbitMQ,
     Postgres,
     RabbitMQ,
     Redis62,
@@ -45,7 +44,6 @@ KINDS = [
     pytest.param(MariaDB, marks=pytest.mark.debian),
     pytest.param(MySQL, marks=pytest.mark.debian),
     pytest.param(RabbitMQ, marks=pytest.mark.debian),
-    pytest.param(NewestRabbitMQ, marks=pytest.mark.debian),
 ]
 REDIS_KINDS = [Valkey, Redis62, pytest.param(DebianRedis, marks=pytest.mark.debian)]
 
@@ -319,9 +317,8 @@ time.sleep(600)
 @pytest.mark.parametrize(
     ("kind", "paused"),
     [
-        *[(kind, paused) for kind in (Valkey, Redis62, Postgres) for paused in (False, True)],
+        *[(kind, paused) for kind in (Valkey, Postgres) for paused in (False, True)],
         pytest.param(RabbitMQ, False, marks=pytest.mark.debian),
-        pytest.param(NewestRabbitMQ, False, marks=pytest.mark.debian),
     ],
 )
 def test_a_killed_starter_leaves_nothing_behind(kind: type[Server], paused: bool) -> None:

@@ -58,22 +58,6 @@ def found(app: Celery) -> list[str]:
     return [str(each) for each in configuration_of(app).findings if each.name in losing]
 
 
-@pytest.mark.parametrize(
-    ("setting", "change"),
-    [
-        ("task_acks_late", {"task_acks_late": False}),
-        ("task_reject_on_worker_lost", {"task_reject_on_worker_lost": False}),
-        ("visibility_timeout", {"task_time_limit": 7_200}),
-    ],
-)
-def test_each_warning_names_the_setting(setting: str, change: dict[str, Any]) -> None:
-    """One setting off, one warning, with its name as it stands in the app's configuration."""
-    safe = {"task_acks_late": True, "task_reject_on_worker_lost": True}
-    assert found(make_app(**safe)) == []
-    (warning,) = found(make_app(**{**safe, **change}))
-    assert setting in warning
-
-
 def test_safe_defaults_leave_no_warning() -> None:
     """Called before or after the tasks are bound to the app, with any time limit."""
     app = make_app(task_time_limit=7_200)
@@ -328,22 +312,6 @@ def test_what_celery_shows_of_its_settings_has_no_password(namespace: str | None
         assert SECRET not in shown
         value = app.conf[next(iter(each))]
         assert str(value) == str(next(iter(each.values()))), "the setting itself keeps its value"
-
-
-def test_tables_dropped_under_a_worker_lose_nothing(shop: Any) -> None:
-    """Deliveries are put off until a person has mended it."""
-    with shop.worker() as worker:
-        with shop.engine.begin() as db:
-            for table in ("keys", "work", "messages", "schema"):
-                db.exec_driver_sql(f"alter table taskguard_{table} rename to hidden_{table}")
-        result = shop.tasks.ship.delay(1)
-        wait_until(lambda: " deferred: " in worker.text(), message="put off")
-        assert "taskguard ledger create" in worker.text()
-        with shop.engine.begin() as db:
-            for table in ("keys", "work", "messages", "schema"):
-                db.exec_driver_sql(f"alter table hidden_{table} rename to taskguard_{table}")
-        assert result.get(timeout=patience_s()) == {"order": 1}
-    assert shop.effects() == Counter({"1": 1})
 
 
 def test_a_result_that_is_not_json_leaves_the_work_done(shop: Any) -> None:

@@ -285,7 +285,7 @@ def test_a_locked_row_is_busy_and_not_waited_for(make_book: Any) -> None:
 
 
 def test_a_claim_takes_one_round_trip_on_postgresql(book: Any, postgres: Any) -> None:
-    """A claim, a completion alone, and a renewal of a thousand leases take one round trip each."""
+    """A claim, a repeated claim, a lock, and a completion alone take one round trip each."""
     from support.proxy import Proxy
 
     if book.kind != "postgresql":

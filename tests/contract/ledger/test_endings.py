@@ -302,10 +302,12 @@ def test_a_locked_row_is_skipped_and_the_others_are_renewed(book: Any, table: st
     assert answers == [Renewal.SKIPPED, Renewal.RENEWED]
 
 
-def test_thousands_are_renewed(book: Any) -> None:
-    """More leases are renewed than fit into one batch."""
-    many = 2500 if book.kind == "postgresql" else 300
-    claims = [book.claim(number).claim for number in range(many)]
+def test_more_leases_than_one_statement_takes_are_renewed(
+    book: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PostgreSQL renews so many leases by one statement, and the rest by further ones."""
+    monkeypatch.setattr("taskguard.ledger.statements.postgresql._CLAIMS_PER_STATEMENT", 20)
+    claims = [book.claim(number).claim for number in range(50)]
     assert set(book.ledger.renew(claims)) == {"renewed"}
 
 

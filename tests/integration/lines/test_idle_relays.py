@@ -15,7 +15,7 @@ from taskguard.integration import Relay
 from taskguard.ledger.sql import SqlLedger
 
 RELAYS = 5
-LOOKS = 8
+LOOKS = 4
 # PostgreSQL counts an idle session's transactions up to ten seconds late, so the first windows hold
 # those of the start. A fleet that asks too much asks in each window.
 WINDOWS = 5

@@ -473,7 +473,7 @@ class TestEverywhere:
     def test_released_after_the_scripts_were_forgotten(self, five: Independent) -> None:
         """A server that is not waited for must not keep a lock for want of the script."""
         locks = five.connect()
-        for key in KEYS:
+        for key in KEYS[:3]:
             owner = new_owner("m")
             take_everywhere(five, locks, key, owner)
             for server in five.servers:

@@ -21,6 +21,11 @@ from taskguard.model.records import WorkView
 WORK = "ship order:1"
 
 
+@pytest.fixture(params=["pg_url", "sqlite_url"])
+def url(request: pytest.FixtureRequest) -> str:
+    return str(request.getfixturevalue(request.param))
+
+
 def request(*, deferrals: int = 0) -> ClaimRequest:
     return claims.request(message=MessageRef("m", deferrals=deferrals), max_crashes=1)
 

@@ -73,7 +73,11 @@ class SweepRig:
         self.engine.dispose()
 
 
-@pytest.fixture(params=DATABASES)
+# The other tests are about decisions. The contract suite has the SQL of each database.
+on_each_database = pytest.mark.parametrize("rig", DATABASES, indirect=True)
+
+
+@pytest.fixture(params=["sqlite_url"])
 def rig(request: pytest.FixtureRequest) -> Iterator[SweepRig]:
     made = SweepRig(request.getfixturevalue(request.param))
     yield made
@@ -91,6 +95,7 @@ def put_orders(rig: SweepRig, *orders: str) -> None:
 # -- sweeps -----------------------------------------------------------------------------------
 
 
+@on_each_database
 def test_what_is_overdue_is_sent_once_and_again_after_a_while(rig: SweepRig) -> None:
     """In pages; a second sweep finds nothing, until the messages count as lost again."""
     put_orders(rig, "1", "2", "3", "4", "5")
@@ -101,6 +106,7 @@ def test_what_is_overdue_is_sent_once_and_again_after_a_while(rig: SweepRig) -> 
     assert sorted(rig.sent) == sorted([(str(order), 0, 0) for order in range(1, 6)] * 2)
 
 
+@on_each_database
 def test_a_queue_that_is_behind_is_not_filled_by_sweeps(rig: SweepRig) -> None:
     """The delay doubles after each sending without a claim, up to a day. A claim resets it."""
     put_orders(rig, "1")
@@ -154,6 +160,7 @@ def elsewhere(
         server.drop_database(name)
 
 
+@on_each_database
 @pytest.mark.parametrize("tables", [True, False])
 def test_a_transaction_on_another_database_is_refused(
     rig: SweepRig, elsewhere: Callable[[], str], tables: bool
@@ -185,6 +192,7 @@ def test_a_transaction_on_another_database_is_refused(
     assert rig.sent == [("2", 0, 0)]
 
 
+@on_each_database
 def test_a_transaction_on_the_ledgers_database_is_taken_by_whatever_engine(rig: SweepRig) -> None:
     """The ledger's own, another by its URL, one whose transactions keep their snapshot."""
     url = rig.engine.url
@@ -204,6 +212,7 @@ def test_a_transaction_on_the_ledgers_database_is_taken_by_whatever_engine(rig: 
     assert ("2", 0, 0) in rig.sent
 
 
+@on_each_database
 def test_the_ledgers_mark_survives_a_purge_and_tables_that_are_made_anew(rig: SweepRig) -> None:
     """Processes have remembered it."""
     for number, change in enumerate(("nothing", "purged", "made anew")):
@@ -304,6 +313,7 @@ def test_a_call_that_nobody_can_read_is_failed_with_its_reason(rig: SweepRig) ->
     assert rig.sweep() == Swept(sent=1)
 
 
+@on_each_database
 def test_a_call_that_is_sent_in_vain_is_failed_in_the_end(rig: SweepRig) -> None:
     """If the task is gone or refuses its arguments, the message fails in the end. A claim or an
     operator resets the count."""
@@ -349,6 +359,7 @@ def test_a_message_that_comes_after_all_is_run(rig: SweepRig) -> None:
     assert rig.ledger.view("ship order:1").state is State.DONE  # type: ignore[union-attr]
 
 
+@on_each_database
 def test_what_was_claimed_meanwhile_is_not_failed(rig: SweepRig) -> None:
     """The sweep has read the work, and its holder has it now."""
     put_orders(rig, "1")
@@ -510,6 +521,7 @@ def test_a_session_that_does_not_commit_sends_nothing(rig: SweepRig, how: str) -
     assert rig.ledger.view("ship order:1") is None
 
 
+@on_each_database
 def test_what_a_savepoint_took_back_is_not_sent(rig: SweepRig) -> None:
     """And what one kept is sent after the outermost commit, not before."""
     with orm.Session(rig.engine) as session:
@@ -656,6 +668,7 @@ def test_a_sweep_ends(rig: SweepRig) -> None:
         rig.sweep(again_after_s=0)
 
 
+@on_each_database
 def test_a_savepoint_takes_back_the_message_of_work_that_is_known(rig: SweepRig) -> None:
     """It failed before, so that it is on record whatever becomes of the savepoint."""
 
@@ -676,6 +689,7 @@ def test_a_savepoint_takes_back_the_message_of_work_that_is_known(rig: SweepRig)
     assert rig.ledger.view("ship order:1").state.value == "FAILED"
 
 
+@on_each_database
 @pytest.mark.parametrize("on", ["session", "connection"])
 def test_in_a_guarded_transaction_on_ones_own_it_commits_with_done(rig: SweepRig, on: str) -> None:
     """Sent once, after DONE; and not if the block is left by an error."""

@@ -43,13 +43,18 @@ class Rig(SweepRig):
         return [message for message, _, _ in self.sent]
 
 
-@pytest.fixture(params=DATABASES)
+# The other tests are about decisions. The contract suite has the SQL of each database.
+on_each_database = pytest.mark.parametrize("rig", DATABASES, indirect=True)
+
+
+@pytest.fixture(params=["sqlite_url"])
 def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
     made = Rig(request.getfixturevalue(request.param))
     yield made
     made.close()
 
 
+@on_each_database
 @pytest.mark.parametrize("duplicate", ["attach", "skip"])
 def test_in_a_session_nothing_is_sent_for_the_second(rig: Rig, duplicate: str) -> None:
     """The second enqueue sends nothing, in one transaction or two. It returns the first one's
@@ -101,6 +106,7 @@ def test_refused_it_writes_nothing_and_the_session_goes_on(rig: Rig) -> None:
     assert rig.messages == ["a"]
 
 
+@on_each_database
 def test_a_savepoint_takes_a_replacement_back(rig: Rig) -> None:
     """The older call stands, and its message runs."""
     with orm.Session(rig.engine) as session:
@@ -136,6 +142,7 @@ def test_on_a_connection_a_replacement_is_sent_by_hand_or_by_a_sweep(rig: Rig) -
     assert rig.run("a").value == "c"
 
 
+@on_each_database
 def test_in_a_guarded_body_a_replacement_commits_with_done(rig: Rig) -> None:
     """If the body fails, the older call stands."""
     rig.put(None, "a", "replace")

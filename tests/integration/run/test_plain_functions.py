@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -14,7 +13,6 @@ import sqlalchemy as sa
 
 import taskguard
 from support.claims import end_leases
-from support.databases import DATABASES
 from support.threads import at_once
 from support.waiting import wait_until
 from taskguard import Guard, TaskGuard
@@ -22,12 +20,10 @@ from taskguard.errors import (
     ConfigurationError,
     KeyAlreadyHeldError,
     KeyBusyError,
-    LedgerSchemaError,
     LedgerUnavailableError,
     ResultError,
     StaleTokenError,
     TransactionUsageError,
-    WorkDeadError,
 )
 from taskguard.events import Event
 from taskguard.integration import UNSET
@@ -70,7 +66,7 @@ def effect(db: Any, item: object, guard: Guard) -> None:
     )
 
 
-@pytest.fixture(params=DATABASES)
+@pytest.fixture(params=["pg_url", "sqlite_url"])
 def app(request: pytest.FixtureRequest, redis_url: str) -> Iterator[Application]:
     made = Application(redis_url, request.getfixturevalue(request.param))
     yield made
@@ -130,23 +126,6 @@ def test_a_body_that_raises_writes_nothing_and_may_run_again(app: Application) -
     assert ship(1) == "shipped"
     assert attempts == [1, 2]
     assert app.effects() == Counter({"1": 1})
-
-
-def test_a_function_that_exits_is_dead_after_max_crashes(app: Application) -> None:
-    """A body that exits, as argparse does, writes nothing, and its lease ends at once."""
-
-    @app.tg.guarded(key="order:<order>", max_crashes=2)
-    def ship(order: int, guard: Guard) -> None:
-        with guard.transaction() as db:
-            effect(db, order, guard)
-            sys.exit("usage: ship")
-
-    for _ in range(2):
-        with pytest.raises(SystemExit):
-            ship(1)
-    with pytest.raises(WorkDeadError, match="SystemExit: usage: ship"):
-        ship(1)
-    assert app.effects() == Counter()
 
 
 def test_a_stale_holder_is_refused_and_gets_the_winners_result(app: Application) -> None:
@@ -296,21 +275,6 @@ def test_the_plain_lock_excludes_and_its_fence_grows(app: Application) -> None:
         first.check()
     with app.tg.lock("inventory:42", wait_s=5) as second:
         assert second.fence > first.fence
-
-
-def test_without_tables_the_error_names_the_command(redis_url: str, sqlite_url: str) -> None:
-    """Nothing is run."""
-    tg = taskguard.connect(locks=redis_url, ledger=sqlite_url, listeners=(lambda event: None,))
-    ran: list[int] = []
-
-    @tg.guarded(key="order:<order>")
-    def ship(order: int) -> None:
-        ran.append(order)
-
-    with pytest.raises(LedgerSchemaError, match="taskguard ledger create"):
-        ship(1)
-    assert ran == []
-    tg.close()
 
 
 @pytest.mark.parametrize(

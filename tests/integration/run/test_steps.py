@@ -39,6 +39,12 @@ def provider() -> Provider:
     return Provider()
 
 
+@pytest.fixture(params=["sqlite_url"])
+def shop(request: pytest.FixtureRequest, make_shop: Any) -> Any:
+    """Return a shop in one database: the contract suite has the SQL of progress for each."""
+    return make_shop(request.getfixturevalue(request.param))
+
+
 def test_a_later_attempt_gets_the_stored_result(shop: GuardedShop, provider: Provider) -> None:
     """It is what JSON makes of it, for the first attempt as well."""
     results: list[Any] = []
