@@ -205,11 +205,8 @@ SECOND = ("ledger.leave asked", "ledger.leave done", "ledger.promote_next asked"
     ids=["celery", "rq", "mariadb"],
 )
 def test_faults_while_it_keeps_its_place(rig: CrashRig, exploration: Exploration) -> None:
-    """The first message is retried, and the second has no retries left: no later message goes
-    before them.
-
-    Without a relay, all messages that remain were promoted.
-    """
+    """The first message is retried, and the second fails for good. No later message begins before
+    them. Without a relay, each line that stopped has a promoted message that has not arrived."""
     points = [("first", at) for at in FIRST] + [("second", at) for at in SECOND]
     cases = [(fault, *point) for fault in FAULTS for point in points]
     by_default = rig.queue == "celery" and rig.engine.name == "postgresql"
@@ -253,8 +250,8 @@ def expect_in_order(rig: CrashRig, cases: Iterable[Case]) -> None:
     ids=["celery", "rq"],
 )
 def test_what_waits_for_a_relay(rig: CrashRig, exploration: Exploration) -> None:
-    """Without a relay, a line goes on, unless a promoted message was not sent because its sender
-    was killed or got no answer. A relay sends it."""
+    """Without a relay, a line stops only if its promoted message has not arrived, because its
+    sender was killed or got no answer. A relay sends it again."""
     points = [("second" if is_of_parking(at) else "first", at) for at in PARKING]
     cases = [(fault, *point) for fault in ("", "forget", *FAULTS[1:]) for point in points]
     cases = exploration.pick(cases, at_most=36 if rig.queue == "celery" else 12)
@@ -303,11 +300,8 @@ DIES_WITH_THE_LOCK = ("ledger.claim asked", "ledger.claim done")
 )
 def test_killed_or_with_faults_the_newest_wins(rig: CrashRig, exploration: Exploration) -> None:
     """The newest message has its effect once. Each message is answered, and REVOKED ones have no
-    effect.
-
-    Without a relay, an unanswered message was promoted or superseded before its sender died, or a
-    dead process still has its key at the lock server.
-    """
+    effect. Without a relay, an unanswered message is overdue, or its line has a dead process that
+    still holds the lock."""
     points = [(role, at) for role in ROLES for at in NEWEST]
     cases = [(fault, *point) for fault in ("", *FAULTS) for point in points]
     cases = exploration.pick(cases, at_most=36 if rig.queue == "celery" else 10)
@@ -341,8 +335,8 @@ def test_killed_or_with_faults_the_newest_wins(rig: CrashRig, exploration: Explo
     ids=["celery-redis", "celery-rabbitmq", "rq"],
 )
 def test_the_broker_is_restarted(rig: CrashRig, exploration: Exploration) -> None:
-    """The broker restarts at a boundary of one line after the other, with the messages it has
-    acknowledged."""
+    """The broker restarts, with its stored messages, at a boundary of one line after the other.
+    Each message has its effect once."""
     points = [("second" if is_of_parking(at) else "first", at) for at in PARKING]
     lines: list[str] = []
     items: list[str] = []

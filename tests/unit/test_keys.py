@@ -1,4 +1,4 @@
-"""Keys: each sentence that the documentation says about templates, values and limits."""
+"""Keys: the rules of the documentation about templates, values and limits."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ class TestArguments:
     """Where a placeholder's value comes from."""
 
     def test_the_designs_example(self):
-        """`order:<order_id>` with 42 reads order:42, here and by `taskguard.key`."""
+        """The template `order:<order_id>` makes `order:42` of 42, in a guard and in
+        `taskguard.key()`."""
         assert compiled("order:<order_id>")((42,), {}) == ("order:42",)
         assert key("order:<order_id>", order_id=42) == "order:42"
 
@@ -82,26 +83,26 @@ class TestArguments:
         assert compiled(template)(args, kwargs) == ("eu/42/1",)
 
     def test_calls_leave_nothing_behind(self):
-        """A call's arguments are not the next one's defaults."""
+        """The arguments of a call do not become defaults of the next call."""
         keys = compiled("<order_id>:<region>")
         assert keys((1, "us"), {}) == ("1:us",)
         assert keys((1,), {}) == ("1:eu",)
 
     def test_the_guard_is_no_argument(self):
-        """`guard` is the library's to pass: not a parameter of templates, nor of calls."""
+        """`guard` is neither a parameter of templates nor an argument of calls."""
         assert "Parameters: order_id, region, priority." in template_problem("<guard>")
         with pytest.raises(TypeError, match="guard"):
             compiled("<order_id>")((42,), {"guard": None})
 
     def test_a_guard_in_the_middle(self):
-        """A guard between other parameters moves none of them."""
+        """A guard between two parameters moves neither of them."""
 
         def task(a, guard, b): ...
 
         assert compiled("<a>:<b>", task)((1, 2), {}) == ("1:2",)
 
     def test_other_names_can_be_ignored(self):
-        """`ignore` is the integration's choice."""
+        """With `ignore=()`, `guard` is a parameter like any other."""
         assert compiled("<guard>", ignore=())((1,), {"guard": 2}) == ("2",)
 
     @pytest.mark.parametrize(
@@ -115,7 +116,7 @@ class TestArguments:
         ],
     )
     def test_arguments_that_do_not_fit(self, args, kwargs):
-        """Wrong arguments are the TypeError that the call itself would be, naming the task."""
+        """Wrong arguments raise the TypeError of the call itself, with the task's name."""
         with pytest.raises(TypeError):
             ship(*args, **kwargs)
         with pytest.raises(TypeError, match=r"^shop\.ship: "):
@@ -140,7 +141,7 @@ class TestArguments:
             compiled("<order_id>", task)((), {})
 
     def test_collected_positional_arguments(self):
-        """`<args[0]>` is the first of `*args`; one that was not passed is an error."""
+        """`<args[1]>` reads an item of `*args`. A missing item is an error."""
 
         def task(*args): ...
 
@@ -152,7 +153,7 @@ class TestArguments:
             keys((1,), {})
 
     def test_collected_keyword_arguments(self):
-        """With `**options`, a name that is no parameter is looked for in there at each call."""
+        """A name that is no parameter is read from `**options` at each call."""
 
         def task(order_id, **options): ...
 
@@ -165,7 +166,8 @@ class TestArguments:
         assert caught.value.task == "shop.ship"
 
     def test_a_parameter_comes_before_a_collected_name(self):
-        """Where `**options` collects a positional-only parameter's name, the parameter is meant."""
+        """If `**options` has the name of a positional-only parameter, the placeholder means the
+        parameter."""
 
         def task(order_id, /, **options): ...
 
@@ -174,7 +176,7 @@ class TestArguments:
 
     @pytest.mark.parametrize("template", ["<args>", "<options>", "<args.x>"])
     def test_all_of_the_collected_arguments(self, template):
-        """`*args` and `**options` themselves are no value, which is known at decoration."""
+        """`*args` and `**options` as a whole are refused at decoration."""
 
         def task(*args, **options): ...
 
@@ -186,29 +188,30 @@ class TestPaths:
     """Attributes and items."""
 
     def test_attributes(self):
-        """`<order.id>` and longer paths."""
+        """A placeholder reads attributes, such as `<order.id>` and longer paths."""
         order = SimpleNamespace(id=42, customer=SimpleNamespace(id="c1"))
         assert one("<x.id>:<x.customer.id>", order) == "42:c1"
 
     def test_items_of_a_dict(self):
-        """`<payload[sku]>`; a number's digits find the number too, since JSON makes text of it."""
+        """`<payload[sku]>` reads an item. Digits also find a number, because JSON makes text of
+        it."""
         assert one("<x[sku]>", {"sku": "s-1"}) == "s-1"
         assert one("<x[7]>", {7: "a"}) == one("<x[7]>", {"7": "a"}) == "a"
         assert one("<x[7]>", {7: "number", "7": "text"}) == "text"
 
     def test_items_of_a_list(self):
-        """Lists and tuples by index, from the end too."""
+        """Lists and tuples are read by index, also from the end."""
         assert one("<x[0]>:<x[-1]>", ["a", "b", "c"]) == "a:c"
         assert one("<x[0]>:<x[-1]>", ("a", "b", "c")) == "a:c"
 
     def test_steps_combine(self):
-        """Attributes, items, a format and a filter in one placeholder."""
+        """One placeholder can have attributes, items, a format and a filter."""
         order = SimpleNamespace(lines=[{"due": date(2024, 5, 1)}])
         assert one("<x.lines[0][due]:%Y>", order) == "2024"
         assert len(one("<x.lines[0][due]:%Y|hash>", order)) == 32
 
     def test_a_default_dict_is_left_alone(self):
-        """Reading a key adds nothing to the argument."""
+        """Reading an item does not add it to a defaultdict."""
         payload: defaultdict[str, str] = defaultdict(lambda: "made up")
         with pytest.raises(KeyArgumentError, match="no item 'sku'"):
             one("<x[sku]>", payload)
@@ -230,13 +233,14 @@ class TestPaths:
         ],
     )
     def test_what_is_not_there(self, template, value, said):
-        """A step that leads nowhere names the placeholder, the type and the step."""
+        """The error of a missing step names the placeholder, the type and the step."""
         with pytest.raises(KeyArgumentError) as caught:
             one(template, value)
         assert str(caught.value) == f"{template} cannot be read: {said}"
 
     def test_what_a_property_raises(self):
-        """A property's AttributeError stays visible as the cause; its other errors go on."""
+        """A property's AttributeError is the cause of the key's error. Its other errors go on
+        unchanged."""
 
         class Order:
             @property
@@ -305,7 +309,7 @@ class Phone:
 
 
 class TestValues:
-    """Texts of values."""
+    """The text that a value gets in a key."""
 
     @pytest.mark.parametrize(
         ("value", "text"),
@@ -330,7 +334,7 @@ class TestValues:
         ],
     )
     def test_texts(self, value, text):
-        """The table in `values.py`."""
+        """Each type has the text of the table in `values.py`."""
         assert one("<x>", value) == text
         assert encode_value(value) == text
 
@@ -338,12 +342,13 @@ class TestValues:
         ("value", "text"), [(LoudInt(1), "1"), (LoudText("a"), "a"), (LoudFloat(1), "1.0")]
     )
     def test_subclasses_say_what_json_sends(self, value, text):
-        """A subclass's own `__str__` would not be there any more at the worker."""
+        """A subclass gets the text of its base type, because its own `__str__` is lost on the way
+        to a worker."""
         assert one("<x>", value) == text
         assert type(one("<x>", value).split(":")[0]) is str
 
     def test_integers_of_other_libraries(self):
-        """A value that registers as Integral gives its digits, with a format too."""
+        """A value that is registered as Integral gets its digits."""
 
         class Int64:
             def __int__(self):
@@ -353,7 +358,7 @@ class TestValues:
         assert one("<x>", Int64()) == "7"
 
     def test_values_that_equal_but_read_differently(self):
-        """Texts decide, not values: the module's documentation says which differ."""
+        """Equal values with different texts make different keys."""
         for first, second in [
             (1, 1.0),
             (Decimal("1.0"), Decimal("1.00")),
@@ -393,13 +398,14 @@ class TestValues:
         ],
     )
     def test_refused_by_name(self, value, said):
-        """An invalid value is refused with the placeholder, its kind, and what to do."""
+        """An invalid value is refused with its placeholder, its type, and what to do."""
         assert refusal("k:<x>", value).startswith(f"<x> {said}")
         if not isinstance(value, list | tuple | dict):
             assert refusal("k:<x|hash>", value).startswith(f"<x|hash> {said}")
 
     def test_a_list_has_a_digest(self):
-        """The callback of a chord gets one; what JSON makes equal is equal, and nothing else."""
+        """With `|hash`, lists and dicts have a digest. Values that are equal as JSON share one, and
+        others do not."""
         groups = [
             ([1, "a"], ["1", "a"], (1, "a")),
             ([], ()),
@@ -452,11 +458,12 @@ class TestValues:
         "value", [None, "", [1], b"1", float("nan"), object(), SimpleNamespace()]
     )
     def test_refused_with_str_too(self, value):
-        """`|str` lets in what has a text of its own, and nothing else."""
+        """`|str` refuses None, empty text, lists, bytes, NaN, and objects without a text of their
+        own."""
         assert "<x|str> " in refusal("<x|str>", value)
 
     def test_str_of_any_object(self):
-        """`|str` says that an object's `str()` identifies it."""
+        """`|str` takes an object's `str()` as its text."""
         assert one("<x|str>", Phone("+49 30")) == "+49%2030"
         assert one("<x|str>", 42) == "42"
         assert (
@@ -466,19 +473,20 @@ class TestValues:
         )
 
     def test_a_class_without_a_str_of_its_own(self):
-        """The default text holds an address, which no other process would have."""
+        """`|str` refuses the default text, because it has an address that differs in each
+        process."""
         said = refusal("<x|str>", SimpleNamespace(a=1))
         assert "SimpleNamespace, which has no __str__ of its own" in said
         assert " at 0x" not in said
 
     def test_a_str_that_returns_no_text(self):
-        """A `__str__` that is wrong is the argument's fault, named like any other."""
+        """If `__str__` does not return text, the error names the class."""
 
         nameless = type("Nameless", (), {"__str__": lambda self: None})()
         assert "class Nameless, whose __str__ returns NoneType" in refusal("<x|str>", nameless)
 
     def test_decimals_under_another_context(self):
-        """A process's own decimal context (rounding, `e` for `E`) changes no key."""
+        """A process's decimal context does not change a key."""
         with decimal.localcontext() as context:
             context.prec, context.capitals, context.rounding = 2, 0, decimal.ROUND_UP
             assert one("<x>", Decimal("1E+2")) == "1E+2"
@@ -486,7 +494,7 @@ class TestValues:
             assert decimal.getcontext().prec == 2
 
     def test_a_proxy_is_not_believed(self):
-        """A value that claims another type in `__class__` is treated by its real type."""
+        """A value is treated by its real type, even if its `__class__` says another one."""
 
         class Proxy:
             @property
@@ -496,7 +504,7 @@ class TestValues:
         assert "object of class Proxy" in refusal("<x>", Proxy())
 
     def test_encode_value_names_what_it_is_told(self):
-        """Other modules encode single values and say how errors call them."""
+        """`encode_value()` names the given task and placeholder in its error."""
         with pytest.raises(KeyArgumentError) as caught:
             encode_value(None, task="shop.ship", placeholder="message id")
         assert str(caught.value).startswith("task shop.ship: message id is None")
@@ -508,7 +516,7 @@ class TestEncoding:
     """The form in which a text stands in a key."""
 
     def test_plain_characters_stay(self):
-        """ASCII letters, digits and `-_.~@+`."""
+        """ASCII letters, digits and `-_.~@+` are not encoded."""
         plain = "ABCxyz0189-_.~@+"
         assert one("<x>", plain) == plain
 
@@ -527,22 +535,24 @@ class TestEncoding:
         ],
     )
     def test_all_others_are_percent_encoded(self, text, encoded):
-        """From UTF-8, in upper-case hex; digits of other scripts too."""
+        """Other characters are percent-encoded from UTF-8, in upper-case hex. So are digits of
+        other scripts."""
         assert one("<x>", text) == encoded
 
     def test_look_alikes_stay_different(self):
-        """No normalisation, folding or trimming: also what a collation would confuse (fault 34)."""
+        """Texts are not normalized, folded or trimmed, so that look-alikes make different keys
+        (fault 34)."""
         texts = ["a", "A", "á", "a\u0301", "a ", " a", "а", "ａ", "a\x00"]
         assert len({one("<x>", text) for text in texts}) == len(texts)
 
     def test_short_of_the_limit(self):
-        """A key of 200 bytes is left as it is; literal text counts in bytes."""
+        """A key of up to 200 bytes is not shortened. Literal text counts in bytes."""
         assert one("k:<x>", "a" * 198) == "k:" + "a" * 198
         assert "%~" not in one("ü:<x>", "a" * 197)
         assert "%~" in one("ü:<x>", "a" * 198)
 
     def test_over_the_limit(self):
-        """A longer key keeps its beginning, and a digest of all of it tells it from others."""
+        """A longer key keeps its beginning, and ends with a digest of the whole key."""
         first, second = one("k:<x>", "a" * 199), one("k:<x>", "a" * 198 + "b")
         assert first != second
         assert (
@@ -552,7 +562,7 @@ class TestEncoding:
 
     @pytest.mark.parametrize("width", range(1, 8))
     def test_the_cut_splits_no_character(self, width):
-        """Neither an escape nor a character of the literal text is cut in two."""
+        """Shortening cuts neither an escape nor a character of the literal text."""
         for template in ["a" * width + ":<x>", "ü" * 80 + "a" * width + ":<x>"]:
             shortened = one(template, "é" * 200)
             head, _, _digest = shortened.partition("%~")
@@ -560,13 +570,13 @@ class TestEncoding:
             assert MAX_KEY_BYTES - 6 < len(shortened.encode()) <= MAX_KEY_BYTES
 
     def test_no_short_key_looks_shortened(self):
-        """`%~` is in no other key: an argument that imitates a shortened key is another key."""
+        """Only a shortened key has `%~`: an argument that imitates one makes another key."""
         shortened = one("k:<x>", "a" * 300)
         assert one("k:<x>", shortened.removeprefix("k:")) != shortened
         assert shorten(shortened) == shortened
 
     def test_a_text_at_the_limit(self):
-        """65,536 characters are a key; one more is refused, hashed or not."""
+        """A text of 65,536 characters makes a key. A longer one is refused, hashed or not."""
         assert len(one("<x>", "é" * MAX_TEXT_CHARS)) <= MAX_KEY_BYTES
         assert len(one("<x|hash>", "é" * MAX_TEXT_CHARS)) == 32
         assert "65,537 characters" in refusal("<x>", "é" * (MAX_TEXT_CHARS + 1))
@@ -574,7 +584,7 @@ class TestEncoding:
 
     @pytest.mark.parametrize("separators", ["é:", "a/", "::"])
     def test_many_separators(self, separators):
-        """A callable's text costs the same whatever is in it."""
+        """The text of a callable takes less than 50 ms, whatever it contains."""
         text = separators * (MAX_TEXT_CHARS // 2)
         keys = compiled(lambda **_: text)
         took_s = []
@@ -598,7 +608,7 @@ class TestEncoding:
     )
     @pytest.mark.parametrize("template", ["k:<x>", "k:<x|hash>", "k:<x|str>", "k:<x:%Y>"])
     def test_huge_values_are_refused_uncopied(self, template, value):
-        """The limit comes before any work: what is refused is neither copied nor printed."""
+        """A huge value is refused before it is copied or printed."""
         with pytest.raises(KeyArgumentError):
             one(template, value)  # once before, so that no import is counted
         tracemalloc.start()
@@ -612,7 +622,7 @@ class TestEncoding:
 
 
 class TestFormats:
-    """`<when:%Y-%m-%d>`."""
+    """Dates and times with a format, as in `<when:%Y-%m-%d>`."""
 
     @pytest.mark.parametrize(
         ("template", "value", "text"),
@@ -631,7 +641,7 @@ class TestFormats:
         ],
     )
     def test_formats(self, template, value, text):
-        """A date's and a time's directives, and the text between them."""
+        """A format has the directives of dates and times, and literal text between them."""
         assert one(template, value) == text
 
     @pytest.mark.parametrize(
@@ -645,7 +655,7 @@ class TestFormats:
         ],
     )
     def test_values_that_do_not_fit(self, template, value, said):
-        """Text instead of a date is an error that names it and what to do."""
+        """A value that is no date is refused with its type and its format."""
         assert refusal(template, value).startswith(f"{template} {said}")
 
     @pytest.mark.parametrize(
@@ -668,20 +678,21 @@ class TestFormats:
         ],
     )
     def test_formats_that_cannot_be(self, template, said):
-        """A format that is none, or that differs between machines, is refused at decoration."""
+        """An invalid format, or one that depends on the machine, is refused at decoration."""
         assert said in template_problem(template)
 
 
 class TestHash:
-    """`<email|hash>` keeps the value out."""
+    """The filter `|hash` keeps a value out of keys and errors."""
 
     def test_the_digest(self):
-        """The first 128 bits of SHA-256 of the text, so that every language can compute it."""
+        """The digest is the first 128 bits of SHA-256 of the text, which every language can
+        compute."""
         digest = hashlib.sha256(SECRET.encode()).hexdigest()[:32]
         assert one("user:<x|hash>", SECRET) == f"user:{digest}"
 
     def test_of_a_formatted_value(self):
-        """Format and hash combine: the digest is that of the formatted text."""
+        """With a format, the digest is that of the formatted text."""
         assert one("<x:%Y|hash>", date(2024, 5, 1)) == one("<x|hash>", "2024")
 
     @pytest.mark.parametrize(
@@ -698,7 +709,7 @@ class TestHash:
         ],
     )
     def test_in_no_error(self, template, value):
-        """Neither the message nor anything chained to it nor its pickle holds the value."""
+        """A hashed value is in no error message, no chained error, and no pickle."""
         with pytest.raises(KeyArgumentError) as caught:
             one(template, value)
         error = caught.value
@@ -708,7 +719,7 @@ class TestHash:
         assert SECRET.encode() not in pickle.dumps(error)
 
     def test_in_no_chained_error(self):
-        """A property's error about a hidden value is not chained."""
+        """The error of a property of a hidden value is not chained."""
 
         class User:
             @property
@@ -721,7 +732,7 @@ class TestHash:
         assert caught.value.__context__ is None
 
     def test_in_no_repr(self):
-        """The repr says the templates and the task, after calls too."""
+        """The repr shows the templates and the task, and no value of a call."""
         keys = compiled(["user:<order_id|hash>", "all"])
         keys((SECRET,), {})
         assert repr(keys) == "<KeyFunction user:<order_id|hash> all of shop.ship>"
@@ -731,7 +742,7 @@ class TestTemplateChecks:
     """Templates that are refused at decoration, by name."""
 
     def test_an_unknown_parameter(self):
-        """The message names the task, the placeholder, the nearest name and all names there are."""
+        """The error names the task, the placeholder, the nearest name, and all names."""
         with pytest.raises(KeyTemplateError) as caught:
             compiled("order:<ordr_id>")
         assert str(caught.value) == (
@@ -743,7 +754,7 @@ class TestTemplateChecks:
         assert isinstance(caught.value, ConfigurationError)
 
     def test_a_task_without_parameters(self):
-        """Also where there is nothing to name."""
+        """The error of a task without parameters says that there are none."""
         assert "Parameters: none." in template_problem("<order_id>", lambda: None)
 
     @pytest.mark.parametrize(
@@ -772,44 +783,45 @@ class TestTemplateChecks:
         ],
     )
     def test_refused(self, template, said):
-        """Each problem names the part of the template, and the parameters there are."""
+        """The error names the wrong part of the template, and the parameters."""
         problem = template_problem(template)
         assert said in problem
         assert "Parameters: order_id, region, priority." in problem
 
     @pytest.mark.parametrize("between", ["", "_", "-", ".", "~", "@", "+", "and", "_7_"])
     def test_placeholders_that_values_could_bridge(self, between):
-        """Fault 33: ('a_b', 'c') and ('a', 'b_c') under <x>_<y> would be one key."""
+        """Placeholders need a separator that no value contains (fault 33): with `<x>_<y>`, ('a_b',
+        'c') and ('a', 'b_c') would be one key."""
         problem = template_problem(f"<order_id>{between}<region>")
         assert f"between <order_id> and <region> there is {between!r}" in problem
         assert "put ':' or '/' between them" in problem
 
     @pytest.mark.parametrize("between", [":", "/", "_:_", "#", ",", "<<", ">", "ü"])
     def test_placeholders_that_are_kept_apart(self, between):
-        """Any character that values cannot hold will do; the naive join's pairs are two keys."""
+        """A character that values cannot contain separates two placeholders."""
         keys = compiled(f"<order_id>{between}<region>")
         assert keys(("a_b", "c"), {}) != keys(("a", "b_c"), {})
         assert keys((f"a{between}b", "c"), {}) != keys(("a", f"b{between}c"), {})
 
     @pytest.mark.parametrize("template", ["<order_id>:", "<<", "a", "<order_id"])
     def test_a_template_at_the_limit(self, template):
-        """1,000 characters are a template; a longer one is not even read."""
+        """A template may have 1,000 characters. A longer one is refused unread."""
         assert compiled("<order_id>:" + "a" * 989)((1,), {})
         problem = template_problem(template * 1_000_000)
         assert f"has {len(template)},000,000 characters, at most 1,000" in problem
         assert len(problem) < 10_000
 
     def test_a_constant(self):
-        """No placeholder is needed: one lock for all calls."""
+        """A template without a placeholder is one key for all calls."""
         assert compiled("nightly-report")((1,), {}) == ("nightly-report",)
 
     def test_a_literal_bracket(self):
-        """`<<` is `<`, also right before a placeholder; `>` is itself."""
+        """`<<` stands for `<`, also before a placeholder. `>` stands for itself."""
         assert compiled("a<<b->:<<<order_id>>")((1,), {}) == ("a<b->:<1>",)
 
     @pytest.mark.parametrize("spec", [None, 42, b"order", {"a"}, {"order": 1}])
     def test_no_template_at_all(self, spec):
-        """A key is text, a callable, or a list of these."""
+        """A key is text, a callable, or a list of these. Other types are refused."""
         assert f"not {type(spec).__name__}" in template_problem(spec)
 
 
@@ -817,20 +829,20 @@ class TestSeveralKeys:
     """A list of keys: all or none, in one order for all callers."""
 
     def test_sorted_and_once(self):
-        """Keys are sorted by code point, whatever the order of templates and arguments. Repeats
-        collapse."""
+        """Keys are sorted by code point, whatever the order of the templates. Repeated keys count
+        once."""
         keys = compiled(["b:<order_id>", "a:<region>", "a:<order_id>"])
         assert keys((1, "x"), {}) == ("a:1", "a:x", "b:1")
         assert keys(("x", "x"), {}) == ("a:x", "b:x")
         assert compiled(("B", "a", "É", "_"))((1,), {}) == ("B", "_", "a", "É")
 
     def test_all_or_none(self):
-        """One argument that cannot be a key fails the whole."""
+        """If one argument cannot be a key, the whole list is refused."""
         with pytest.raises(KeyArgumentError, match="<region> is None"):
             compiled(["a:<order_id>", "b:<region>"])((1, None), {})
 
     def test_wrong_lists(self):
-        """Nothing, too much, or what is no template."""
+        """An empty list, a list of too many keys, and other items than templates are refused."""
         assert "the list has 0 keys" in template_problem([])
         assert f"the list has {MAX_KEYS + 1} keys" in template_problem(["k"] * (MAX_KEYS + 1))
         assert "holds templates and callables, not int" in template_problem(["k", 42])
@@ -838,7 +850,7 @@ class TestSeveralKeys:
         assert "<nope> is not one of the arguments" in template_problem(["k", "<nope>"])
 
     def test_lists_that_cannot_be_printed(self):
-        """Cyclic, deep and very long ones get the same errors, of a length that can be read."""
+        """Cyclic, deep and very long lists are refused with a short error."""
         cyclic: list[object] = []
         cyclic.append(cyclic)
         deep: list[object] = []
@@ -855,15 +867,15 @@ class TestSeveralKeys:
 
 
 class TestCallables:
-    """Keys by code."""
+    """Keys that a callable makes."""
 
     def test_called_by_name_with_defaults(self):
-        """A callable gets every argument by name, and takes those it needs."""
+        """A callable gets all arguments by name, with their defaults."""
         keys = compiled(lambda order_id, region, **_: f"order:{region}/{order_id}")
         assert keys((1,), {}) == keys((), {"order_id": 1}) == ("order:eu/1",)
 
     def test_arguments_that_have_no_other_way(self):
-        """Positional-only and collected arguments come as the task gets them."""
+        """A callable gets positional-only and collected arguments as the task does."""
         seen = []
 
         def task(a, /, b=2, *rest, c, **options): ...
@@ -877,14 +889,16 @@ class TestCallables:
         assert seen == [((1, 2), {"c": 3, "d": 4}), ((1, 5, 6), {"c": 3})]
 
     def test_a_callable_that_does_not_fit(self):
-        """Known at decoration, with the way to write it."""
+        """A callable that does not take the task's arguments is refused at decoration, with a
+        correct signature."""
         problem = template_problem(lambda order: f"order:{order}")
         assert "<lambda> does not take the task's arguments" in problem
         assert "lambda order_id, **_" in problem
         assert "Parameters: order_id, region, priority." in problem
 
     def test_several_keys(self):
-        """Any iterable of texts; sorted and once, together with a list's other parts."""
+        """A callable may return any iterable of texts. They are sorted together with the other keys
+        of the list."""
         for make in (list, tuple, set, iter):
             keys = compiled([lambda order_id, make=make, **_: make(["b", "a", "b"]), "c", "a"])
             assert keys((1,), {}) == ("a", "b", "c")
@@ -897,7 +911,7 @@ class TestCallables:
         assert len(compiled(lambda **_: "k:" + "a" * 300)((1,), {})[0]) == MAX_KEY_BYTES
 
     def test_finished_keys_stay(self):
-        """A key from `taskguard.key` is not encoded twice: both ways give one lock."""
+        """A key that `taskguard.key()` made is not encoded again."""
         keys = compiled(lambda order_id, **_: [key("order:<o>", o=o) for o in order_id])
         ids = ["a b", "x" * 300]
         assert set(keys((ids,), {})) == {key("order:<order_id>", order_id=o) for o in ids}
@@ -921,7 +935,7 @@ class TestCallables:
         ],
     )
     def test_results_that_are_no_keys(self, result, said):
-        """Refused by name; the callable's stands where a placeholder would."""
+        """An invalid result is refused with the name of the callable."""
 
         def by_code(**_):
             return result
@@ -934,19 +948,19 @@ class TestCallables:
 
     @pytest.mark.parametrize("make", [str, lambda n: key("<n>", n=n)])
     def test_an_endless_result_of_repeats(self, make):
-        """Repeats count too, in the end: such a generator ran for ever."""
+        """An endless generator of repeated texts is stopped after 1,000 texts."""
         repeated = itertools.cycle([make(1), make(2)])
         with pytest.raises(KeyArgumentError, match="more than 1,000 texts"):
             compiled(lambda **_: repeated)((1,), {})
         assert compiled(lambda **_: [make(1), make(2)] * 500)((1,), {}) == ("1", "2")
 
     def test_an_endless_result(self):
-        """A generator without an end is stopped at the limit."""
+        """An endless generator is stopped after 100 keys."""
         with pytest.raises(KeyArgumentError, match="makes more than 100 keys"):
             compiled(lambda **_: (str(n) for n in iter(int, 1) for n in range(1000)))((1,), {})
 
     def test_too_many_together(self):
-        """The limit counts a list's parts together."""
+        """The limit counts the keys of all parts of a list."""
         parts = [lambda half=half, **_: [f"{half}{n}" for n in range(60)] for half in "ab"]
         with pytest.raises(KeyArgumentError, match="makes more than 100 keys"):
             compiled(parts)((1,), {})
@@ -957,7 +971,7 @@ class TestCallables:
             compiled(lambda order_id, **_: str(1 // order_id))((0,), {})
 
     def test_without_a_signature(self):
-        """A callable whose signature cannot be read is tried at the call."""
+        """A callable without a readable signature is called, and its result is checked."""
         with pytest.raises(ValueError, match="no signature"):
             inspect.signature(dict)
         keys = compiled(dict)
@@ -966,10 +980,10 @@ class TestCallables:
 
 
 class TestKey:
-    """`taskguard.key`."""
+    """The function `taskguard.key()`."""
 
     def test_names_are_checked(self):
-        """A placeholder without a value names the values given."""
+        """If a placeholder has no value, the error names the given values."""
         with pytest.raises(KeyTemplateError) as caught:
             key("order:<order_id>", order=1, region="eu")
         assert str(caught.value) == (
@@ -979,11 +993,11 @@ class TestKey:
         assert caught.value.task is None
 
     def test_any_name_and_any_further_value(self):
-        """A value may be called template; values that the template does not name are ignored."""
+        """A value may be called `template`. Values that the template does not name are ignored."""
         assert key("<template>", template=1, other=None) == "1"
 
     def test_a_template_of_a_class_of_its_own(self):
-        """A subclass of text is the text that it holds, also where it cannot be hashed."""
+        """A subclass of str is read as its text, even if it is not hashable."""
 
         class Unhashable(str):
             __slots__ = ()
@@ -993,10 +1007,10 @@ class TestKey:
 
     @pytest.mark.parametrize("template", ["", "<a", None, ["<a>"]])
     def test_bad_templates(self, template):
-        """The same checks as at decoration."""
+        """Invalid templates are refused as at decoration."""
         with pytest.raises(KeyTemplateError):
             key(template, a=1)
 
     def test_without_a_task(self):
-        """The error of a value names the placeholder alone."""
+        """Without a task, the error of a value begins with the placeholder."""
         assert refusal("k:<x>", None).startswith("<x> is None")

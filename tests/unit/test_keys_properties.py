@@ -21,7 +21,7 @@ from taskguard.keys import MAX_KEY_BYTES, compile_key, encode_value, key
 
 
 def for_all(*strategies, **named):
-    """`given`, without a deadline: a slow machine is no failure."""
+    """Return `given` without a deadline, because a machine may be slow."""
     return lambda test: settings(deadline=None)(given(*strategies, **named)(test))
 
 
@@ -134,7 +134,7 @@ ANY_TEMPLATES = st.sampled_from(
 
 
 def text_for(value: object) -> str:
-    """The text of a value, said independently of the library."""
+    """Return the text of a value, computed without the library."""
     if isinstance(value, (datetime, date, time)):
         return value.isoformat()
     if isinstance(value, Enum):
@@ -152,7 +152,8 @@ def key_or_none(template: str, value: object) -> str | None:
 
 
 def assert_well_formed(text: str) -> None:
-    """A short, printable key whose every `%` is an escape or the one mark of a shortened key."""
+    """Check that a key is short and printable, and that each `%` is an escape or begins the mark of
+    a shortened key."""
     assert 0 < len(text.encode()) <= MAX_KEY_BYTES
     assert text.isprintable()
     assert not re.search(r"[\s{}]", text)
@@ -176,7 +177,8 @@ def test_one_key_exactly_where_the_texts_agree(template, first, second):
 
 @for_all(TEMPLATES, TEXTS, TEXTS, st.integers(0, 6))
 def test_moving_the_boundary_makes_another_key(template, x, y, moved):
-    """Characters moved from one argument's end to the next one's beginning are another key."""
+    """If characters move from the end of one argument to the beginning of the next, the key is
+    another one."""
     cut = len(x) - moved
     assume(0 < cut < len(x))
     assert key(template, x=x, y=y) != key(template, x=x[:cut], y=x[cut:] + y)
@@ -184,7 +186,7 @@ def test_moving_the_boundary_makes_another_key(template, x, y, moved):
 
 @for_all(TEXTS, TEXTS)
 def test_a_key_reads_back(x, y):
-    """Up to the limit nothing is lost: percent-decoding the parts gives the texts again."""
+    """Percent-decoding the parts of a key that is not shortened returns the texts."""
     from urllib.parse import unquote
 
     made = key("<x>:<y>", x=x, y=y)
@@ -194,7 +196,7 @@ def test_a_key_reads_back(x, y):
 
 @for_all(KEYABLE)
 def test_values_meet_their_texts(value):
-    """A value and its text sent as text make one key, plain and hashed."""
+    """A value and its text make the same key, plain and hashed."""
     for template in ("k:<x>", "k:<x|hash>"):
         assert key(template, x=value) == key(template, x=text_for(value))
     assert key("<x>", x=value)[:100] == encode_value(value)[:100]
@@ -245,7 +247,8 @@ def test_a_key_or_the_documented_error(template, value):
 @for_all(st.text("<>|:.[]%{}~/xyz0YZdf hashstr\n\x00é\ud800", max_size=20), ANYTHING)
 @example("<x>:<y>", 1)
 def test_any_template(template, value):
-    """Any text as a template is well formed keys, a KeyTemplateError or a KeyArgumentError."""
+    """Any text as a template makes well-formed keys, or raises KeyTemplateError or
+    KeyArgumentError."""
     signature = inspect.signature(lambda x, y=1, z="z": None)
     try:
         keys = compile_key(template, signature=signature, task="t")
@@ -349,7 +352,7 @@ def test_binding_is_pythons(function, args, kwargs):
 
 @for_all(st.lists(TEXTS, min_size=1, max_size=5), st.randoms())
 def test_one_order_for_everybody(texts, random):
-    """Several keys are sorted by code point, in whatever order they were requested."""
+    """Several keys are sorted by code point, whatever their order in the call."""
     shuffled = random.sample(texts, len(texts))
     made = [
         compile_key(
@@ -376,5 +379,5 @@ def test_a_name_of_several_keys_reads_back_to_one_call(one, other):
 
 @for_all(st.uuids())
 def test_a_uuid_is_its_usual_text(value: UUID):
-    """Hyphens and lower case, which need no encoding."""
+    """A UUID is written in lower case with hyphens, which need no encoding."""
     assert key("k:<x>", x=value) == f"k:{value}"

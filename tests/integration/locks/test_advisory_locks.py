@@ -74,7 +74,7 @@ def found_by(locks: AdvisoryLocks) -> list[str]:
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The statements that sessions are asked from here on."""
+    """Record the statements of sessions from here on."""
     asked: list[str] = []
     ask = Database.ask_alone
 
@@ -109,7 +109,8 @@ class TestUrls:
             AdvisoryLocks(wrong)
 
     def test_greenlets(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """They share no socket between the threads that renew and those that work."""
+        """Advisory locks refuse gevent, because greenlets would share one socket with the thread
+        that renews."""
         monkeypatch.setattr("taskguard.advisory_locks.provider.greenlets", lambda: "gevent")
         with pytest.raises(ConfigurationError, match="do not work with gevent"):
             AdvisoryLocks("postgresql+advisory://localhost/shop")
@@ -209,7 +210,7 @@ class TestSession:
         assert isinstance(take(locks, KEY, owner), Granted)
 
     def test_released_after_it_was_killed(self, url: str, make_locks_on: Any) -> None:
-        """The next holder's key stays."""
+        """If the session was killed, a release leaves the next holder's lock alone."""
         locks, other, owner, heir = *map(make_locks_on, (url, url)), new_owner("m"), new_owner("n")
         take(locks, KEY, owner)
         kill(url, session_of(locks))
@@ -239,7 +240,8 @@ class TestSession:
         assert locks.renew([Hold(("another",), owner, 30.0)]) == [Renewal.GONE]
 
     def test_a_fork(self, url: str, make_locks_on: Any) -> None:
-        """A child has a session of its own, and leaves its parent's, also where it closes."""
+        """A child has a session of its own. It leaves its parent's session open, even if it closes
+        its provider."""
         locks, owner = make_locks_on(url), new_owner("m")
         take(locks, KEY, owner)
         pid = os.fork()
@@ -275,7 +277,7 @@ print(locks.renew([Hold(("order:42",), owner, 30.0)]), flush=True)
 
 @contextmanager
 def holder(url: str, *, ttl_s: float) -> Iterator[subprocess.Popen[str]]:
-    """Another process that holds the key."""
+    """Start another process that holds the key."""
     command = [sys.executable, "-c", _HOLDER, advisory_url(url), str(ttl_s)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
@@ -289,7 +291,7 @@ def holder(url: str, *, ttl_s: float) -> Iterator[subprocess.Popen[str]]:
 
 class TestDeadHolder:
     def test_killed(self, url: str, make_locks_on: Any) -> None:
-        """Its key is free at once, however long its lease was."""
+        """The key of a killed process is free at once, however long its lease was."""
         locks = make_locks_on(url)
         with holder(url, ttl_s=600.0) as process:
             assert isinstance(take(locks), Held)
@@ -312,7 +314,7 @@ class TestDeadHolder:
 
 class TestFindings:
     def test_nothing(self, url: str, make_locks_on: Any) -> None:
-        """The check has tried a lock, and leaves nothing."""
+        """The check takes and releases a lock, and has no finding."""
         locks = make_locks_on(url)
         assert found_by(locks) == []
         assert check_locks(locks, (), has_ledger=True) == ([], True)

@@ -68,14 +68,14 @@ class TestRequests:
             take(locks, tuple(f"order:{number}" for number in range(32)))
 
     def test_taken_key(self, locks: ConsulLocks, monkeypatch: pytest.MonkeyPatch) -> None:
-        """One request is refused, and one reads the holder."""
+        """A refused acquire is one request. A second one reads the holder."""
         take(locks)
         with requests(monkeypatch) as asked:
             assert isinstance(take(locks), Held)
         assert asked == ["txn", "kv"]
 
     def test_renewals(self, locks: ConsulLocks, monkeypatch: pytest.MonkeyPatch) -> None:
-        """One session for 1,000 leases, and a look at 64 keys a request."""
+        """A renewal of 1,000 leases renews one session, and reads 64 keys in each request."""
         holds = [Hold((f"order:{number}",), new_owner("m"), 30.0) for number in range(1000)]
         for hold in holds:
             take(locks, hold.keys, hold.owner)
@@ -86,16 +86,11 @@ class TestRequests:
 
 class TestSessions:
     def test_least_ttl(self, locks: ConsulLocks) -> None:
-        """Ten seconds, and whole ones: the grant says so."""
+        """A lease has whole seconds, and at least ten. The grant says so."""
         for asked_s, granted_s in [(0.1, 10.0), (12.5, 13.0), (30.0, 30.0)]:
             answer = take(locks, (f"order:{asked_s}",), ttl_s=asked_s)
             assert isinstance(answer, Granted)
             assert answer.ttl_s == granted_s
-
-    def test_two_owners_in_one_process(self, locks: ConsulLocks) -> None:
-        """They share a session, and exclude each other."""
-        assert isinstance(take(locks), Granted)
-        assert isinstance(take(locks), Held)
 
     def test_a_grant_that_nobody_heard_of(self, consul: Consul) -> None:
         """A grant whose reply was lost is released before its session is renewed, so that the
@@ -125,7 +120,7 @@ class TestSessions:
             locks.close()
 
     def test_a_session_that_has_ended(self, locks: ConsulLocks, consul: Consul) -> None:
-        """The next grant opens another."""
+        """If its session has ended, a provider opens another one for the next grant."""
         owner = new_owner("m")
         take(locks, owner=owner)
         for session in locks._sessions.values():
@@ -134,7 +129,8 @@ class TestSessions:
         assert isinstance(take(locks), Granted)
 
     def test_a_longer_ttl(self, locks: ConsulLocks, consul: Consul) -> None:
-        """Asked for a longer one, a key comes under another session, and keeps its token."""
+        """If its owner asks for a longer ttl, a key moves to another session, and keeps its
+        token."""
         owner = new_owner("m")
         first = take(locks, owner=owner, ttl_s=10.0, with_fence=True)
         second = take(locks, owner=owner, ttl_s=60.0, with_fence=True)
@@ -147,7 +143,7 @@ class TestSessions:
         assert standing(consul) == ["taskguard/epoch"]
 
     def test_handed_over_to_another_process(self, locks: ConsulLocks, consul: Consul) -> None:
-        """The owner's renewal brings the key into its own session."""
+        """The first renewal by the new owner moves the key into that owner's session."""
         finder, true, other = new_owner("finder"), new_owner("true"), ConsulLocks(consul.url)
         take(locks, owner=finder)
         assert locks.hand_over(KEY, finder, to=true, ttl_s=30.0) is True
@@ -159,7 +155,8 @@ class TestSessions:
 
 class TestTokens:
     def test_emptied(self) -> None:
-        """A server that begins anew, with its indexes, has higher tokens than before."""
+        """A server that lost its data, and counts its indexes from the beginning, gives higher
+        tokens than before."""
         need(Consul)
         with Consul() as server:
             locks = ConsulLocks(server.url)
@@ -247,7 +244,7 @@ class TestFindings:
         assert (finding.name, finding.level) == ("lock_server_member", Level.WARNING)
 
     def test_no_leader(self) -> None:
-        """One that waits for others that never come."""
+        """A server that waits for missing servers has no leader, which is a finding."""
         need(Consul)
         with Lonely(bootstrap_expect=3) as server:
             with pytest.raises(LockServerUnavailableError):

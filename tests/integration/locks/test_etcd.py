@@ -68,8 +68,8 @@ class TestRequests:
             assert [key for key in standing(make_url(locks)) if "lock/" in key] == []
 
     def test_taken_key(self, locks: EtcdLocks, monkeypatch: pytest.MonkeyPatch) -> None:
-        """After one refusal the key is read first: one request, and one for the rest of its
-        lease."""
+        """A refused acquire takes four requests. While the key is taken, the next one reads it
+        first, and takes two."""
         holder = new_owner("m")
         take(locks, owner=holder)
         with requests(monkeypatch) as asked:
@@ -86,7 +86,7 @@ class TestRequests:
         assert asked == ["grant", "txn"]
 
     def test_renewals(self, locks: EtcdLocks, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Two for 1,000 leases."""
+        """Two requests renew 1,000 leases."""
         holds = [Hold((f"order:{number}",), new_owner("m"), 30.0) for number in range(1000)]
         for hold in holds:
             take(locks, hold.keys, hold.owner)
@@ -104,7 +104,7 @@ class TestLeases:
         assert ask(etcd.url, "/v3/lease/leases", {})["leases"] == before
 
     def test_whole_seconds(self, locks: EtcdLocks) -> None:
-        """A lease is of whole seconds, rounded up, and of two at least: the grant says so."""
+        """A lease has whole seconds, rounded up, and at least two. The grant says so."""
         for asked_s, granted_s in [(0.1, 2.0), (1.0, 2.0), (2.5, 3.0), (30.0, 30.0)]:
             answer = take(locks, (f"order:{asked_s}",), ttl_s=asked_s)
             assert isinstance(answer, Granted)
@@ -112,7 +112,7 @@ class TestLeases:
         assert locks.traits.min_ttl_s == 2.0
 
     def test_a_cluster_of_long_leases(self) -> None:
-        """Where the cluster's own least is longer, the provider learns of it by its first grant."""
+        """If the cluster's shortest lease is longer than the requested one, the grant says so."""
         with Etcd(election_timeout=5000, heartbeat_interval=500) as server:
             locks = EtcdLocks(server.url)
             answer = take(locks, ttl_s=1.0)
@@ -137,7 +137,7 @@ class TestLeases:
         assert isinstance(take(locks, keys), Granted)
 
     def test_one_key_of_several(self, locks: EtcdLocks) -> None:
-        """One of several keys of a lease is freed or renewed by itself."""
+        """One key of several can be released or renewed by itself."""
         owner = new_owner("m")
         take(locks, ("a", "b", "c"), owner)
         assert renewed(locks, owner, ("b",)) == Renewal.RENEWED
@@ -183,7 +183,7 @@ class TestStrangers:
         assert renewed(locks, owner, ("a",)) == Renewal.RENEWED
 
     def test_other_namespaces(self, locks: EtcdLocks, etcd: Etcd) -> None:
-        """Two namespaces have nothing in common."""
+        """Two namespaces share no key."""
         other = EtcdLocks(etcd.url, namespace="other")
         owner = new_owner("m")
         assert isinstance(take(locks, owner=owner, with_fence=True), Granted)
@@ -214,7 +214,7 @@ class TestTokens:
         assert again.fence >= first.fence
 
     def test_asked_for_later(self, locks: EtcdLocks) -> None:
-        """Keys that were granted without a token get one that is as high as others."""
+        """A key that was granted without a token gets one on request, at the level of the clock."""
         owner = new_owner("m")
         take(locks, owner=owner)
         answer = take(locks, owner=owner, with_fence=True)
@@ -222,12 +222,12 @@ class TestTokens:
         assert answer.fence == pytest.approx(time.time() * 1e6, abs=60e6)
 
     def test_an_old_epoch(self, locks: EtcdLocks, etcd: Etcd) -> None:
-        """One that stood for long is brought up to the clock by the next grant."""
+        """The next grant raises an old epoch to the clock."""
         write(etcd.url, "taskguard/epoch", f"{1_000_000:020d}")
         assert token(locks) == pytest.approx(time.time() * 1e6, abs=60e6)
 
     def test_an_epoch_ahead(self, locks: EtcdLocks, etcd: Etcd) -> None:
-        """One that is ahead of the clock is never lowered, and tokens grow from there."""
+        """An epoch that is ahead of the clock is not lowered. Tokens grow from it."""
         ahead = int((time.time() + 86_400) * 1e6)
         write(etcd.url, "taskguard/epoch", f"{ahead:020d}")
         tokens = [token(locks) for _ in range(3)]
@@ -237,13 +237,14 @@ class TestTokens:
     def test_a_clock_that_is_wrong_here(
         self, locks: EtcdLocks, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """It is the server's clock that counts."""
+        """Tokens follow the server's clock, even if the provider's clock is wrong."""
         now_s = time.time()
         monkeypatch.setattr("taskguard_etcd.provider.time.time", lambda: now_s + 1e6)
         assert token(locks) == pytest.approx(now_s * 1e6, abs=60e6)
 
     def test_emptied(self) -> None:
-        """A server that begins anew, with its revisions, has higher tokens than before."""
+        """A server that lost its data, and counts its revisions from the beginning, gives higher
+        tokens than before."""
         with Etcd() as server:
             locks = EtcdLocks(server.url)
             before = [token(locks) for _ in range(3)][-1]
@@ -260,7 +261,7 @@ def epoch_of(etcd: Etcd) -> int:
 
 class TestConnections:
     def test_a_restart(self) -> None:
-        """Connections that a restart has ended are made again, unnoticed."""
+        """After a restart of the server, the provider connects again without an error."""
         with Etcd() as server:
             locks, owner = EtcdLocks(server.url), new_owner("m")
             take(locks, owner=owner)
@@ -269,7 +270,8 @@ class TestConnections:
             assert locks.release(KEY, owner) is True
 
     def test_a_member_that_is_away(self, etcd: Etcd) -> None:
-        """The next one is asked, and remembered; the URL may name them in any order."""
+        """If one endpoint is down, the provider uses the next one, and calls it first from then
+        on."""
         forget(etcd.url)
         with Proxy(etcd.port) as proxy:
             proxy.mode = Mode.CUT
@@ -281,7 +283,7 @@ class TestConnections:
             assert proxy.connections == tried
 
     def test_a_lost_reply(self, etcd: Etcd) -> None:
-        """Each step is asked again, and says the same."""
+        """A step whose reply was lost is repeated, and has the same result."""
         forget(etcd.url)
         with Proxy(etcd.port) as proxy:
             locks = EtcdLocks(f"etcd://127.0.0.1:{proxy.port}", socket_timeout_s=5.0)
@@ -310,7 +312,8 @@ class TestConnections:
                 take(locks, owner=new_owner("m"))
 
     def test_a_leader_that_is_killed(self) -> None:
-        """Locks go on with the members that are left, and what was granted stands."""
+        """If the leader is killed, granted locks remain, and the other members grant further
+        ones."""
         with cluster() as members:
             locks, owner = EtcdLocks(url_of(members), socket_timeout_s=1.0), new_owner("m")
             patient = EtcdLocks(url_of(members), socket_timeout_s=10.0)
@@ -327,7 +330,8 @@ class TestConnections:
             assert str(leader.port) in finding.where
 
     def test_no_majority(self) -> None:
-        """Nothing is granted, the error says so in time, and the finding names it."""
+        """Without a majority no lock is granted. The call raises in time, and a finding says
+        why."""
         with cluster() as members:
             locks = EtcdLocks(url_of(members[:1]), socket_timeout_s=2.0)
             patient = EtcdLocks(url_of(members[:1]), socket_timeout_s=10.0)
@@ -341,7 +345,7 @@ class TestConnections:
             assert finding.name == "lock_server_quorum"
 
     def test_a_wait_that_is_cut(self, etcd: Etcd) -> None:
-        """A wait whose server goes away says so, instead of waiting in silence."""
+        """If the server of a wait goes down, the wait raises."""
         with Proxy(etcd.port) as proxy:
             locks = EtcdLocks(f"etcd://127.0.0.1:{proxy.port}")
             take(locks, ("waited",), owner := new_owner("m"))
@@ -393,13 +397,14 @@ class TestSettings:
         ],
     )
     def test_wrong_urls(self, url: str) -> None:
-        """Refused at once, with how it reads, and without what may be a password."""
+        """A wrong URL raises at once, with an example, and does not show its password."""
         with pytest.raises(ConfigurationError) as caught:
             make_locks(url)
         assert "sec" not in str(caught.value).replace("/secret", "")
 
     def test_urls(self) -> None:
-        """Hosts with and without port, addresses of IPv6, credentials with special characters."""
+        """A URL may have hosts without a port, IPv6 addresses, and credentials with special
+        characters."""
         for url, address in {
             "etcd://h": "h:2379",
             "etcd://a:1,b,[::1]:3": "a:1,b:2379,[::1]:3",

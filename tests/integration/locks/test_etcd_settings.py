@@ -40,7 +40,8 @@ def packed(text: str) -> str:
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[Etcd]:
-    """An etcd that knows root, the user `locks` who has what the page says, and one without."""
+    """Start an etcd with root, the user `locks` with the rights of the page, and a user without
+    rights."""
     need(Etcd)
     with Etcd() as server:
         for user in ("root", "locks", "nobody"):
@@ -71,7 +72,8 @@ class TestUsers:
         assert locks.check() == []
 
     def test_a_token_that_is_forgotten(self, guarded: Etcd) -> None:
-        """Tokens do not outlive a restart: another one is asked for, unnoticed."""
+        """If a restart ended its authentication token, the provider gets another one without an
+        error."""
         locks = EtcdLocks(url_for(guarded, "locks"))
         owner = new_owner("m")
         locks.acquire(KEY, owner, ttl_s=30.0, with_fence=False, wait_s=0.0)
@@ -90,7 +92,7 @@ class TestUsers:
         ],
     )
     def test_who_may_not(self, guarded: Etcd, user: str, password: str, said: str) -> None:
-        """The error says what is wrong, and not the password; so does the finding."""
+        """The error and the finding say what is wrong, and do not show the password."""
         url = url_for(guarded, user, password) if user else guarded.url
         locks = EtcdLocks(url)
         with pytest.raises(LockServerUnavailableError, match=said) as caught:
@@ -109,7 +111,7 @@ class TestUsers:
 
 @pytest.fixture(scope="module")
 def secure(made_certificates: Certificates) -> Iterator[Etcd]:
-    """An etcd that speaks TLS alone, and wants a client's certificate."""
+    """Start an etcd with TLS only, which requires a client's certificate."""
     need(Etcd)
     folder = made_certificates.folder
     with Etcd(
@@ -123,7 +125,7 @@ def secure(made_certificates: Certificates) -> Iterator[Etcd]:
 
 class TestTLS:
     def test_cycle(self, secure: Etcd, made_certificates: Certificates) -> None:
-        """Locks over TLS, with both sides known to each other."""
+        """With certificates of server and client, locks work over TLS."""
         folder = made_certificates.folder
         options = f"cert={folder / 'client.crt'}&key={folder / 'client.key'}"
         locks = EtcdLocks(
@@ -141,7 +143,7 @@ class TestTLS:
             cycle(EtcdLocks(f"etcds://127.0.0.1:{secure.port}{where}"))
 
     def test_files_that_are_none(self, tmp_path: Path) -> None:
-        """Said at once, with the name of the file."""
+        """A file that is no certificate raises at once, with its name."""
         (tmp_path / "ca.crt").write_text("no certificate")
         with pytest.raises(ConfigurationError, match=r"ca\.crt"):
             EtcdLocks(f"etcds://h?ca={tmp_path / 'ca.crt'}")
@@ -158,7 +160,8 @@ class TestFindings:
         assert EtcdLocks(etcd.url).check() == []
 
     def test_no_gateway(self) -> None:
-        """The errors of a lock and of `check()` name the option."""
+        """Without the gRPC gateway, a lock and `check()` raise an error that names etcd's
+        option."""
         with Etcd(enable_grpc_gateway="false") as server:
             locks = EtcdLocks(server.url)
             for call in (lambda: cycle(locks), locks.check):

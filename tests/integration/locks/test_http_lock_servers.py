@@ -66,7 +66,7 @@ def take_at_once(locks: LockProvider, count: int) -> None:
 
 
 def test_idle_connections_that_fell_silent(server: Etcd | Consul, proxy: Proxy) -> None:
-    """As behind a router that has forgotten them: the second try is on a new connection."""
+    """If idle connections have become silent, the second try of a call uses a new connection."""
     with closing(locks_on(server, proxy.port, timeout_s=2.0)) as locks:
         take_at_once(locks, 6)
         for pair in proxy._pairs:
@@ -75,7 +75,7 @@ def test_idle_connections_that_fell_silent(server: Etcd | Consul, proxy: Proxy) 
 
 
 def test_connections_are_kept(server: Etcd | Consul, proxy: Proxy) -> None:
-    """One thread needs one connection, however many locks it takes."""
+    """One thread uses one connection for all its locks."""
     with closing(locks_on(server, proxy.port, timeout_s=10.0)) as locks:
         for number in range(20):
             take(locks, f"order:{number}")
@@ -83,7 +83,8 @@ def test_connections_are_kept(server: Etcd | Consul, proxy: Proxy) -> None:
 
 
 def test_a_silent_endpoint_is_passed_over(server: Etcd | Consul, proxy: Proxy) -> None:
-    """It costs one time-out; then the endpoint that answered is asked first."""
+    """A silent endpoint costs one time-out. After that, the endpoint that answered is called
+    first."""
     proxy.mode = Mode.BLACK_HOLE
     with closing(locks_on(server, proxy.port, server.port, timeout_s=1.0)) as locks:
         take(locks, "order:1")
@@ -93,7 +94,8 @@ def test_a_silent_endpoint_is_passed_over(server: Etcd | Consul, proxy: Proxy) -
 
 
 def test_a_call_without_an_answer_ends(server: Etcd | Consul, proxy: Proxy) -> None:
-    """Two tries of one endpoint, each within its time-out; the error names each endpoint."""
+    """A call without an answer ends after its tries, each within the time-out. The error names each
+    endpoint."""
     proxy.mode = Mode.BLACK_HOLE
     dead = free_port()
     with closing(locks_on(server, proxy.port, dead, timeout_s=0.5)) as locks:
@@ -104,7 +106,7 @@ def test_a_call_without_an_answer_ends(server: Etcd | Consul, proxy: Proxy) -> N
 
 
 def test_an_interrupted_call_leaves_no_reply_behind(server: Etcd | Consul) -> None:
-    """A time limit may end a call anywhere: the next call does not get the reply of that one."""
+    """If a time limit interrupts a call, the next call does not get its reply."""
     owner = new_owner("m")
     with closing(locks_on(server, server.port, timeout_s=30.0)) as locks:
         locks.acquire(("held",), owner, ttl_s=30.0, with_fence=True, wait_s=0.0)
@@ -126,8 +128,8 @@ def test_an_interrupted_call_leaves_no_reply_behind(server: Etcd | Consul) -> No
 def test_an_interrupted_call_leaves_nothing_locked(
     server: Etcd | Consul, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A signal may arrive just after a Condition was entered, which then stays locked. No call
-    enters one, as the queues of Python's library do."""
+    """No call enters a Condition, as Python's queues do: a signal just after that would leave it
+    locked."""
 
     def interrupted(condition: Any) -> None:
         condition.acquire()

@@ -31,7 +31,7 @@ def tg(locks: MemoryLocks) -> Iterator[TaskGuard]:
 
 
 def take(tg: TaskGuard, key: str) -> str:
-    """Whether the key can be had here, and if not, why."""
+    """Return "taken" if the key is free for this caller, or the name of the error."""
     try:
         with tg.lock(key):
             return "taken"
@@ -40,7 +40,8 @@ def take(tg: TaskGuard, key: str) -> str:
 
 
 def test_a_lock_may_be_left_in_another_context(tg: TaskGuard, locks: MemoryLocks) -> None:
-    """As a `yield` dependency of FastAPI is: each half runs in a copy of its own."""
+    """A lock can be entered and left in different copies of a context, as a `yield` dependency of
+    FastAPI is."""
     lock: Any = tg.lock("a")
     contextvars.copy_context().run(lock.__enter__)
     assert set(locks.held()) == {"a"}
@@ -51,7 +52,7 @@ def test_a_lock_may_be_left_in_another_context(tg: TaskGuard, locks: MemoryLocks
 
 
 def test_a_lock_may_be_entered_here_and_left_elsewhere(tg: TaskGuard) -> None:
-    """Afterwards it holds nothing here, though nothing here has seen it end."""
+    """If another context leaves the lock, this one does not count as its holder any more."""
     lock: Any = tg.lock("a")
     lock.__enter__()
     assert take(tg, "a") == "KeyAlreadyHeldError"
@@ -61,7 +62,8 @@ def test_a_lock_may_be_entered_here_and_left_elsewhere(tg: TaskGuard) -> None:
 
 
 def test_locks_may_be_left_in_the_order_they_were_entered(tg: TaskGuard) -> None:
-    """A and B taken, A then B released: each is held until its own end, and no longer."""
+    """Two locks can be released in the order in which they were taken. Each is held until its own
+    end."""
     first: Any = tg.lock("a")
     second: Any = tg.lock("b")
     first.__enter__()
@@ -74,7 +76,8 @@ def test_locks_may_be_left_in_the_order_they_were_entered(tg: TaskGuard) -> None
 
 
 def test_locks_handed_over_for_ever_leave_nothing_behind(tg: TaskGuard) -> None:
-    """The next is taken before the last is released: of a thousand, one is known."""
+    """If each lock is taken before the last one is released, a context refers to one lock at a
+    time."""
     with ExitStack() as stack:
         before = stack.enter_context(tg.lock("0"))
         assert before
@@ -91,7 +94,7 @@ def test_locks_handed_over_for_ever_leave_nothing_behind(tg: TaskGuard) -> None:
 
 
 def _links() -> int:
-    """How many locks are reachable from here, ended ones included."""
+    """Return the number of locks that this context still refers to."""
     lock, count = taskguard.run.current._innermost.get(), 0
     while lock is not None:
         lock, count = lock.enclosing, count + 1
@@ -99,7 +102,8 @@ def _links() -> int:
 
 
 def test_a_task_that_was_made_inside_holds_nothing_afterwards(tg: TaskGuard) -> None:
-    """It has a copy of the context, and lives on."""
+    """A task that was made inside a lock, and lives on, does not count as its holder after its
+    end."""
 
     async def main() -> list[str]:
         go = asyncio.Event()
@@ -118,7 +122,7 @@ def test_a_task_that_was_made_inside_holds_nothing_afterwards(tg: TaskGuard) -> 
 
 
 def test_another_task_finds_the_key_busy(tg: TaskGuard) -> None:
-    """It is not the holder, though it was made inside: the holder goes on without it."""
+    """A task that was made inside a lock is not its holder, and finds the key busy."""
 
     async def main() -> list[str]:
         async def at_once() -> str:
@@ -134,7 +138,8 @@ def test_another_task_finds_the_key_busy(tg: TaskGuard) -> None:
 
 
 def test_the_guard_of_a_body_that_has_ended_is_nobodys(tg: TaskGuard) -> None:
-    """Also in a context that was copied while it ran."""
+    """After a body has ended, its guard is not current any more, even in a context that was copied
+    while it ran."""
     copied: list[contextvars.Context] = []
 
     @tg.guarded(key="order:<n>")

@@ -96,14 +96,14 @@ class TestMaking:
         assert capsys.readouterr().out.count("created: the lock table in ") == 2
 
     def test_as_sql(self, url: str, make_locks: Any) -> None:
-        """For a migration, by a person."""
+        """The printed statements create a table that works."""
         execute(url, *ddl_statements(url))
         assert isinstance(take(make_locks(url)), Granted)
 
     def test_with_the_ledger(
         self, url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """One database for both, and one setting: the ledger's connections go for the locks."""
+        """With `ledger://`, the locks are in the ledger's database, and use its connections."""
         monkeypatch.setenv("TASKGUARD_LEDGER_URL", url)
         monkeypatch.setenv("TASKGUARD_LOCKS_URL", "ledger://")
         assert main(["ledger", "create"]) == 0
@@ -117,7 +117,8 @@ class TestMaking:
         assert "0 locks" in capsys.readouterr().out
 
     def test_unlogged(self, pg_url: str, make_locks: Any) -> None:
-        """On PostgreSQL only; without a ledger a finding warns of it."""
+        """PostgreSQL can create the table unlogged. Without a ledger that is a finding. Other
+        databases refuse it."""
         assert main(["ledger", "create", "--locks", "--unlogged", "--url", pg_url]) == 0
         asked = "select relpersistence::text from pg_class where relname = 'taskguard_locks'"
         assert execute(pg_url, asked) == [("u",)]
@@ -127,13 +128,13 @@ class TestMaking:
             ddl_statements("mysql+pymysql://", unlogged=True)
 
     def test_at_once(self, url: str) -> None:
-        """Several that create it make it once."""
+        """Several processes can create the table at once."""
         command = [sys.executable, "-m", "taskguard", "locks", "create", "--url", url]
         processes = [subprocess.Popen(command) for _ in range(3)]
         assert [process.wait(patience_s()) for process in processes] == [0, 0, 0]
 
     def test_alembic_leaves_it_alone(self) -> None:
-        """Autogenerate would drop it."""
+        """`include_name` excludes the table from Alembic's autogenerate, which would drop it."""
         assert not taskguard.include_name("taskguard_locks", "table", {})
         assert taskguard.include_name("locks", "table", {})
 
@@ -156,7 +157,7 @@ class TestUnavailable:
     """If the table is missing or the user lacks rights, work goes on with a ledger."""
 
     def test_missing(self, url: str, make_locks: Any) -> None:
-        """The error and the finding tell the command."""
+        """The error and the finding of a missing table name the command."""
         locks = make_locks(url)
         with pytest.raises(LockServerUnavailableError, match="taskguard locks create"):
             take(locks)
@@ -174,7 +175,7 @@ class TestUnavailable:
         assert names(locks) == ["locks_table_missing"]
 
     def test_the_work_goes_on(self, pg_url: str, caplog: pytest.LogCaptureFixture) -> None:
-        """The ledger decides, and the log says why."""
+        """Without the table the ledger decides, and the log names the command."""
         with closing(GuardedShop(pg_url, locks="ledger://")) as shop:
 
             def ship(guard: Guard) -> None:
@@ -186,7 +187,8 @@ class TestUnavailable:
         assert "taskguard locks create" in caplog.text
 
     def test_privileges(self, postgres: Postgres, pg_url: str, make_locks: Any) -> None:
-        """A user who may only read."""
+        """A user without the right to write gets an error and a finding that name the missing
+        rights."""
         make_locks(pg_url).create_table()
         execute(
             pg_url,
@@ -206,7 +208,8 @@ class TestUnavailable:
 
     @pytest.mark.debian
     def test_privileges_of_mysql_kinds(self, mariadb_url: str, make_locks: Any) -> None:
-        """The same there."""
+        """On MariaDB, a user without the right to write gets an error and a finding that name the
+        missing rights."""
         make_locks(mariadb_url).create_table()
         user = f"u{os.getpid()}"
         database = sa.make_url(mariadb_url).database
@@ -226,13 +229,13 @@ class TestFindings:
     """`check()`; what is missing or forbidden is in `TestUnavailable`."""
 
     def test_nothing(self, url: str, make_locks: Any) -> None:
-        """A table as it was made."""
+        """A newly created table has no findings."""
         locks = make_locks(url)
         locks.create_table()
         assert names(locks) == []
 
     def test_read_only(self, pg_url: str, make_locks: Any) -> None:
-        """A database that takes no changes, as after a failover that left this one behind."""
+        """A read-only database, as after a failover, grants no locks, and is a finding."""
         make_locks(pg_url).create_table()
         database = sa.make_url(pg_url).database
         execute(pg_url, f'alter database "{database}" set default_transaction_read_only = on')
@@ -243,7 +246,7 @@ class TestFindings:
 
     @pytest.mark.debian
     def test_of_mariadb(self) -> None:
-        """A replica."""
+        """A read-only MariaDB, such as a replica, is a finding."""
         need(MariaDB)
         with MariaDB() as server:
             with closing(TableLocks(server.create_database("shop"))) as locks:
@@ -337,7 +340,8 @@ class TestWaiting:
         wait_until(heard_again)
 
     def test_a_fork(self, pg_url: str, make_locks: Any) -> None:
-        """A child of a process that waits has a connection of its own, and leaves its parent's."""
+        """A child of a process that waits has a connection of its own, and leaves its parent's
+        alone."""
         locks = make_locks(pg_url)
         locks.create_table()
         owner = new_owner("m")
@@ -381,7 +385,7 @@ class TestWaiting:
 
 class TestRenewals:
     def test_few_round_trips(self, url: str, make_locks: Any, monkeypatch: Any) -> None:
-        """A thousand leases of different lengths."""
+        """A thousand leases of different lengths are renewed in at most ten round trips."""
         locks = make_locks(url)
         locks.create_table()
         holds = [Hold((f"k{n}",), new_owner("m"), 600.0 + n) for n in range(1_000)]
@@ -410,7 +414,7 @@ class TestRenewals:
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The statements that are sent from here on."""
+    """Record the statements that are sent from here on."""
     from pymysql.connections import Connection
 
     sent: list[str] = []
@@ -433,7 +437,7 @@ class TestGrowth:
     """The table is in proportion to what is held, and to a day's tokens."""
 
     def test_without_tokens_nothing_stays(self, url: str, make_locks: Any) -> None:
-        """As with a ledger, whose tokens they are."""
+        """Without tokens, as with a ledger, a release leaves no row."""
         locks = make_locks(url)
         locks.create_table()
         for number in range(5):
@@ -448,7 +452,8 @@ class TestGrowth:
     def test_tokens_stay_for_a_day(
         self, url: str, make_locks: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Then they go with the leases of the dead; those that are held stay."""
+        """A purge removes free and expired rows whose token is older than a day. Held rows and
+        younger ones stay."""
         # Some releases look for old rows in passing, and note that.
         monkeypatch.setattr("taskguard.lock_table.provider._RELEASES_PER_LOOK", 10**9)
         locks = make_locks(url)
@@ -471,7 +476,7 @@ class TestGrowth:
         assert locks.renew([Hold(("kept",), kept, 30.0)]) == [Renewal.RENEWED]
 
     def test_in_passing(self, url: str, make_locks: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A release does it now and then, and not again right after."""
+        """A release sometimes removes old rows, and not again shortly after."""
         monkeypatch.setattr("taskguard.lock_table.provider._RELEASES_PER_LOOK", 1)
         locks = make_locks(url)
         locks.create_table()
@@ -494,7 +499,7 @@ class TestGrowth:
 def test_a_deadlock_is_asked_again(
     url: str, make_locks: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A few times: nothing of what the database rolled back stays."""
+    """A statement that the database rolled back is repeated a few times."""
     locks = make_locks(url)
     locks.create_table()
     asked: list[None] = []
@@ -511,25 +516,8 @@ def test_a_deadlock_is_asked_again(
     assert len(asked) == 3
 
 
-def test_tokens_grow_where_the_kind_of_server_is_changed(
-    redis_url: str, pg_url: str, make_locks: Any
-) -> None:
-    """From Redis to a table, and back."""
-    from taskguard.locks.redis import RedisLocks
-
-    make_locks(pg_url).create_table()
-    with closing(RedisLocks(redis_url)) as redis:
-        fences = [
-            take(each).fence  # type: ignore[arg-type]
-            for each in (redis, make_locks(pg_url))
-        ]
-        execute(pg_url, "delete from taskguard_locks")
-        redis.release(KEY, new_owner("x"))
-    assert fences == sorted(set(fences))
-
-
 def test_the_engine_of_the_users_own(url: str, make_locks: Any) -> None:
-    """Its settings stay as they are; its isolation level has no say."""
+    """A user's Engine keeps its settings, and locks work whatever its isolation level is."""
     engine = sa.create_engine(url, isolation_level="REPEATABLE READ")
     locks = make_locks(engine)
     locks.create_table()
@@ -543,7 +531,7 @@ def test_the_engine_of_the_users_own(url: str, make_locks: Any) -> None:
 
 
 def test_a_plain_redis_url_loads_none_of_it() -> None:
-    """Neither SQLAlchemy nor the table: a process is to start as fast as before."""
+    """A process with locks on Redis loads neither SQLAlchemy nor the table's code."""
     code = (
         "import sys; from taskguard.settings import make_locks; make_locks('redis://localhost/1');"
         "print([name for name in sys.modules"

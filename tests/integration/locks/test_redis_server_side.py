@@ -97,7 +97,7 @@ class TestKeys:
         assert sorted(client.keys()) == [LOCK, FENCE]
 
     def test_no_litter(self, client: Any, locks: RedisLocks) -> None:
-        """Without a wish for tokens and without waiters, nothing stays after a release."""
+        """Without tokens and waiters, a release leaves nothing."""
         owner = take(locks, with_fence=False)
         assert client.keys() == [LOCK]
         assert isinstance(take(locks), Held)
@@ -115,7 +115,7 @@ class TestKeys:
         wait_until(lambda: client.exists(beside("wake", waiter)) == 0)
 
     def test_who_waits_no_longer_is_forgotten(self, client: Any, locks: RedisLocks) -> None:
-        """A waiter that is gone leaves nothing."""
+        """A waiter that has ended leaves nothing."""
         owner = take(locks, with_fence=False)
         take(locks, wait_s=30.0)
         wait_until(lambda: client.keys() == [LOCK])
@@ -172,14 +172,14 @@ class TestKeys:
         assert client.exists("shop:prod:{order:42}")
 
     def test_foreign_value(self, client: Any, locks: RedisLocks) -> None:
-        """A key set by hand blocks the lock, until it is deleted."""
+        """A key that was set by hand blocks the lock until it is deleted."""
         client.set(LOCK, "maintenance")
         answer = take(locks)
         assert isinstance(answer, Held)
         assert (answer.owner.nonce, answer.remaining_s) == ("maintenance", 86_400.0)
 
     def test_wrong_type(self, client: Any, locks: RedisLocks) -> None:
-        """A key of another kind is an error that says so, and the lock is not taken."""
+        """A key of another type raises an error that says so, and the lock is not taken."""
         client.lpush(LOCK, "x")
         with pytest.raises(LockServerUnavailableError, match="WRONGTYPE"):
             take(locks)
@@ -204,7 +204,7 @@ class TestTokens:
         assert int(client.get(FENCE)) == pytest.approx(time.time() * 1e6, abs=60e6)
 
     def test_one_clock(self, client: Any, locks: RedisLocks) -> None:
-        """The server's clock is asked once, so that all keys get one token."""
+        """An acquire reads the server's clock once, so that all keys get one token."""
         keys = ("a", "b", "c")
         locks.acquire(keys, new_owner(), ttl_s=30.0, with_fence=True, wait_s=0.0)
         assert calls(client, "time") == 1
@@ -213,7 +213,7 @@ class TestTokens:
 
 class TestRoundTrips:
     def test_cycle(self, client: Any, locks: RedisLocks) -> None:
-        """Acquire with a token and release are one round trip each; several keys are no more."""
+        """An acquire with a token and a release take one round trip each, also for several keys."""
         for keys in (KEY, ("a", "b", "c")):
             owner = new_owner("m")
             for warm in (True, False):  # the scripts are loaded in the first turn
@@ -272,7 +272,7 @@ class TestRoundTrips:
 
 class TestScripts:
     def test_flushed(self, client: Any, locks: RedisLocks) -> None:
-        """A server that forgot its scripts gets them again, in the middle of anything."""
+        """If a server has forgotten its scripts, a call loads them again."""
         owner = take(locks)
         client.script_flush()
         assert locks.renew([Hold(KEY, owner, 30.0)]) == [Renewal.RENEWED]
@@ -285,7 +285,7 @@ class TestScripts:
         assert take(locks)
 
     def test_flushed_all_the_time(self, client: Any, server: RedisServer) -> None:
-        """Scripts that are flushed while threads take and free locks fail no call."""
+        """No call fails if the scripts are flushed while threads take and release locks."""
         stop = threading.Event()
 
         def flush() -> None:
@@ -323,7 +323,7 @@ class TestFullServer:
         client.config_set("maxmemory", "0")
 
     def test_acquire(self, client: Any, locks: RedisLocks, fill: Any) -> None:
-        """A full server refuses new locks with a clear error, and nothing is half taken."""
+        """A full server refuses new locks with a clear error, and takes no part of them."""
         fill()
         with pytest.raises(LockServerUnavailableError, match="used memory > 'maxmemory'"):
             locks.acquire(("a", "b"), new_owner("m"), ttl_s=30.0, with_fence=True, wait_s=0.0)
@@ -391,7 +391,7 @@ class TestRights:
         self.everything(client, user_url)
 
     def test_none_too_many(self, client: Any, user_url: str) -> None:
-        """Without any one of them something is missing, and the error says what to do."""
+        """Without any one of these rights a call fails, and the error says what to do."""
         for missing in self.RIGHTS:
             if missing == "+select":
                 continue

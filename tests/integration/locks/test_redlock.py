@@ -116,7 +116,7 @@ class TestQuorum:
         wait_until_freed(own, "k")
 
     def test_a_majority_is_enough(self, own: Independent) -> None:
-        """Three of five grant, refuse, renew and free."""
+        """Three servers of five grant, refuse, renew and release."""
         for server in own.servers[1:3]:
             server.kill()
         locks, other = own.connect(), own.connect()
@@ -233,7 +233,8 @@ class TestRestarted:
             assert isinstance(take(three.connect(), "k", ttl_s=600.0), Granted)
 
     def test_one_of_three_is_not_missed(self, clock: ServerClock) -> None:
-        """The two that remember go on, also on connections that saw it restart."""
+        """If one server of three restarts, the other two go on, also on connections that noticed
+        the restart."""
         with independent(3, clock=clock) as three:
             locks = three.connect()
             for key in KEYS:
@@ -310,7 +311,7 @@ class TestMinorityInTrouble:
         self._is_asked_again(own, locks)
 
     def test_a_new_process_does_not_wait_either(self, own: Independent) -> None:
-        """Connections to frozen servers are made by the way."""
+        """A new process connects to frozen servers in the background."""
         for server in own.servers[3:]:
             server.pause()
         began = time.monotonic()
@@ -421,7 +422,7 @@ class TestMinorityInTrouble:
 
 class TestEverywhere:
     def test_a_lock_stands_on_all(self, five: Independent) -> None:
-        """A majority is enough, but every server is asked, and told of the release."""
+        """Every server gets the acquire and the release, although a majority is enough."""
         locks = five.connect()
         for key in KEYS:
             owner = new_owner("m")
@@ -430,7 +431,8 @@ class TestEverywhere:
             wait_until_freed(five, key)
 
     def test_two_of_five_may_forget(self, five: Independent) -> None:
-        """Nobody gets in while a majority remembers, and the lease is renewed."""
+        """If two servers of five forget a lease, no other owner gets the key, and the lease is
+        renewed."""
         locks = five.connect()
         for number, key in enumerate(KEYS):
             owner = new_owner("m")
@@ -462,7 +464,7 @@ class TestEverywhere:
         wait_until_freed(five, "k")
 
     def test_released_at_once(self, five: Independent) -> None:
-        """Nothing is left where a server had not yet answered the acquire."""
+        """A release also reaches a server that had not yet answered the acquire."""
         locks = five.connect()
         for number in range(60):
             key, owner = f"order:{number}", new_owner("m")
@@ -471,7 +473,8 @@ class TestEverywhere:
             wait_until_freed(five, key)
 
     def test_released_after_the_scripts_were_forgotten(self, five: Independent) -> None:
-        """A server that is not waited for must not keep a lock for want of the script."""
+        """A server that has forgotten its scripts still releases a lock, although no call waits for
+        it."""
         locks = five.connect()
         for key in KEYS[:3]:
             owner = new_owner("m")
@@ -565,7 +568,7 @@ class TestMutants:
 
 class TestConnections:
     def test_url(self) -> None:
-        """Credentials and options are every server's; the password is never shown."""
+        """Credentials and options of the URL apply to each server. The password is never shown."""
         locks = RedlockLocks(f"redlock://me:{SECRET}%2C%40@a:1,[::1]:2,c/3?socket_timeout=2")
         assert repr(locks) == "<RedlockLocks a:1/3,::1:2/3,c:6379/3 namespace='taskguard'>"
 
@@ -573,13 +576,13 @@ class TestConnections:
         "url", [f"redlock://:{SECRET}@", "redlock://a,b,c/x", "redlock://a,,b"]
     )
     def test_wrong_urls(self, url: str) -> None:
-        """Are refused, without what may be a password."""
+        """A wrong URL is refused, without what may be a password."""
         with pytest.raises(ConfigurationError) as info:
             RedlockLocks(url)
         assert SECRET not in str(info.value)
 
     def test_by_name(self, five: Independent, sqlite_url: str) -> None:
-        """connect() knows the URL, and wants a ledger beside it: there are no tokens."""
+        """`connect()` knows the URL, and requires a ledger, because there are no tokens."""
         with pytest.raises(ConfigurationError, match="no fencing tokens"):
             taskguard.connect(locks=five.url, ledger=None)
         ledger = SqlLedger(sqlite_url)
@@ -590,12 +593,13 @@ class TestConnections:
         tg.close()
 
     def test_clients(self, five: Independent) -> None:
-        """Servers may be given one by one, as clients, too."""
+        """The provider also takes a client for each server."""
         clients = [redis.Redis(port=server.port) for server in five.servers]
         cycle(RedlockLocks(clients), "k")
 
     def test_rights(self) -> None:
-        """The rights of a single server's user, and +info; without it the error says so."""
+        """The rights of a single server's user and `+info` are enough. Without `+info` the error
+        says so."""
         rights = "~taskguard:* +evalsha +eval +get +set +del +exists +pexpire +pttl +time +lpush"
         users = [f"tasks on >{SECRET} {rights} +blpop +info", f"less on >{SECRET} {rights}"]
         need(Valkey)
@@ -637,7 +641,7 @@ class TestConnections:
     def test_idle_connections_that_the_servers_closed(
         self, five: Independent, numbers: list[int]
     ) -> None:
-        """Are replaced within the call: nothing is lost, and nothing left."""
+        """Connections that servers closed are replaced within the call. No lock is lost or left."""
         locks, owner = five.connect(), new_owner("m")
 
         def close() -> None:
@@ -716,7 +720,7 @@ class TestFindings:
             RedlockLocks(redlock_url(nobody, nobody, nobody)).check()
 
     def test_eviction(self, five: Independent) -> None:
-        """Each server for itself."""
+        """Each server that may evict locks is a finding."""
         options = {"maxmemory": "10mb", "maxmemory_policy": "allkeys-lru"}
         with independent(1, **options) as full:
             ports = [full.servers[0].port, *(server.port for server in five.servers[:2])]

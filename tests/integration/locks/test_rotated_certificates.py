@@ -89,7 +89,7 @@ def _options(files: Certificates) -> str:
 
 
 def renew(files: Certificates) -> None:
-    """Another authority, and new certificates of the server and the client, at the same paths."""
+    """Write another authority, and new certificates of server and client, to the same paths."""
     Certificates.make(files.folder)
     together = files.server.read_text() + files.key.read_text()
     (files.folder / "server.pem").write_text(together)
@@ -106,7 +106,7 @@ def files() -> Iterator[Certificates]:
 
 
 def works(locks: LockProvider) -> bool:
-    """Whether a lock is taken and released, on a server that may be about to start."""
+    """Return True if a lock can be taken and released, on a server that may be about to start."""
     owner = new_owner("m")
     fenced = locks.traits.tokens
     try:
@@ -120,7 +120,7 @@ def works(locks: LockProvider) -> bool:
 def test_a_server_that_comes_back_with_new_certificates(
     start: Callable[[Certificates], Secure], files: Certificates
 ) -> None:
-    """The client reads its files again, and shows its new one to the new authority."""
+    """After a restart of the server with new certificates, the client reads its files again."""
     server, url = start(files)
     need(type(server))
     with server:
@@ -136,7 +136,8 @@ def test_a_server_that_comes_back_with_new_certificates(
 def test_files_that_do_not_fit_each_other_yet(
     files: Certificates, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In the middle of a replacement the former ones stay in use, and one line says so."""
+    """While new files do not fit each other, the former ones stay in use, and one log line says
+    so."""
     names = {"ca": "ca.crt", "cert": "client.crt", "key": "client.key"}
     tls = Tls({name: str(files.folder / each) for name, each in names.items()})
     before = tls.context()

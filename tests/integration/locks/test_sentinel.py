@@ -74,7 +74,7 @@ def paused(*servers: DebianRedis) -> Iterator[None]:
 
 @contextmanager
 def settings(server: DebianRedis, **options: object) -> Iterator[None]:
-    """CONFIG SET, and back."""
+    """Set options by CONFIG SET, and restore them."""
     with redis.Redis(port=server.port, decode_responses=True) as client:
         given = {name.replace("_", "-"): value for name, value in options.items()}
         before = {name: client.config_get(name)[name] for name in given}
@@ -114,7 +114,7 @@ def took_s(call: Callable[[], object]) -> float:
 
 class TestUrls:
     def test_parts(self) -> None:
-        """Ports that are left out are Sentinel's; what is percent-encoded is what it stands for."""
+        """A URL may leave out Sentinel's port, and may be percent-encoded."""
         url = SentinelUrl.parse(
             "sentinel://us%40er:p%2F%23%3F%3A%2C@h1,h2:5000,[::1]:6000/my%20shop/3"
             "?sentinel_username=s%26&sentinel_password=a%2Bb+c&socket_timeout=7&sentinel_timeout=2",
@@ -147,7 +147,7 @@ class TestUrls:
         ],
     )
     def test_wrong(self, url: str, says: str) -> None:
-        """A wrong URL is an error at once that says what is wrong, and never shows a password."""
+        """A wrong URL raises an error that says what is wrong, and never shows a password."""
         with pytest.raises(ConfigurationError) as info:
             RedisLocks(url)
         assert says in str(info.value)
@@ -164,7 +164,8 @@ class TestDiscovery:
         assert f"shop/0 by the Sentinels 127.0.0.1:{port}," in repr(locks)
 
     def test_a_frozen_sentinel_costs_a_new_process_little(self, group: Group, made: Any) -> None:
-        """The first in the URL: its time-out, where redis-py's own takes seconds."""
+        """If the first Sentinel of the URL is frozen, a new process waits for one short
+        time-out."""
         with paused(group.sentinels[0]):
             assert any(took_s(lambda: cycle(made(group.url))) < 0.6 for _ in range(5))
 
@@ -213,7 +214,7 @@ class TestDiscovery:
         wait_until(lambda: not fails(fresh), message="they are asked again")
 
     def test_sentinels_that_are_gone(self, group: Group, made: Any) -> None:
-        """Those of the URL that refuse connections, or have no name, cost nothing."""
+        """Sentinels of the URL that refuse connections, or whose name is unknown, are skipped."""
         hosts = f"127.0.0.1:1,nobody.invalid,127.0.0.1:{group.sentinels[1].port}"
         cycle(made(f"sentinel://{hosts}/shop/0"))
 
@@ -226,7 +227,8 @@ class TestDiscovery:
     def test_warm_calls_ask_no_sentinel_more_than_once_a_second(
         self, group: Group, made: Any
     ) -> None:
-        """However many calls there are, and from however many threads."""
+        """A process asks a Sentinel at most once a second, however many calls and threads it
+        has."""
         locks = made(group.url_of(group.sentinels[0]))
         cycle(locks)
 
@@ -278,14 +280,14 @@ class TestUsers:
         )
 
     def test_least_rights(self, users: Group, made: Any) -> None:
-        """Passwords of any characters; what these users may do is enough."""
+        """The rights of the page are enough. Passwords may have any characters."""
         locks = made(self.url(users, server=self.PASSWORD, sentinel=self.PASSWORD))
         cycle(locks)
         locks.wait(KEY[0], new_owner(), timeout_s=0.05)
         locks.check()
 
     def test_wrong_passwords(self, users: Group, made: Any) -> None:
-        """It is said whose is wrong, never which it is."""
+        """The error says whose password is wrong, and does not show it."""
         for server, sentinel, who in [
             ("wrong-secret", self.PASSWORD, "The lock server shop/0"),
             (self.PASSWORD, "wrong-secret", r"The Sentinel 127\.0\.0\.1"),
@@ -298,7 +300,7 @@ class TestUsers:
 
 class TestTls:
     def test_to_sentinels_and_servers(self, made_certificates: Certificates, made: Any) -> None:
-        """Both want a client's certificate, and are verified by the authority's."""
+        """Sentinels and servers can require a client's certificate, and their own are verified."""
         need(DebianRedis)
         tls, port = made_certificates.of_server(), (free_port(), free_port())
         with (
@@ -356,7 +358,7 @@ class TestFindings:
             assert names(patient(sound)) == ["async_replicas"]
 
     def test_leases_that_end_before_a_failover_has(self, sound: Group) -> None:
-        """13 s are longer than what is left of 15 s at a renewal, and not of 30 s."""
+        """A lease is a finding if what is left of it at a renewal is shorter than a failover."""
         tell(sound, "down-after-milliseconds", 9_999)
         try:
             with closing(RedisLocks(patient(sound))) as locks:
@@ -369,7 +371,7 @@ class TestFindings:
         assert "about 12.999 s" in finding.what
 
     def test_a_silent_sentinel(self, sound: Group) -> None:
-        """One of the three is gone."""
+        """A Sentinel that gives no answer is a finding."""
         with paused(sound.sentinels[1]):
             (finding,) = RedisLocks(patient(sound)).check()
         assert (finding.name, finding.level) == ("lock_server_member", Level.WARNING)
@@ -382,7 +384,7 @@ class TestFindings:
 
 
 def patient(group: Group, *sentinels: SentinelOf) -> str:
-    """A URL by which a Sentinel that is late, as on a busy machine, is not found to be silent."""
+    """Return a URL with time-outs for a busy machine."""
     return group.url_of(*(sentinels or group.sentinels), options="?sentinel_timeout=3")
 
 

@@ -21,7 +21,7 @@ CONNECT_S = 2.0
 
 @pytest.fixture
 def urls(pg_url: str) -> Iterator[str]:
-    """A URL of two hosts, of which the first one is silent; the tables are there."""
+    """Return a URL of two hosts, the first of which is silent, with tables at the second."""
     url = sa.make_url(pg_url)
     with closing(SqlLedger(pg_url)) as ledger, closing(TableLocks(pg_url)) as locks:
         ledger.create_schema()
@@ -47,7 +47,8 @@ def listened(tg: taskguard.TaskGuard) -> list[Event]:
 
 
 def test_a_short_lease_is_kept(tg: taskguard.TaskGuard) -> None:
-    """`ttl_s=5`: neither the first connection nor the one for renewals takes all of it."""
+    """Neither the first connection nor the one for renewals takes all of a lease of five
+    seconds."""
     heard = listened(tg)
     with tg.lock("a", ttl_s=5.0) as lease:
         assert lease.remaining_s > 1.0
@@ -57,7 +58,7 @@ def test_a_short_lease_is_kept(tg: taskguard.TaskGuard) -> None:
 
 
 def test_a_lease_that_ran_out_on_its_way_is_asked_for_again(tg: taskguard.TaskGuard) -> None:
-    """A lease that is shorter than a connection takes is not lost at once."""
+    """A lease that is shorter than a connection takes is requested again, and is not lost."""
     heard = listened(tg)
     with tg.lock("a", ttl_s=CONNECT_S - 0.1) as lease:
         assert lease.remaining_s > 0.0

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.debian
 
 @pytest.fixture
 def client(zookeeper: ZooKeeper) -> Iterator[KazooClient]:
-    """A client of the server, which is empty."""
+    """Return a client of an empty server."""
     with client_of(zookeeper) as client:
         client.delete("/taskguard", recursive=True)
         yield client
@@ -77,7 +77,7 @@ class TestRequests:
     """How many requests each step takes, once there is a session."""
 
     def test_free_keys(self, locks: ZooKeeperLocks, monkeypatch: pytest.MonkeyPatch) -> None:
-        """One takes them, with a token or without, and one frees them."""
+        """One request acquires any number of keys, with or without a token. One releases them."""
         with requests(monkeypatch) as sent:
             for with_fence in (False, True):
                 take(locks, ("a", "b"), owner := new_owner("m"), with_fence=with_fence)
@@ -122,11 +122,6 @@ class TestSession:
                 answer = wait_until(lambda: grant(locks, keys, owner))  # noqa: B023
                 assert (answer.ttl_s, locks.traits.min_ttl_s) == (kept_s, kept_s)
 
-    def test_two_owners_in_one_process(self, locks: ZooKeeperLocks) -> None:
-        """They share a session, and exclude each other."""
-        assert isinstance(take(locks), Granted)
-        assert isinstance(take(locks), Held)
-
     def test_a_connection_that_breaks(self, zookeeper: ZooKeeper, client: KazooClient) -> None:
         """While the connection is broken, a renewal has no answer. After it the session has its
         leases."""
@@ -143,7 +138,7 @@ class TestSession:
                 wait_until(lambda: renewed(locks, owner) == Renewal.RENEWED)
 
     def test_a_session_that_has_ended(self, locks: ZooKeeperLocks, zookeeper: ZooKeeper) -> None:
-        """All of its leases are gone at once, and the next grant opens another."""
+        """If a session ends, all its leases are gone, and the next grant opens another session."""
         holds = [Hold((f"order:{number}",), new_owner("m"), 30.0) for number in range(20)]
         for hold in holds:
             take(locks, hold.keys, hold.owner)
@@ -192,7 +187,8 @@ class TestSession:
     def test_handed_over_to_another_process(
         self, locks: ZooKeeperLocks, zookeeper: ZooKeeper, client: KazooClient
     ) -> None:
-        """The true owner's renewal brings its key into its own session; its token stays."""
+        """The first renewal by the new owner moves the key into that owner's session. The token
+        stays."""
         finder, true = new_owner("finder"), new_owner("true")
         first = take(locks, owner=finder, with_fence=True)
         assert locks.hand_over(KEY, finder, to=true, ttl_s=30.0) is True
@@ -205,7 +201,7 @@ class TestSession:
         assert standing(client) == []
 
     def test_closed_while_the_server_is_frozen(self) -> None:
-        """It does not wait for the server, and leaves no thread behind once that is gone."""
+        """`close()` does not wait for a frozen server, and leaves no thread behind."""
         need(ZooKeeper)
         before, owner = set(threading.enumerate()), new_owner("m")
         with ZooKeeper() as server:
@@ -255,8 +251,8 @@ class TestSession:
                 assert locks._session() is session
 
     def test_a_server_that_is_not_there(self) -> None:
-        """The error says which one, and what the system said. Once it is there, it is used; a
-        client that gave up in the meantime leaves no thread behind."""
+        """The error names the server and has the system's own error. After the server has started,
+        it is used. A client that gave up before leaves no thread."""
         need(ZooKeeper)
         before = set(threading.enumerate())
         port = free_port()
@@ -428,14 +424,14 @@ class TestTokens:
 
 
 def term_of(server: ZooKeeper) -> int:
-    """How often a leader was elected: the upper half of the number of its last transaction."""
+    """Return the number of elections: the upper half of the last transaction's number."""
     said = wait_until(lambda: server.say("srvr").partition("Zxid: ")[2])
     return int(said.split()[0], 16) >> 32
 
 
 class TestUrls:
     def test_a_path(self, zookeeper: ZooKeeper, client: KazooClient) -> None:
-        """Everything is below it, and it is made if it is not there."""
+        """All nodes are below the URL's path, which is created if it does not exist."""
         with locks_on(f"{zookeeper.url}/shop/a%20b/") as locks, locks_on(zookeeper.url) as root:
             assert isinstance(take(locks), Granted)
             assert isinstance(take(root), Granted)
@@ -463,7 +459,7 @@ class TestUrls:
         assert "s3cret" not in str(caught.value)
 
     def test_greenlets(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """kazoo's threads must be threads."""
+        """Gevent is refused, because kazoo needs native threads."""
         monkeypatch.setattr("taskguard_zookeeper.provider.greenlets", lambda: "gevent")
         with pytest.raises(ConfigurationError, match="gevent"):
             make_locks("zookeeper://127.0.0.1")
@@ -499,7 +495,7 @@ def secure(certificates: Certificates) -> Iterator[str]:
 
 class TestTls:
     def test_cycle(self, secure: str, certificates: Certificates) -> None:
-        """Every step, and the findings, by a certificate that the server believes."""
+        """With certificates of server and client, locks work over TLS, and have no findings."""
         folder = certificates.folder
         files = f"ca={certificates.authority}&cert={folder}/client.crt&key={folder}/client.key"
         with locks_on(f"zookeepers://{secure}?{files}") as locks:
@@ -582,7 +578,7 @@ class TestFindings:
     def test_session(
         self, zookeeper: ZooKeeper, client: KazooClient, asked_s: float, limit: str
     ) -> None:
-        """A session that is shorter, or longer, than asked for."""
+        """A session that is shorter or longer than requested is a finding."""
         with locks_on(f"{zookeeper.url}?session_s={asked_s}") as locks:
 
             def found() -> list[Finding]:
@@ -631,7 +627,8 @@ class TestFindings:
 
 
 def test_a_worker_that_is_frozen_or_killed(zookeeper: ZooKeeper, client: KazooClient) -> None:
-    """Its key is free after its session's time-out; woken, it learns at once that all is gone."""
+    """The key of a frozen or killed worker is free after its session's time-out. A worker that
+    wakes learns at once that its lease is gone."""
     url = f"{zookeeper.url}?session_s=5"  # not so short that a pause of the machine ends it
     with locks_on(zookeeper.url) as locks:
         for number in (signal.SIGSTOP, signal.SIGKILL):
