@@ -404,6 +404,26 @@ def changing_a_guard(place: Place) -> Iterator[None]:
     assert app.conf.taskguard_formerly_namespaces == [""]
 
 
+@around("docs/how-to/remove.md")
+def remove(place: Place) -> Iterator[None]:
+    place.app()
+    place.sql("create table shipments (order_id integer unique)")
+    yield
+    place.twice(place.ship, 42)
+    assert place.events()["completed"] == place.events()["duplicate"] == 1
+    place.app()
+    yield
+    for order in (42, 43, 43):
+        place.ship.apply((order,)).get()
+    assert place.sql("select order_id from shipments order by order_id") == [42, 43]
+    assert place.events()["completed"] == 1
+    yield
+    with place.memory.engine.connect() as db:
+        assert _tables(db) == []
+    for statement in taskguard.ddl_statements(place.url):  # the fixture empties them
+        place.sql(statement)
+
+
 @around("docs/how-to/alembic.md")
 def alembic(place: Place) -> Iterator[None]:
     from alembic.migration import MigrationContext

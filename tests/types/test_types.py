@@ -147,6 +147,7 @@ AROUND = {
     ),
     "docs/how-to/own-row.md": (_APP,),
     "docs/how-to/periodic.md": (_APP,),
+    "docs/how-to/remove.md": (_APP,),
     "docs/how-to/unique.md": (
         _INDEX,
         f"""{_APP}
