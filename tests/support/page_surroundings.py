@@ -332,22 +332,27 @@ def periodic(place: Place) -> Iterator[None]:
 
 @around("docs/how-to/testing.md")
 def testing(place: Place) -> Iterator[None]:
-    place.app()
-    place.order_and_ship()
-    place.sql("insert into orders values (42, false)")
+    from taskguard import Guard
+    from taskguard_celery import guarded_task
+
+    @place.app().task(name="shop.ship")
+    @guarded_task(key="order:<order_id>")
+    def ship(order_id: int, guard: Guard) -> str:
+        with guard.transaction() as db:
+            db.execute(sa.text("insert into shipments values (:id)"), {"id": order_id})
+        return "shipped"
+
+    place.give(ship=ship)
     yield
-    explore = place.fixture("explore_crashes")
+    place.sql("create table shipments (order_id integer)")
+    explored = []
 
-    def put_back() -> None:
-        place.sql("update orders set shipped = false")
+    def explore(*args: Any, **options: Any) -> None:
+        explored.append(place.fixture("explore_crashes")(*args, **options))
 
-    def explored(*args: Any, **options: Any) -> None:
-        report = explore(*args, **options, before_each=put_back)
-        assert len(report.lines) > 10
-
-    place.test_an_order_is_shipped_once_wherever_the_worker_dies(
-        explored, lambda: place.sql("select count(*) from orders where shipped")[0]
-    )
+    place.test_an_order_is_shipped_once_wherever_the_worker_dies(place.memory, explore)
+    assert len(explored[0].lines) > 10
+    place.test_a_duplicate_gets_the_first_result(place.fixture("deliver_twice"))
 
 
 @around("docs/how-to/lock-provider.md")
