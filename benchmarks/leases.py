@@ -28,7 +28,7 @@ _LINGER_S = 7.0
 
 def main(*, quick: bool) -> None:
     """Print what was seen over five renewal intervals."""
-    count, ttl_s = (1_000, 9.0) if quick else (LEASES, TTL_S)
+    count, ttl_s = (300, 9.0) if quick else (LEASES, TTL_S)
     with Valkey() as valkey, Postgres() as postgres:
         ledger = SqlLedger(postgres.create_database("leases"))
         ledger.create_schema()

@@ -29,7 +29,7 @@ def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
 def make_shop(
     valkey: Any, redis_url: str, pg_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Callable[..., Shop]]:
-    """Makes the test's shop; environment variables are given by name."""
+    """Return a function that makes the test's shop, with environment variables by name."""
     lease_s = os.environ.get("SHOP_TTL_S", LONG_LEASE_S)
     with shops(valkey, pg_url, tmp_path, monkeypatch) as make:
         yield functools.partial(make, SHOP_TTL_S=lease_s)
@@ -49,13 +49,13 @@ def any_rabbitmq(request: pytest.FixtureRequest) -> RabbitMQ:
 
 @pytest.fixture
 def rabbit_shop(make_shop: Callable[..., Shop], any_rabbitmq: RabbitMQ) -> Shop:
-    """A shop whose broker is RabbitMQ, with a queue of its own."""
+    """Return a shop whose broker is RabbitMQ, with a queue of its own."""
     return make_shop(SHOP_BROKER=any_rabbitmq.url, SHOP_QUEUE=f"shop-{time.time_ns()}")
 
 
 @pytest.fixture
 def quorum_shop(make_shop: Callable[..., Shop], any_rabbitmq: RabbitMQ) -> Shop:
-    """A shop whose queue is declared as a quorum queue, and throws away what came back twice."""
+    """Return a shop whose queue is a quorum queue. It drops what came back twice."""
     if celery.VERSION < (5, 5):
         pytest.skip("Celery consumes from quorum queues since 5.5")
     name = f"quorum-{time.time_ns()}"
@@ -64,13 +64,13 @@ def quorum_shop(make_shop: Callable[..., Shop], any_rabbitmq: RabbitMQ) -> Shop:
 
 @pytest.fixture
 def spare_valkey() -> Iterator[Valkey]:
-    """A Valkey that may be stopped: the test puts one thing on it, the locks or the broker."""
+    """Start a Valkey that may be stopped. The test uses it for locks or as its broker."""
     with Valkey() as server:
         yield server
 
 
 @pytest.fixture
 def database_server() -> Iterator[Postgres]:
-    """A PostgreSQL that may be stopped."""
+    """Start a PostgreSQL that may be stopped."""
     with Postgres(fsync="off") as server:
         yield server

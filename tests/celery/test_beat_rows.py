@@ -129,7 +129,7 @@ def change_its_schedule(rows: Rows) -> None:
 def test_a_row_that_people_changed_counts(
     rows: Rows, last_run: timedelta, change: Callable[[Rows], None], sends: int
 ) -> None:
-    """A new leader sends what a single beat would send."""
+    """A new leader sends what a single beat would send after the change."""
     moment = datetime.now(UTC) - last_run
     rows.make(changed=moment, last_run_at=moment, total_run_count=5)
     change(rows)
@@ -141,7 +141,8 @@ def test_a_row_that_people_changed_counts(
 
 
 def test_an_entry_of_the_settings_that_was_disabled_is_not_sent_for_that_time(rows: Rows) -> None:
-    """The scheduler saves its row when it starts, so that the row looks as if changed just now."""
+    """An entry of the settings that was disabled meanwhile is not sent, although the scheduler
+    saves its row at its start."""
     rows.make(changed=ago(hours=3), last_run_at=ago(hours=3), total_run_count=5)
     switch(rows)
     entries = {NAME: {"task": "shop.task", "schedule": EVERY}}
@@ -152,7 +153,8 @@ def test_an_entry_of_the_settings_that_was_disabled_is_not_sent_for_that_time(ro
 def test_an_entry_of_the_settings_that_was_never_sent_is_due_when_its_first_time_is_over(
     rows: Rows,
 ) -> None:
-    """Counted from the leader that saw it first: each start would begin its interval anew."""
+    """The first interval of an entry counts from the first leader that saw it, and not from each
+    start."""
     entries = {NAME: {"task": "shop.task", "schedule": EVERY}}
     rows.lead(leadership := Leadership(), beat_schedule=entries)
     assert not rows.sent
@@ -162,14 +164,14 @@ def test_an_entry_of_the_settings_that_was_never_sent_is_due_when_its_first_time
 
 
 def test_a_message_whose_row_was_not_saved_is_not_sent_again(rows: Rows) -> None:
-    """The database was away when the scheduler saved the row; the record came later."""
+    """If the database was down when the scheduler saved the row, the leader's record decides."""
     rows.make(changed=ago(hours=3), last_run_at=ago(hours=3), total_run_count=5)
     rows.lead(Leadership(**{NAME: ago(minutes=5)}))
     assert not rows.sent
 
 
 def test_an_entry_that_runs_once_runs_once(rows: Rows) -> None:
-    """Also with a new leader after it; enabled again it runs once more."""
+    """A one-off entry runs once, also with a new leader, and is disabled."""
     rows.make(changed=ago(hours=3), last_run_at=ago(hours=3), one_off=True)
     leadership = Leadership(**{NAME: ago(hours=3)})
     rows.lead(leadership)
@@ -182,7 +184,8 @@ def test_an_entry_that_runs_once_runs_once(rows: Rows) -> None:
 
 
 def test_rows_that_run_once_are_found(rows: Rows) -> None:
-    """All messages of such a row are the same work; what is off, or meant to run once, is not."""
+    """A row whose messages are all the same work is a finding. A disabled or one-off row is
+    none."""
     app = Celery("rows", set_as_current=False)
 
     @app.task(name="shop.task", shared=False)
@@ -209,7 +212,7 @@ def test_rows_that_run_once_are_found(rows: Rows) -> None:
 
 
 def test_entries_that_left_the_schedule_leave_the_record(rows: Rows) -> None:
-    """At once, not with the next message."""
+    """An entry that left the schedule leaves the record at once."""
     rows.make(changed=ago(hours=3), last_run_at=ago(minutes=3))
     leadership = Leadership(**{NAME: ago(minutes=3), "gone": ago(hours=3)})
     term = rows.lead(leadership)

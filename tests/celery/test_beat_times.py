@@ -185,7 +185,8 @@ seconds = st.integers(0, int(SENT_FOR.total_seconds()))
 def test_a_change_of_leader_sends_what_one_beat_sends(
     start: datetime, zone: str, utc: bool, changes: Changes
 ) -> None:
-    """Crontabs, intervals and relative intervals, over changes of the clocks, to the second."""
+    """A change of leader neither adds nor drops a message of any kind of schedule, also over
+    changes of the clocks."""
     told = {"timezone": zone, "enable_utc": utc}
     alone = sent_by(start, changes, new_leader=False, **told)
     led = sent_by(start, changes, new_leader=True, **told)
@@ -212,7 +213,7 @@ def in_new_york(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("in_new_york")
 def test_in_the_timezone_of_the_machine() -> None:
-    """Without a `timezone`, and with enable_utc=False; the clocks change before the leader."""
+    """That also holds in the machine's timezone, with `enable_utc=False`."""
     changes = [(timedelta(hours=20), timedelta(0))]
     alone, led = (
         sent_by(STARTS[-1], changes, new_leader=each, enable_utc=False) for each in (False, True)

@@ -46,7 +46,8 @@ def is_quiet(shop: Any) -> bool:
 
 
 def test_two_at_a_time(shop: Any) -> None:
-    """As many are at work as may be, and no more; each runs once, and those in line in order."""
+    """With `limit=2`, two bodies of a key are at work, and never more. Each message runs once, and
+    a line keeps its order."""
     tasks = shop.tasks
     results = [
         task.delay(name, number, tasks.UNTIL_GO if number < 2 else 0.1)
@@ -77,8 +78,8 @@ def test_two_at_a_time(shop: Any) -> None:
 @pytest.mark.once
 @pytest.mark.parametrize("kind", ["queue_up_at_times", "at_times"])
 def test_five_in_a_second(shop: Any, kind: str) -> None:
-    """Never two in less than a fifth; those in line begin when they may, not a look of a relay
-    later."""
+    """With `rate="5/s"`, two starts are at least 0.2 s apart, whether messages wait in line or are
+    deferred."""
     with shop.worker(concurrency=4):
         task = getattr(shop.tasks, kind)
         results = [task.delay("a", number, 0.05) for number in range(20)]

@@ -32,7 +32,7 @@ def waiting(shop: Any) -> int:
 
 @both_versions
 def test_what_is_sent_in_a_row_has_been_confirmed(any_rabbitmq: Any) -> None:
-    """Also where the app does not ask for it: a channel that has died drops what it is given."""
+    """A batch of messages is confirmed by RabbitMQ, even if the app does not ask for it."""
     with Celery("confirm", broker=any_rabbitmq.url, set_as_current=False) as app:
         app.conf.task_default_queue = f"confirm-{uuid.uuid4().hex}"
         lost = app.signature("any", exchange="there-is-none", routing_key="x")
@@ -54,7 +54,8 @@ def test_what_is_sent_in_a_row_has_been_confirmed(any_rabbitmq: Any) -> None:
 @both_versions
 @pytest.mark.usefixtures("short_leases")
 def test_a_killed_childs_work_is_done_again(rabbit_shop: Any) -> None:
-    """The message comes back at once and waits for the lease, as another one does; done once."""
+    """The message of a killed child comes back at once, is deferred until the lease ends, and is
+    done once."""
     shop = rabbit_shop
     results = [shop.tasks.ship.delay(7, 60)]
     with shop.worker() as worker:
@@ -70,7 +71,7 @@ def test_a_killed_childs_work_is_done_again(rabbit_shop: Any) -> None:
 @both_versions
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 def test_a_delivery_that_finds_the_key_taken_is_put_off(rabbit_shop: Any, kind: str) -> None:
-    """On either kind of queue: it comes again later and is answered; quorum queues delay it."""
+    """A delivery of a taken key is deferred on classic and on quorum queues, and answered later."""
     shop = rabbit_shop
     settings = {"SHOP_SETTINGS": '{"task_default_queue_type": "%s"}' % kind}  # noqa: UP031  # braces
     shop.tasks.app.conf.task_default_queue_type = kind

@@ -22,8 +22,8 @@ from taskguard_celery.chords import count_once
 
 
 def test_chain_and_chord_go_on_over_duplicates(shop: Any) -> None:
-    """A duplicate of DONE returns the stored result, so that the next step gets it. If the first
-    message of a chain is delivered three times, each step runs once."""
+    """A duplicate of done work returns the stored result to the next step. If the first message of
+    a chain is delivered three times, each step runs once."""
     tasks = shop.tasks
     ids = [str(uuid.uuid4()) for _ in range(3)]
     for _ in range(3):
@@ -48,7 +48,7 @@ def test_chain_and_chord_go_on_over_duplicates(shop: Any) -> None:
 
 
 def test_a_group_answers_for_every_member(shop: Any) -> None:
-    """Also for two members of one key, which never overlap."""
+    """A group gets a result for each member, also if two members share a key."""
     tasks = shop.tasks
     with shop.worker(concurrency=4):
         result = group(tasks.add.s(x, 1) for x in (1, 2, 2, 3)).apply_async()
@@ -59,7 +59,7 @@ def test_a_group_answers_for_every_member(shop: Any) -> None:
 
 
 def test_links_are_called_with_the_result_and_with_the_error(shop: Any) -> None:
-    """link gets the value, link_error the failure."""
+    """A link gets the result, and an error link is called for a failure."""
     tasks = shop.tasks
     with shop.worker():
         tasks.add.apply_async((30, 1), link=tasks.add.s(1))
@@ -73,7 +73,7 @@ def test_links_are_called_with_the_result_and_with_the_error(shop: Any) -> None:
 
 
 def test_a_task_that_replaces_itself_is_answered_by_its_replacement(shop: Any) -> None:
-    """Task.replace keeps the task id; the replacement is work of its own, on the same key."""
+    """The replacement keeps the task id, and is work of its own on the same key."""
     with shop.worker():
         assert shop.tasks.instead.delay(60).get(timeout=patience_s()) == 61
         shop.wait_for_quiet()
@@ -82,7 +82,7 @@ def test_a_task_that_replaces_itself_is_answered_by_its_replacement(shop: Any) -
 
 
 def test_a_shared_task_is_guarded_like_any_other(shop: Any) -> None:
-    """@shared_task, with a body that asks for current_guard()."""
+    """A guarded `@shared_task` runs once, and finds its guard by `current_guard()`."""
     with shop.worker():
         results = [shop.tasks.stamp.delay(1) for _ in range(3)]
         assert [result.get(timeout=patience_s()) for result in results] == ["letter:1"] * 3
@@ -91,7 +91,7 @@ def test_a_shared_task_is_guarded_like_any_other(shop: Any) -> None:
 
 @pytest.mark.parametrize("backend", ["django-db", "cache+memory://"])
 def test_a_member_that_is_delivered_twice_counts_once(tmp_path: Path, backend: str) -> None:
-    """Also with a result backend that counts answers: the chord's body is called with them all."""
+    """A result backend that counts answers counts a redelivered member of a chord once."""
     found = importlib.util.find_spec("django_celery_results")
     missing(None if found else "django-celery-results is not installed: `make setup` installs it")
     told = subprocess.run(
@@ -106,7 +106,7 @@ def test_a_member_that_is_delivered_twice_counts_once(tmp_path: Path, backend: s
 
 
 def test_a_member_whose_first_answer_is_not_stored_yet_counts_once() -> None:
-    """The key is free before Celery stores the result, and a duplicate may come in between."""
+    """A duplicate counts once even if it comes before Celery has stored the first result."""
     with Celery("shop", broker="memory://", backend="cache+memory://", set_as_current=False) as app:
 
         @app.task(name="add", shared=False)

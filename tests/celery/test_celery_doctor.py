@@ -75,7 +75,7 @@ def found(app: Celery) -> dict[str, Finding]:
 
 @pytest.mark.parametrize("broker", ["redis://localhost", "amqp://localhost"])
 def test_safe_defaults_leave_nothing_to_find(broker: str) -> None:
-    """With Redis, and with RabbitMQ."""
+    """After `safe_defaults()` there is no finding, with Redis and with RabbitMQ."""
     assert found(make_app(broker)) == {}
 
 
@@ -135,7 +135,7 @@ def test_safe_defaults_leave_nothing_to_find(broker: str) -> None:
     ],
 )
 def test_each_setting_has_its_finding(name: str, level: Level, given: dict[str, Any]) -> None:
-    """One setting, one finding, in an app that is safe otherwise."""
+    """One wrong setting in a safe app causes its finding, and no other."""
     (finding,) = found(make_app(**given)).values()
     assert (finding.name, finding.level) == (name, level)
 
@@ -170,7 +170,8 @@ def test_an_entry_of_beat_that_runs_once_is_found(
     found: bool,
     bind: bool,
 ) -> None:
-    """Each of its messages is the same work. Without a ledger no work is on record."""
+    """An entry of beat whose messages are all the same work is a finding. Without a ledger it is
+    none."""
     app = Celery("shop", broker=f"redis://127.0.0.1:{free_port()}", set_as_current=False)
     taskguard_celery.safe_defaults(app)
     app.conf.update(
@@ -207,7 +208,7 @@ def test_an_entry_of_beat_that_runs_once_is_found(
 
 
 def test_a_finding_shows_no_password_and_no_hashed_value(ledger_url: str) -> None:
-    """Neither of the broker's and the lock server's URLs, nor of a call in a schedule."""
+    """A finding shows neither the password of a URL nor a hashed argument of a schedule."""
     away = f"redis://:s3cret-horse@127.0.0.1:{free_port()}/0"
     app = Celery("shop", broker=away, set_as_current=False)
     app.conf.update(
@@ -227,14 +228,14 @@ def test_a_finding_shows_no_password_and_no_hashed_value(ledger_url: str) -> Non
 
 
 def test_an_app_without_guarded_tasks_is_left_alone() -> None:
-    """Its settings are its own affair."""
+    """An app without guarded tasks has no findings."""
     app = Celery("plain", broker="memory://", set_as_current=False)
     app.finalize()
     assert found(app) == {}
 
 
 def test_rules_are_about_settings_alone() -> None:
-    """The best that there are have no finding; a sweep makes up for a hard limit."""
+    """Safe settings have no finding. A recoverable task may have a hard time limit."""
     assert list(judge_task(TaskSettings(name="ship"))) == []
     assert list(judge_app(AppSettings(transport="redis"))) == []
     swept = TaskSettings(name="ship", limit_s=60.0, recoverable=True)
@@ -248,7 +249,8 @@ def test_the_command_examines_an_app(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Its settings, locks, ledger, clocks and broker; the broker is no good for locks as well."""
+    """`taskguard doctor --celery` reports findings about settings, locks, ledger, clocks and
+    broker."""
     with Valkey(appendonly="no", maxmemory="1gb", maxmemory_policy="allkeys-lru") as server:
         (tmp_path / "doctors_shop.py").write_text(
             "from celery import Celery\n"
@@ -278,7 +280,7 @@ def test_the_command_examines_an_app(
 def test_settings_that_cannot_be_are_a_finding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A typing error in a setting's name."""
+    """A misspelt setting is an error, which names the nearest one."""
     (tmp_path / "doctors_typo.py").write_text(
         "from celery import Celery\n"
         "app = Celery('shop', broker='memory://', set_as_current=False)\n"
@@ -298,7 +300,7 @@ class TestWorkerStart:
     def test_findings_are_warnings_with_their_names(
         self, ledger_url: str, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """Notes are not."""
+        """Findings are logged as warnings with their names. Notes are not logged."""
         with Valkey(maxmemory="50mb", maxmemory_policy="allkeys-lru") as server:
             app = make_app(
                 server.url,
@@ -321,7 +323,8 @@ class TestWorkerStart:
     def test_another_ledgers_application_is_found_by_whose_worker_starts_later(
         self, redis_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """Both take locks at one server, by the same names."""
+        """If two applications with different ledgers share a lock server and a namespace, the later
+        worker warns."""
         for name in ("shop", "billing"):
             url = f"sqlite:///{tmp_path}/{name}"
             ledger = SqlLedger(url)
@@ -333,7 +336,7 @@ class TestWorkerStart:
         assert caplog.text.count("(finding namespace_shared)") == 1
 
     def test_servers_that_are_away_are_told_once(self, caplog: pytest.LogCaptureFixture) -> None:
-        """The worker starts: deliveries are put off until they answer."""
+        """If the servers are down, a worker starts, and warns once of each."""
         app = make_app(
             f"redis://127.0.0.1:{free_port()}",
             taskguard_locks_url=f"redis://127.0.0.1:{free_port()}",
@@ -344,7 +347,7 @@ class TestWorkerStart:
         assert names == ["lock_server_away)", "ledger_away)"]
 
     def test_every_connection_is_closed(self, ledger_url: str, redis_url: str) -> None:
-        """Before the pool forks; SQLite's too, which says so only when it is forgotten."""
+        """All connections of the check are closed before the pool forks."""
         app = make_app(redis_url, taskguard_locks_url=redis_url, taskguard_ledger_url=ledger_url)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

@@ -23,7 +23,7 @@ SLACK_S = 30.0
 def test_a_killed_pool_child_is_replaced_and_its_work_done_again(
     shop: Any, record_property: Any
 ) -> None:
-    """SIGKILL in the body: taken over once the lease is over, not before, and soon after."""
+    """The work of a killed child is taken over soon after its lease has ended, and not before."""
     shop.tasks.ship.delay(7, 60)
     with shop.worker() as worker:
         (first,) = shop.wait_for_steps("began")
@@ -44,7 +44,8 @@ def test_a_killed_pool_child_is_replaced_and_its_work_done_again(
 
 @pytest.mark.once
 def test_a_paused_child_is_refused_and_its_message_answered(shop: Any) -> None:
-    """SIGSTOP beyond the lease, SIGCONT: one effect, one stale commit refused, no failure."""
+    """A child is paused beyond its lease. Its late commit is refused, its message is answered, and
+    no task fails."""
     first = shop.tasks.hold.delay(5, shop.tasks.UNTIL_GO)
     with shop.worker() as worker:
         (wrote,) = shop.wait_for_steps("wrote")
@@ -64,7 +65,8 @@ def test_a_paused_child_is_refused_and_its_message_answered(shop: Any) -> None:
 
 @pytest.mark.once
 def test_a_stale_message_is_put_off_while_the_new_holder_is_at_work(shop: Any) -> None:
-    """Neither lost nor FAILED: it is answered in the end, and its caller never sees an error."""
+    """While the new holder runs, the message of the refused one is deferred. Its caller never sees
+    an error."""
     until_go = shop.tasks.UNTIL_GO
     first = shop.tasks.hold.delay(6, until_go, until_go)
     with shop.worker() as worker:
@@ -92,7 +94,8 @@ def test_a_stale_message_is_put_off_while_the_new_holder_is_at_work(shop: Any) -
 def test_a_holder_frozen_at_its_commit_holds_up_its_key_only_for_the_idle_timeout(
     make_shop: Any,
 ) -> None:
-    """Its row locks end; leases of other workers are renewed meanwhile; its commit is refused."""
+    """The row locks of a holder that is frozen before COMMIT end with the idle timeout. Other
+    leases are renewed meanwhile, and its commit is refused."""
     ttl_s = 5.0  # the others' leases are renewed though the machine stands still for a moment
     shop = make_shop(SHOP_IDLE_S="3", SHOP_TTL_S=str(ttl_s))
     frozen = shop.tasks.freeze.delay(1)
@@ -122,7 +125,7 @@ def _stopped(pid: int) -> bool:
 
 
 def test_a_task_that_kills_its_worker_is_dead_after_max_crashes(shop: Any) -> None:
-    """And the queue goes on."""
+    """The work is DEAD after `max_crashes`, and the queue goes on."""
     shop.tasks.die.delay(13)
     with shop.worker() as worker:
         wait_until(lambda: "is DEAD" in worker.text(), message="DEAD")

@@ -44,10 +44,9 @@ class Census:
 
 @pytest.mark.usefixtures("short_leases")
 def test_a_redelivery_during_the_body_does_not_run_twice_nor_get_lost(make_shop: Any) -> None:
-    """Redelivered and put off while the body runs; then the original's worker is killed.
-
-    While a copy is noted as taken: kombu loses what a worker takes and dies before it notes it.
-    """
+    """A redelivery is deferred while the body runs. If the first worker is killed then, the work is
+    done once. It is killed while a copy is noted as taken, because kombu loses what a worker takes
+    before it notes that."""
     shop = make_shop(SHOP_VISIBILITY_S="2")
     shop.tasks.ship.apply_async([9, 60])
     with shop.worker() as first, shop.broker() as broker:
@@ -64,8 +63,8 @@ def test_a_redelivery_during_the_body_does_not_run_twice_nor_get_lost(make_shop:
 
 @pytest.mark.once
 def test_a_task_id_that_is_used_twice_runs_both_works(shop: Any) -> None:
-    """As by beat's `options={"task_id": …}`: the first message with it was put off, and the second,
-    of another order, is no deferral of that."""
+    """If a task id is used for another order, the second message is not taken for a deferral of the
+    first."""
     shop.tasks.ship.apply_async([1, shop.tasks.UNTIL_GO])
     with shop.worker(concurrency=2) as worker:
         shop.wait_for_steps("began")
@@ -80,7 +79,7 @@ def test_a_task_id_that_is_used_twice_runs_both_works(shop: Any) -> None:
 
 
 def test_a_task_id_that_is_used_twice_is_two_messages_of_two_keys(shop: Any) -> None:
-    """With once_per="message" as well: the second does not get the first one's result."""
+    """With `once_per="message"`, two messages with one task id and two keys both run."""
     with shop.worker():
         for x in (1, 2):
             shop.tasks.add.apply_async([x, 10], task_id="twice")
@@ -92,8 +91,8 @@ def test_a_task_id_that_is_used_twice_is_two_messages_of_two_keys(shop: Any) -> 
 def test_a_task_id_that_is_sent_again_after_its_retries_is_run(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same work, which has failed: all retries of the first message have come, and the numbers
-    of the second begin anew. A late duplicate of the first is none of them."""
+    """If a task id is sent again after all its retries have failed, the numbers of its retries
+    begin anew. A late duplicate of the first message does not run."""
     with local_app(sqlite_url, monkeypatch) as app:
         down = True
         done = []
@@ -125,7 +124,8 @@ def test_a_task_id_that_is_sent_again_after_its_retries_is_run(
 def test_a_message_that_is_enqueued_is_one_however_often_it_is_sent(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also by a sweep: a deferral of the one supersedes the other."""
+    """If enqueued work is sent twice, both copies have one stamp, so that a deferral of one
+    supersedes the other."""
     with local_app(sqlite_url, monkeypatch) as app:
 
         @app.task(name="charge", shared=False)
@@ -143,7 +143,7 @@ def test_a_message_that_is_enqueued_is_one_however_often_it_is_sent(
 def test_who_waits_for_a_key_is_put_off_before_a_time_limit(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch, limits: tuple[float | None, float | None]
 ) -> None:
-    """The limit would fail the message, and its body has not begun."""
+    """A delivery that waits for its key is deferred before its time limit."""
     with local_app(sqlite_url, monkeypatch) as app:
 
         @app.task(name="charge", shared=False)
@@ -161,8 +161,8 @@ def test_who_waits_for_a_key_is_put_off_before_a_time_limit(
 def test_a_message_never_has_more_than_two_live_copies(
     make_shop: Any, record_property: Any
 ) -> None:
-    """The body runs for three visibility timeouts, or longer, under two workers; done once, nothing
-    left."""
+    """If a body runs for three visibility timeouts under two workers, its message has at most two
+    copies."""
     shop = make_shop(SHOP_VISIBILITY_S="2")
     with shop.worker() as first, shop.worker() as second, Census(shop) as census:
         result = shop.tasks.ship.delay(11, shop.tasks.UNTIL_GO)

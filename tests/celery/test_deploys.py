@@ -47,7 +47,8 @@ def test_a_redelivery_after_a_deploy_is_answered(make_shop: Any) -> None:
 
 
 def test_a_redelivery_after_a_deploy_that_does_not_say_what_was_is_told_of(make_shop: Any) -> None:
-    """Its effect is there twice; the log names both ids of the work, and what to do."""
+    """Without `formerly=` the effect happens twice. The log names both ids of the work, and the
+    option."""
     shop, told, said = redeliver(make_shop, before="former", after="forgotten")
     assert shop.effects() == Counter({"1": 2})
     assert told == "forgotten"
@@ -56,7 +57,7 @@ def test_a_redelivery_after_a_deploy_that_does_not_say_what_was_is_told_of(make_
 
 
 def test_workers_before_and_after_a_deploy_exclude_each_other(shop: Any) -> None:
-    """On one queue: of each order two messages and duplicates of both, and one effect."""
+    """If workers with both guards share a queue, each order has one effect."""
     orders = range(6)
     with (
         shop.worker({"SHOP_GUARD": "former"}) as former,
@@ -130,7 +131,8 @@ def deploy(declared: dict[str, Any], **settings: Any) -> dict[str, str]:
 def leave_in_line(
     shop: Any, declared: dict[str, Any], count: int, *, queue: str = "shop", **settings: Any
 ) -> list[Any]:
-    """Messages that a worker of a deploy has parked, behind a plain lock, before it was killed."""
+    """Return results of messages that a worker has parked behind a plain lock, before it was
+    killed."""
     runtime = taskguard.connect(
         locks=shop.environment["SHOP_LOCKS"],
         ledger=shop.environment["SHOP_DATABASE"],
@@ -163,7 +165,8 @@ def test_a_deploy_that_moves_a_task_to_another_queue(shop: Any) -> None:
 
 
 def test_lines_of_a_former_namespace(shop: Any) -> None:
-    """A worker that starts names them, and the setting; with that it sends them into its own."""
+    """A worker reports messages that wait in a former namespace, with the setting that sends them
+    into its own."""
     before = "eu"
     results = leave_in_line(shop, PARK, 3, taskguard_namespace=before)
     wait_until(lambda: not held(shop, before), message="its relay's lease has ended")
@@ -194,7 +197,8 @@ def standing(shop: Any) -> list[Any]:
 
 @pytest.mark.parametrize("what", DEPLOYS)
 def test_what_waits_outlives_a_deploy_that_takes_options_away(shop: Any, what: str) -> None:
-    """Also where no task parks any more: what the ledger holds decides, not what is declared."""
+    """Waiting messages run even if the task does not park any more, because the ledger's record
+    counts."""
     before, after = DEPLOYS[what]
     count = 1 if what == "latest" else 3
     results = leave_in_line(shop, before, count)

@@ -26,7 +26,7 @@ def eager_shop(make_shop: Any) -> Any:
 
 
 def test_eager_calls_are_guarded(eager_shop: Any) -> None:
-    """The second order of the same number is answered with the stored result."""
+    """A second eager call of the same order gets the stored result."""
     ship = eager_shop.tasks.ship
     assert ship.delay(1).get() == {"order": 1}
     assert ship.delay(1).get() == {"order": 1}
@@ -34,7 +34,7 @@ def test_eager_calls_are_guarded(eager_shop: Any) -> None:
 
 
 def test_apply_and_plain_calls_are_guarded(shop: Any) -> None:
-    """Both go the same way as a message."""
+    """`.apply()`, `.run()` and a plain call are guarded as a message is."""
     assert shop.tasks.ship.apply((2,)).get() == {"order": 2}
     assert shop.tasks.ship(2) == {"order": 2}
     assert shop.tasks.ship.run(2) == {"order": 2}
@@ -42,14 +42,14 @@ def test_apply_and_plain_calls_are_guarded(shop: Any) -> None:
 
 
 def test_eager_retries_go_on(shop: Any) -> None:
-    """bind=True and autoretry_for, as on a worker."""
+    """Retries by `bind=True` and by `autoretry_for` work in an eager call."""
     assert shop.tasks.flaky.apply((3,)).get() == 2
     assert shop.tasks.auto.apply((4,)).get() == 2
     assert shop.effects() == Counter({"3": 1, "4": 1})
 
 
 def test_a_taken_key_is_an_error_where_nothing_can_be_put_off(eager_shop: Any) -> None:
-    """Nothing was run, and the caller is told."""
+    """An eager call of a taken key raises, and runs nothing."""
     with (
         runtime_of(eager_shop.tasks.app).lock("order:5"),
         ThreadPoolExecutor(1) as another,
@@ -60,13 +60,13 @@ def test_a_taken_key_is_an_error_where_nothing_can_be_put_off(eager_shop: Any) -
 
 
 def test_a_body_that_calls_its_own_task_calls_a_function(shop: Any) -> None:
-    """It is work of its own, not the message in hand once more."""
+    """A body that calls its own task does other work, and not its own message again."""
     assert shop.tasks.nest.apply((3,)).get() == 6
     assert shop.effects() == Counter({"3": 1, "2": 1, "1": 1})
 
 
 def test_an_absent_database_is_an_error_where_nothing_can_be_put_off(make_shop: Any) -> None:
-    """Instead of running without it."""
+    """If the database is down, an eager call raises, and runs nothing."""
     shop = make_shop(SHOP_LEDGER="postgresql+psycopg://shop@127.0.0.1:1/shop")
     with pytest.raises(LedgerUnavailableError):
         shop.tasks.ship.apply((6,), throw=True)
@@ -115,7 +115,8 @@ class TestOwnKey:
 
     @pytest.mark.parametrize("how", ["delay", "enqueue", "call"])
     def test_it_runs_after_that_body(self, app: Celery, how: str) -> None:
-        """One after the other, as on a worker; an error of the last one is its own."""
+        """The message runs after the body, as on a worker. Its error is not an error of the
+        body."""
         count = self.counting(app, send_by(how))
         assert (count(2) if how == "call" else count.delay(2).get()) == 2
         assert count.saw == ["begins 2", "ends 2", "begins 1", "ends 1", "begins 0"]
@@ -123,7 +124,7 @@ class TestOwnKey:
         assert sorted(states) == ["DONE", "DONE", "FAILED"]
 
     def test_its_error_is_propagated(self, app: Celery) -> None:
-        """With task_eager_propagates, once all of them have ended."""
+        """With `task_eager_propagates`, the error is raised after all bodies have ended."""
         app.conf.task_eager_propagates = True
         count = self.counting(app, send_by("delay"))
         with pytest.raises(ValueError, match="the last one fails"):
@@ -131,14 +132,14 @@ class TestOwnKey:
         assert count.saw == ["begins 1", "ends 1", "begins 0"]
 
     def test_where_there_is_room_it_runs_at_once(self, app: Celery) -> None:
-        """As any other eager call."""
+        """If `limit=` allows it, the message runs at once."""
         count = self.counting(app, send_by("delay"), limit=4)
         assert count.delay(2).get() == 2
         assert count.saw == ["begins 2", "begins 1", "begins 0", "ends 1", "ends 2"]
 
     @pytest.mark.parametrize("limit", [1, 3])
     def test_the_same_work_is_answered_after_that_body(self, app: Celery, limit: int) -> None:
-        """As on a worker, also where `limit=` has room."""
+        """The same work is answered after the body, even if `limit=` has room."""
         ran: list[int] = []
 
         @app.task(name="t", shared=False)
@@ -154,7 +155,7 @@ class TestOwnKey:
 
     @pytest.mark.parametrize("how", ["apply", "chain"])
     def test_what_needs_its_result_at_once_is_refused(self, app: Celery, how: str) -> None:
-        """With an error that says what to do; the record of the outer work has it."""
+        """A call that needs the result at once raises an error that says what to do."""
         count = self.counting(app, send_by(how))
         with pytest.raises(KeyAlreadyHeldError, match=r"use delay\(\)"):
             count.delay(2).get()
@@ -162,7 +163,7 @@ class TestOwnKey:
         assert [row.state for row in records(app)] == ["FAILED"]
 
     def test_a_failed_eager_call_of_enqueue_is_not_sent(self, app: Celery) -> None:
-        """Its work stays NEW and due, so that a test sees it, and a sweep sends it."""
+        """The work stays NEW and overdue, so that a sweep sends it."""
 
         @app.task(name="t", shared=False)
         @guarded_task(key="t:<number>")

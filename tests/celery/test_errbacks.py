@@ -41,7 +41,7 @@ def app(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
 
 @pytest.mark.parametrize("namespace", ["", "shop"])
 def test_an_errback_that_finds_its_key_taken_waits(app: Any, namespace: str) -> None:
-    """Within the delivery that failed, until the key is free: its own application's key."""
+    """An errback waits for its key within the failed delivery."""
     app.conf.taskguard_namespace = namespace
     runtime = taskguard_celery.runtime_of(app)
     happened: list[GuardEvent] = []
@@ -75,7 +75,8 @@ def test_an_errback_that_finds_its_key_taken_waits(app: Any, namespace: str) -> 
 def test_an_errback_that_is_called_where_nothing_may_wait_says_what_it_lost(
     app: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """In a worker's own process, which calls those of killed children: all would wait with it."""
+    """In a worker's own process an errback of a taken key raises at once, and logs what was not
+    run."""
     failed = Context(id="a")
     with ThreadPoolExecutor(1) as another, taskguard_celery.runtime_of(app).lock("complaints"):
         call = another.submit(app.tasks["complain"], failed, ValueError("lost"), None)

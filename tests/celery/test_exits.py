@@ -12,7 +12,7 @@ from support.waiting import patience_s, wait_until
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 def test_a_body_that_exits_is_dead_after_max_crashes(shop: Any, pool: str) -> None:
-    """`sys.exit()`: each one is a crash, at once, and the record says how they ended."""
+    """Each `sys.exit()` counts as a crash. The record says how the bodies ended."""
     if kombu.VERSION < (5, 7):
         pytest.skip("kombu before 5.7 looks for expired deliveries only every 100 s")
     shop.tasks.leave.delay(1, "exit")
@@ -27,7 +27,7 @@ def test_a_body_that_exits_is_dead_after_max_crashes(shop: Any, pool: str) -> No
 
 
 def test_a_cancelled_body_is_a_failure_and_ends_no_worker(shop: Any) -> None:
-    """asyncio.CancelledError: FAILED, once; the child that ran it lives."""
+    """asyncio.CancelledError makes the work FAILED, and does not end the child."""
     result = shop.tasks.leave.delay(3, "cancelled")
     with shop.worker() as worker:
         wait_until(lambda: shop.steps("began"), message="the body")

@@ -53,7 +53,7 @@ def record(shop: Any, result: Any) -> tuple[str, int, str | None]:
 
 
 def expire_in_line(shop: Any) -> None:
-    """One that waits, in a chord: those around it run in their order, and the chord hears of it."""
+    """Let a member of a chord expire in line: the others run in order, and the chord fails."""
     task, add_up = shop.tasks.queue_up, shop.tasks.add_up
     with shop.worker(concurrency=2), Ear(shop.tasks.app) as ear:
         first = holds(shop, task)
@@ -83,7 +83,7 @@ def expire_in_line(shop: Any) -> None:
 def test_a_dropped_message_says_that_it_was_promoted(
     shop: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its key is kept for it: the line is told so, and gives it back."""
+    """A promoted message that Celery drops gives back the key that was kept for it."""
     task, left = shop.tasks.queue_up, []
     monkeypatch.setattr(runtime_of(task.app).runner, "never_runs", left.append)
     for headers in ({}, {HEADER: Marks("m", promoted=("shop", None, None)).header()}):
@@ -94,7 +94,8 @@ def test_a_dropped_message_says_that_it_was_promoted(
 
 @pytest.mark.parametrize("sent", ["promoted", "again", "put off"])
 def test_what_is_sent_expires_by_its_header_alone(sent: str) -> None:
-    """Also what has expired, and a task's own default does not come in: a broker drops nothing."""
+    """A message that is sent again keeps its expiry in the header only, so that no broker drops it
+    unseen."""
     app = Celery("app", broker="memory://", backend="cache+memory://", set_as_current=False)
     app.conf.task_default_queue = "expiry"  # in a process all such brokers are one
     task = app.task(name="t", expires=60)(began)
@@ -126,14 +127,15 @@ def test_on_redis(make_shop: Any) -> None:
 
 
 def test_on_rabbitmq(make_shop: Any, any_rabbitmq: Any) -> None:
-    """The same there, where a message that is published with its expiry past is dropped unheard."""
+    """On RabbitMQ an expired message is announced as on Redis, although the broker would drop it
+    unseen."""
     broker = any_rabbitmq.url
     queue = f"shop-{time.time_ns()}"
     expire_in_line(make_shop(SHOP_BROKER=broker, SHOP_QUEUE=queue, SHOP_SETTINGS=EVENTS))
 
 
 def expire_on_the_way(shop: Any) -> None:
-    """It is called in time, and expires before a worker has it: that one calls the next."""
+    """Let a promoted message expire before a worker has it: that worker promotes the next one."""
     task = shop.tasks.queue_up
     with shop.worker(concurrency=2) as worker:
         first = holds(shop, task)
@@ -159,7 +161,7 @@ def test_on_its_way_on_redis(shop: Any) -> None:
 
 
 def test_on_its_way_on_rabbitmq(rabbit_shop: Any) -> None:
-    """The same there: the broker does not drop it in the queue."""
+    """On RabbitMQ a promoted message that expires in its queue is announced, too."""
     expire_on_the_way(rabbit_shop)
 
 

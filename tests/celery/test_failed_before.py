@@ -74,7 +74,7 @@ def test_it_leaves_its_line(app: Celery, base: Any, decorate: Any, order: str) -
 
 
 def test_a_copy_does_not_end_work_that_is_done(app: Celery) -> None:
-    """A failing copy ends neither done work, nor work that another message has in hand."""
+    """A failing copy of a message ends neither done work nor work that runs."""
     refuses = False
 
     def sometimes(function: Callable[..., Any]) -> Callable[..., Any]:

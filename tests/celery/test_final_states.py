@@ -26,7 +26,8 @@ def revoked(result: Any, reason: str) -> None:
 
 
 def test_each_later_message_of_revoked_work_reads_revoked(shop: Any) -> None:
-    """So do a message of `enqueue()`, a chord with such a member, and what follows in a chain."""
+    """All later messages of revoked work are REVOKED. So are a chord with such a member, and the
+    rest of a chain."""
     tasks = shop.tasks
     first = enqueue(tasks.ship, (5,)).result
     record = shop.work("shop.ship", 5)
@@ -47,7 +48,8 @@ def test_each_later_message_of_revoked_work_reads_revoked(shop: Any) -> None:
 
 
 def test_a_message_that_is_skipped_reads_revoked(shop: Any) -> None:
-    """So does a caller that wants the result of a task that ignores results, and a chord."""
+    """A skipped message is REVOKED, also for a chord, and for a caller that asks for an ignored
+    result."""
     task = shop.tasks.unless_busy
     with shop.worker(concurrency=2), runtime_of(shop.tasks.app).lock("order:7"):
         revoked(
@@ -61,7 +63,7 @@ def test_a_message_that_is_skipped_reads_revoked(shop: Any) -> None:
 
 
 def test_a_message_that_is_revoked_after_its_work_was_done_still_reads_done(shop: Any) -> None:
-    """Its second delivery is not run, and the result stays; so does that of later messages."""
+    """If done work is revoked, its redelivery and later messages get the result."""
     task, task_id = shop.tasks.ship, str(uuid.uuid4())
     with shop.worker():
         result = task.apply_async((9,), task_id=task_id)
@@ -99,7 +101,8 @@ class TestEachReason:
     def test_each_reason_is_told(
         self, app: Celery, reason: str, options: dict[str, bool], said: bool | None, reads: bool
     ) -> None:
-        """Unless a live copy of the message answers, or its result is ignored."""
+        """Each reason makes the message REVOKED, unless a live copy of it answers, or its result is
+        ignored."""
 
         @app.task(name="t", shared=False, **options)
         @guarded_task(key="k:<number>")

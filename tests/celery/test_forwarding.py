@@ -152,7 +152,8 @@ def route(message: Any) -> tuple[str, str]:
 def test_a_message_in_hand_keeps_its_options(
     app: Celery, monkeypatch: pytest.MonkeyPatch, way: str, options: dict[str, Any]
 ) -> None:
-    """All that it carries, and its route; nothing of the task in which it is sent again."""
+    """A message that is sent again keeps its contents and its route, and gets nothing of the task
+    that sends it."""
     events: list[Any] = []
     monkeypatch.setattr(
         EventDispatcher, "publish", lambda _, kind, told, *__, **___: events.append(told)
@@ -195,7 +196,8 @@ SENT = {
 def test_what_is_enqueued_is_the_message_that_a_call_sends(
     app: Celery, options: dict[str, Any]
 ) -> None:
-    """Also if a sweep sends it, in another task: it stays a child of the one that enqueued it."""
+    """`enqueue()` sends the message that a call would send, also if a sweep sends it later. It
+    stays a child of the task that enqueued it."""
     task, options = app.tasks["line"], {"task_id": str(uuid.uuid4()), **options}
     with at_work(app, "enqueues") as request:
         task.apply_async((1,), **options)
@@ -222,7 +224,7 @@ def test_what_is_enqueued_is_the_message_that_a_call_sends(
 def test_what_is_enqueued_is_sent_in_the_context_of_its_enqueue(
     app: Celery, sqlite_url: str
 ) -> None:
-    """Though that is over when its transaction is committed."""
+    """Work that is sent after a commit is sent in the context of its `enqueue()`."""
     task, engine = app.tasks["line"], sa.create_engine(sqlite_url)
     with orm.Session(engine) as session:
         token = tenant.set("the caller's")
@@ -236,10 +238,8 @@ def test_what_is_enqueued_is_sent_in_the_context_of_its_enqueue(
 
 @pytest.mark.once
 def test_messages_of_a_line_run_each_for_its_own_request(shop: Any) -> None:
-    """Though one is sent by the holder of the key before it, whose children they are not.
-
-    In a strict line, with retries and a base class that replace all headers.
-    """
+    """Each message of a strict line runs with its own headers, although another one's holder sends
+    it. That also holds for retries, and with a base class that replaces headers."""
     task, results = shop.tasks.careless, []
     with requests(), shop.worker(concurrency=2) as worker:
         for number in range(4):

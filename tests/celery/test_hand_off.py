@@ -48,7 +48,8 @@ def is_restored(request: Context) -> bool:
 
 
 def test_a_message_of_a_queue(app: Celery) -> None:
-    """It comes by the queue beside, and is one of its own queue there."""
+    """A promoted message goes to the queue beside its own, and arrives with the route of its
+    own."""
     options, route = to_hand_off(app, {"queue": "plain"})
     assert options == {"queue": "plain.taskguard", "exchange": None, "routing_key": None}
     request = request_of(route)
@@ -69,7 +70,7 @@ def test_a_message_of_a_queue(app: Celery) -> None:
 def test_a_message_that_came_by_an_exchange(
     app: Celery, exchange: str, key: str, queue: str
 ) -> None:
-    """The same, by the queue beside that which the exchange brought it to."""
+    """A message of an exchange goes to the queue beside the one that the exchange would choose."""
     options, route = to_hand_off(app, {"exchange": exchange, "routing_key": key})
     assert options["queue"] == hand_off_of(queue)
     request = request_of(route)
@@ -92,7 +93,8 @@ def test_a_message_that_came_by_an_exchange(
 def test_a_message_whose_queue_is_not_known(
     app: Celery, exchange: str | None, key: str | None
 ) -> None:
-    """It comes as it came before, and says that it was called."""
+    """If its queue is not known, a promoted message goes by its own route, and is marked as
+    promoted."""
     options, route = to_hand_off(app, {"exchange": exchange, "routing_key": key})
     assert options == {}
     request = request_of(route)
@@ -101,7 +103,7 @@ def test_a_message_whose_queue_is_not_known(
 
 
 def test_a_message_that_was_not_promoted() -> None:
-    """It stays as it is."""
+    """A message that was not promoted does not change."""
     request = request_of(None)
     assert not take_promoted(request)
     assert request.delivery_info["routing_key"] == "x.taskguard"
@@ -151,12 +153,12 @@ def test_a_queue_beside_on_rabbitmq_is_of_its_queues_kind(name: str, value: Any)
     ids=str,
 )
 def test_a_bound_of_a_queue_drops_no_called_message(bounds: dict[str, Any]) -> None:
-    """It is for a backlog, and the queue beside has none."""
+    """Limits of a queue's backlog do not apply to the queue of promoted messages."""
     assert arguments_beside(Queue("orders", **bounds)) == {}
 
 
 def test_priorities_of_a_queue_hold_among_called_messages() -> None:
-    """However they are given."""
+    """The queue of promoted messages has the priorities of its queue."""
     nine = {"x-max-priority": 9}
     assert arguments_beside(Queue("orders", max_priority=9)) == nine
     assert arguments_beside(Queue("orders"), task_queue_max_priority=9) == nine
@@ -175,12 +177,13 @@ def test_priorities_of_a_queue_hold_among_called_messages() -> None:
     ids=str,
 )
 def test_some_queues_have_none_beside_them(kind: dict[str, Any]) -> None:
-    """It would outlive its queue, or have another active consumer."""
+    """A queue that ends by itself, or has one active consumer, has no queue of promoted
+    messages."""
     assert arguments_beside(Queue("orders", **kind)) is None
 
 
 def test_an_own_declaration_of_the_queue_beside_stays() -> None:
-    """Given with -Q, or in task_queues."""
+    """If the user declares the queue of promoted messages, that declaration stays."""
     with Celery("own", broker="amqp://", set_as_current=False) as app:
         app.amqp.queues.select(["orders", hand_off_of("orders")])
         consume_hand_offs(app)

@@ -25,7 +25,8 @@ def take_away(shop: Any, order: int) -> None:
 @pytest.mark.usefixtures("short_leases")
 @pytest.mark.parametrize("pool", ["prefork", "threads", "solo"])
 def test_a_body_that_is_to_be_interrupted_ends_when_its_lease_is_lost(shop: Any, pool: str) -> None:
-    """on_lost="interrupt": LeaseLostError in the middle of its loop; the work is done again."""
+    """With `on_lost="interrupt"`, LeaseLostError ends the body's loop, and the work is done
+    again."""
     result = shop.tasks.patient.delay(1)
     with shop.worker(pool=pool) as worker:
         shop.wait_for_steps("began")
@@ -39,7 +40,8 @@ def test_a_body_that_is_to_be_interrupted_ends_when_its_lease_is_lost(shop: Any,
 
 @pytest.mark.usefixtures("short_leases")
 def test_a_body_that_looks_is_told_that_its_lease_is_lost(shop: Any) -> None:
-    """guard.lost is set, check() raises; swallowed or not, the message is not answered with it."""
+    """`guard.lost` is set and `check()` raises. If the body swallows that, its return value is no
+    answer."""
     result = shop.tasks.watchful.delay(2)
     with shop.worker():
         shop.wait_for_steps("began")

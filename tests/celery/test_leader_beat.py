@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -98,7 +97,8 @@ def soonest(follow_s: Callable[[], float], bound_s: float) -> None:
 
 
 def test_a_beat_that_is_killed_is_followed_within_its_lease_and_a_second(beats: Beats) -> None:
-    """RedBeat's follower is silent for 1,500 s by default. Until then one sends, and no other."""
+    """The other beat sends within the killed one's lease and a second. Until then only one
+    sends."""
 
     def follow_s() -> float:
         leader, other = beats.pair()
@@ -115,7 +115,7 @@ def test_a_beat_that_is_killed_is_followed_within_its_lease_and_a_second(beats: 
 
 @pytest.mark.once
 def test_a_beat_that_is_frozen_neither_dies_nor_sends_once_it_wakes(beats: Beats) -> None:
-    """RedBeat's dies with its lease (sibson/redbeat#230), or two send (#129)."""
+    """A frozen leader that wakes sends at most one more message, and is a candidate again."""
     leader, other = beats.pair()
     leader.pause()
     follows_s(other, time.monotonic())
@@ -131,7 +131,8 @@ def test_a_beat_that_is_frozen_neither_dies_nor_sends_once_it_wakes(beats: Beats
 
 
 def test_a_beat_that_is_told_to_stop_is_followed_at_once(beats: Beats) -> None:
-    """Not after its lease, which is long here; nothing is sent twice, nothing is left out."""
+    """After SIGTERM the other beat sends at once, and not after the lease. No tick is sent twice or
+    left out."""
     entries = {"entry": {"task": "shop.tick", "schedule": EVERY_S, "args": ["entry"]}}
     leader, other = beats.pair(entries=entries, taskguard_beat_ttl_s=600.0)
     goes_on(leader)
@@ -150,7 +151,7 @@ def test_a_beat_that_is_told_to_stop_is_followed_at_once(beats: Beats) -> None:
 
 
 def test_what_was_due_while_nobody_led_is_sent_once(beats: Beats) -> None:
-    """The ledger's record decides: the second beat's own file has no entry."""
+    """A new leader sends an overdue entry once, by the ledger's record."""
     entries = {
         "often": {"task": "shop.each", "schedule": EVERY_S, "args": ["often"]},
         "rare": {"task": "shop.each", "schedule": 4.0, "args": ["rare"]},
@@ -174,7 +175,8 @@ def test_what_was_due_while_nobody_led_is_sent_once(beats: Beats) -> None:
 def test_servers_that_are_away_end_no_beat(
     make_shop: Callable[..., Any], spare_valkey: Any, database_server: Any
 ) -> None:
-    """The lock server emptied, frozen and away: it sends on. The database: it waits for it."""
+    """If the lock server is emptied, frozen or down, the leader goes on. If the database is down,
+    it waits for it."""
     shop = make_shop(
         SHOP_LOCKS=spare_valkey.url, SHOP_DATABASE=database_server.create_database("shop")
     )
@@ -255,27 +257,8 @@ def test_told_to_end_before_its_thread_is_started(
     scheduler.close()
 
 
-@pytest.mark.once
-def test_ticks_that_two_leaders_sent_run_once(beats: Beats) -> None:
-    """Two beats that do not know of each other, as where one is frozen while it sends."""
-    entries = {
-        name: {"task": task, "schedule": EVERY_S, "args": [name]}
-        for name, task in (("guarded", "shop.tick"), ("other", "shop.each"))
-    }
-    one = beats.start(entries=entries, taskguard_namespace="one")
-    two = beats.start(entries=entries, taskguard_namespace="two")
-    shop = beats.shop
-    with shop.worker():
-        wait_until(lambda: min(one.sent(), two.sent()) >= 8, message="both send")
-        one.terminate()
-        two.terminate()
-        shop.wait_for_quiet()
-    assert 2 in Counter(step.item for step in shop.steps("came")).values()
-    assert set(shop.effects().values()) == {1}
-
-
 def test_a_scheduler_inside_of_itself_is_refused(beats: Beats) -> None:
-    """With what to write instead."""
+    """A LeaderScheduler that is to wrap itself raises, with the setting to use."""
     with pytest.raises(AssertionError, match="taskguard_beat_scheduler names the scheduler"):
         beats.start(taskguard_beat_scheduler=SCHEDULER)
 
@@ -300,7 +283,8 @@ def django_beats(beats: Beats) -> Beats:
 
 
 def test_around_django_celery_beat_one_sends(django_beats: Beats) -> None:
-    """Frozen, told to stop, campaigning: it neither goes on sending nor stays."""
+    """Around django-celery-beat one beat sends, also if it was frozen. SIGTERM ends each of
+    them."""
     entries = {"entry": {"task": "shop.each", "schedule": 1.0, "args": ["entry"]}}
     settings = {"entries": entries, "app": "support.django_beat"}
     leader, other = django_beats.pair(**settings, taskguard_beat_scheduler="django")

@@ -31,7 +31,7 @@ def locks_left(shop: Any) -> list[str]:
 
 
 def test_the_same_message_thirty_times_runs_one_body(beside: Any) -> None:
-    """All answered, one effect, no lock is left, and nothing was said to be away."""
+    """Thirty deliveries of a message have one effect, and leave no lock."""
     task_id = str(uuid.uuid4())
     beside.publish_raw(beside.tasks.ship, [42, 0.5], times=30, task_id=task_id)
     others = [beside.tasks.ship.delay(order) for order in range(5)]
@@ -50,7 +50,8 @@ def test_the_same_message_thirty_times_runs_one_body(beside: Any) -> None:
 
 
 def test_a_worker_whose_table_is_missing_says_so_and_works(make_shop: Any) -> None:
-    """When it starts, and at each lock; the ledger decides."""
+    """If the table is missing, a worker says so at its start and at each lock, and the ledger
+    decides."""
     shop = make_shop(SHOP_LOCKS="ledger://")
     with shop.worker():
         assert shop.tasks.ship.delay(1).get(timeout=patience_s()) == {"order": 1}

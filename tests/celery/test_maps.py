@@ -52,7 +52,7 @@ def test_a_map_waits_for_a_busy_key(shop: Any) -> None:
 def test_a_map_whose_worker_is_killed_goes_on_behind_its_last_item(
     make_shop: Any, short_leases: None
 ) -> None:
-    """The redelivery answers what was done, and takes over what was begun."""
+    """The redelivery of a map answers done items, and takes over the item that was running."""
     shop = make_shop(SHOP_VISIBILITY_S="10")
     with shop.worker(concurrency=1) as worker:
         result = shop.tasks.ship.starmap([(1,), (2, 600.0), (3,)]).apply_async()
@@ -65,7 +65,8 @@ def test_a_map_whose_worker_is_killed_goes_on_behind_its_last_item(
 
 
 def test_an_item_that_a_decorator_tries_again_stays_that_item(tmp_path: Path) -> None:
-    """Both tries have its number, so that a redelivery finds what was done."""
+    """If a decorator calls an item twice, both calls have its number, so that a redelivery finds
+    what was done."""
     app = Celery("app", broker="memory://", backend="cache+memory://", set_as_current=False)
     taskguard_celery.configure(app, locks="memory://", ledger=f"sqlite:///{tmp_path / 'ledger'}")
     runtime_of(app).ledger.create_schema()  # type: ignore[union-attr]
@@ -97,7 +98,7 @@ def test_an_item_that_a_decorator_tries_again_stays_that_item(tmp_path: Path) ->
 
 
 def trace_map(app: Celery, task: Any, items: list[int]) -> Any:
-    """Deliver a map of one id once more, without a worker."""
+    """Deliver a map with one id once more, without a worker."""
     arguments = {"task": dict(task.s()), "it": items}
     tracer = build_tracer("celery.map", app.tasks["celery.map"], app=app)
     app.backend.forget("m")
@@ -106,7 +107,8 @@ def trace_map(app: Celery, task: Any, items: list[int]) -> Any:
 
 
 def test_a_map_with_locks_alone_waits_in_the_worker() -> None:
-    """Nothing tells which items are done, so that the map may not be put off."""
+    """With locks only, a map waits in the worker for a taken key, because no record says which
+    items are done."""
     deferred, ran = threading.Event(), list[int]()
 
     def hear(event: Any) -> None:
@@ -138,13 +140,13 @@ def test_a_map_with_locks_alone_waits_in_the_worker() -> None:
 
 
 def test_a_body_that_calls_its_own_task_in_a_map_makes_plain_calls(shop: Any) -> None:
-    """They are work of their own, and count as no items."""
+    """Calls of a body in a map are work of their own, and are no items of the map."""
     with shop.worker():
         assert shop.tasks.nest.map([3, 5]).apply_async().get(timeout=patience_s()) == [6, 15]
 
 
 def test_an_eager_map_raises_if_a_key_is_taken(shop: Any) -> None:
-    """It has no message that could be put off."""
+    """An eager map of a taken key raises, because there is no message to defer."""
     assert shop.tasks.ship.map([1, 2]).apply().get() == [{"order": 1}, {"order": 2}]
     with (
         runtime_of(shop.tasks.app).lock("order:3"),

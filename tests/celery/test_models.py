@@ -53,7 +53,7 @@ def test_models_go_in_and_come_out(shop: Any) -> None:
 
 
 def test_a_revoked_message_that_waits_is_recorded(shop: Any) -> None:
-    """It leaves the line for good, and the next one is called."""
+    """A revoked message leaves its line, and the next one is promoted."""
     task = shop.tasks.queue_up_models
     with shop.worker(concurrency=2):
         first = task.delay({"number": 1}, shop.tasks.UNTIL_GO)
@@ -133,7 +133,7 @@ def test_enqueue_names_the_work_that_its_delivery_names(  # noqa: PLR0917
 
 
 def test_enqueue_takes_models_as_delay_does(app: Celery) -> None:
-    """Since Celery 5.7 they are sent as dicts."""
+    """`enqueue()` takes models, and sends them as dicts, as Celery does since 5.7."""
     if celery.VERSION < (5, 7):
         pytest.skip("Celery sends models since 5.7")
     task = app.task(name="t", shared=False, pydantic=True)(guarded_task(key=NUMBER)(nested))
@@ -142,7 +142,7 @@ def test_enqueue_takes_models_as_delay_does(app: Celery) -> None:
 
 
 def test_arguments_that_the_models_refuse_are_not_enqueued(app: Celery) -> None:
-    """Their key is not known; the error does not quote them."""
+    """Arguments that a model refuses raise an error that does not quote them."""
     task = app.task(name="t", shared=False, pydantic=True)(guarded_task(key=NUMBER)(nested))
     with pytest.raises(KeyArgumentError, match="pydantic models refuse") as refused:
         enqueue(task, ({"number": "secret"},))

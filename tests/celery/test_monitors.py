@@ -11,7 +11,8 @@ from support.waiting import patience_s, wait_until
 
 
 def test_a_deferral_is_one_more_reception_and_start_of_the_same_task(make_shop: Any) -> None:
-    """No retry, no failure, no other task; and one success, whatever it took."""
+    """Monitors see a deferral as another reception and start of one task, without a retry or a
+    failure."""
     shop = make_shop(SHOP_SETTINGS='{"worker_send_task_events": true}')
     locks, ledger = shop.environment["SHOP_LOCKS"], shop.environment["SHOP_DATABASE"]
     other = taskguard.connect(locks=locks, ledger=ledger)

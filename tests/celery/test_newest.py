@@ -29,13 +29,14 @@ def states_of(shop: Any) -> dict[str, tuple[str, bool]]:
 
 
 def superseded(shop: Any, result: Any) -> bool:
-    """Whether the caller is told so, and the record says it."""
+    """Return True if the caller is told that the message is superseded, and the record says so."""
     with pytest.raises(TaskRevokedError):
         result.get(timeout=patience_s())
     return states_of(shop)[result.id] == ("FAILED", True)
 
 
 def began(shop: Any, number: int) -> None:
+    """Wait until the body of this number has begun."""
     wait_until(lambda: f"a {number}" in [step.item for step in shop.steps("began")])
 
 
@@ -70,7 +71,7 @@ class TestLatest:
             expect(shop, 1, 3)
 
     def test_an_older_one_that_comes_late(self, shop: Any) -> None:
-        """After the newer one has run, and from a producer whose message says when it was sent."""
+        """An older message that arrives after the newer one has run is superseded."""
         sent_s = time.time()
         with shop.worker(concurrency=1):
             assert shop.tasks.latest.delay("a", 2).get(timeout=patience_s()) == 2
@@ -79,7 +80,7 @@ class TestLatest:
             expect(shop, 2)
 
     def test_canvas(self, shop: Any) -> None:
-        """A chord whose member is superseded fails, and does not wait for ever; so does a chain."""
+        """A chord or a chain with a superseded member fails, and does not wait for ever."""
         latest, add_up = shop.tasks.latest, shop.tasks.add_up
         with shop.worker(concurrency=2):
             latest.delay("a", 1, HOLDS_S)
@@ -99,7 +100,8 @@ class TestLatest:
 
 class TestSupersede:
     def test_a_living_holder(self, shop: Any) -> None:
-        """Its commit is refused, its body is told, its caller hears of it; the newest commits."""
+        """The holder's commit is refused, its body and its caller are told, and the newest message
+        commits."""
         task = shop.tasks.supersede
         with shop.worker(concurrency=3):
             first = task.delay("a", 1, HOLDS_S)
@@ -115,7 +117,7 @@ class TestSupersede:
         assert len(shop.steps("began")) == 3
 
     def test_interrupted(self, shop: Any) -> None:
-        """With on_lost="interrupt" the body of the older one ends within a renewal."""
+        """With `on_lost="interrupt"`, the older body ends at its next renewal."""
         with shop.worker(concurrency=2):
             first = shop.tasks.supersede_at_once.delay("a", 1, HOLDS_S)
             began(shop, 1)
@@ -128,7 +130,8 @@ class TestSupersede:
     def test_without_the_lock_servers_word(
         self, make_shop: Any, spare_valkey: Any, locks: str
     ) -> None:
-        """The ledger decides alone: the newest commits, the older one never does."""
+        """If the lock server is emptied or down, the newest message commits, and the older one does
+        not."""
         shop = make_shop(SHOP_LOCKS=spare_valkey.url_of(1))
         task = shop.tasks.supersede
         with shop.worker(concurrency=2):
@@ -145,7 +148,7 @@ class TestSupersede:
             expect(shop, 2)
 
     def test_an_older_one_that_comes_late(self, shop: Any) -> None:
-        """While the newer one is at work: that is left alone."""
+        """An older message does not supersede the newer one that runs."""
         sent_s = time.time()
         with shop.worker(concurrency=2):
             newer = shop.tasks.supersede.delay("a", 2, HOLDS_S)

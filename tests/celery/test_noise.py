@@ -19,7 +19,8 @@ from taskguard_celery import guarded_task
 def test_dead_work_is_an_error_once_and_then_a_warning(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One line a delivery, and no traceback, once it is known; every caller gets the failure."""
+    """The first delivery of DEAD work logs an error, and later ones a warning without a traceback.
+    Each caller gets the failure."""
     with local_app(sqlite_url, monkeypatch) as app:
 
         @app.task(name="die", shared=False)

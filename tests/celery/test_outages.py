@@ -17,10 +17,8 @@ from taskguard_sandbox.servers import DebianRedis
 
 @pytest.mark.once
 def test_an_emptied_lock_server_changes_nothing(make_shop: Any, spare_valkey: Any) -> None:
-    """FLUSHALL in the middle of bodies: the ledger's leases keep the keys, one effect each.
-
-    Before that each holder is one of the two workers, by the number that it has logged.
-    """
+    """After FLUSHALL in the middle of bodies, the ledger's leases keep the keys. The lock server's
+    owners are the workers' logged ids."""
     shop = make_shop(SHOP_LOCKS=spare_valkey.url)
     with shop.worker(concurrency=3) as one, shop.worker(concurrency=3) as other:
         first = [shop.tasks.ship.delay(order, shop.tasks.UNTIL_GO) for order in range(4)]
@@ -43,7 +41,7 @@ def test_an_emptied_lock_server_changes_nothing(make_shop: Any, spare_valkey: An
 
 @pytest.mark.once
 def test_work_goes_on_while_the_spare_valkey_is_away(make_shop: Any, spare_valkey: Any) -> None:
-    """Stopped in the middle of bodies: the ledger alone decides, and says so; one effect each."""
+    """If the lock server is down, the ledger decides, and the log says so."""
     shop = make_shop(SHOP_LOCKS=spare_valkey.url)
     first = [shop.tasks.ship.delay(order, 3.0) for order in range(2)]
     with shop.worker(concurrency=4) as worker:
@@ -61,8 +59,8 @@ def test_work_goes_on_while_the_spare_valkey_is_away(make_shop: Any, spare_valke
 
 @pytest.mark.debian
 def test_a_failover_of_the_lock_server_changes_nothing(make_shop: Any) -> None:
-    """Sentinel replaces a killed master in the middle of bodies: one effect each, no lease is lost,
-    and what comes then has its locks at the new master."""
+    """If Sentinel replaces a killed master in the middle of bodies, no lease is lost. Later work
+    has its locks at the new master."""
     need(DebianRedis)
     with groups() as group:
         shop, replica = make_shop(SHOP_LOCKS=group.url), group.replica
@@ -85,7 +83,7 @@ def test_a_failover_of_the_lock_server_changes_nothing(make_shop: Any) -> None:
 @pytest.mark.usefixtures("short_leases")
 @pytest.mark.once
 def test_nothing_is_lost_while_the_database_is_away(make_shop: Any, database_server: Any) -> None:
-    """Stopped in bodies, one of them inside its transaction, with more work waiting."""
+    """If the database stops in bodies and transactions, all work is done once after its start."""
     shop = make_shop(SHOP_DATABASE=database_server.create_database("shop"))
     results = [shop.tasks.ship.delay(1, 6.0), shop.tasks.hold.delay(2, 6.0)]
     with shop.worker() as worker:
@@ -103,7 +101,7 @@ def test_nothing_is_lost_while_the_database_is_away(make_shop: Any, database_ser
 
 
 def test_nothing_is_lost_while_the_broker_is_away(make_shop: Any, spare_valkey: Any) -> None:
-    """Stopped in a body: its acknowledgement is lost, its message comes again, one effect."""
+    """If the broker stops in a body, the message comes again, and has one effect."""
     shop = make_shop(SHOP_BROKER=spare_valkey.url, SHOP_VISIBILITY_S="2")
     first = shop.tasks.ship.delay(1, 2.0)
     with shop.worker():
@@ -122,7 +120,8 @@ def test_nothing_is_lost_while_the_broker_is_away(make_shop: Any, spare_valkey: 
 def test_a_task_that_retries_after_any_error_is_not_lost_while_nothing_can_be_published(
     shop: Any,
 ) -> None:
-    """autoretry_for=(Exception,): what could not be deferred goes back to the queue, not to it."""
+    """With `autoretry_for=(Exception,)`, a delivery that cannot be deferred goes back to the
+    queue."""
     outage = shop.folder / "outage"
     with shop.worker({"SHOP_OUTAGE": str(outage)}) as worker:
         first = shop.tasks.ship.delay(5, shop.tasks.UNTIL_GO)

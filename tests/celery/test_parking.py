@@ -56,7 +56,7 @@ def overlaps(shop: Any, name: str) -> int:
 
 
 def waiting(shop: Any) -> list[Any]:
-    """The records of what stands in line, in its order."""
+    """Return the records in line, in order."""
     with shop.engine.connect() as db:
         return list(
             db.execute(sa.select(WORK).where(WORK.c.parked.is_not(None)).order_by(WORK.c.parked))
@@ -90,12 +90,13 @@ def test_on_rabbitmq(rabbit_shop: Any) -> None:
 
 
 def test_on_a_quorum_queue(quorum_shop: Any) -> None:
-    """The same there, where a message that comes back twice is thrown away: none comes back."""
+    """On a quorum queue, which drops what comes back twice, messages run in order, and none is
+    left."""
     take_turns(quorum_shop)
 
 
 def test_by_an_exchange(make_shop: Any) -> None:
-    """The same of messages that a topic exchange has brought to their queue."""
+    """Messages of a topic exchange run in order, and none is left."""
     take_turns(make_shop(SHOP_SETTINGS=json.dumps({"task_default_exchange_type": "topic"})))
 
 
@@ -121,12 +122,12 @@ def test_by_priority(shop: Any) -> None:
 
 
 def test_by_priority_on_rabbitmq(rabbit_shop: Any) -> None:
-    """The same there, where the highest priority goes first."""
+    """On RabbitMQ the highest priority runs first."""
     take_turns_by_priority(rabbit_shop, [1, 5, 9, 3, 6, 7, 2, 4, 8])
 
 
 def take_turns_by_priority(shop: Any, order: list[int]) -> None:
-    """Nine of four priorities, and one too many."""
+    """Send nine messages of four priorities, and one too many."""
     with shop.worker(concurrency=2):
         first = shop.tasks.by_priority.delay("a", 0, shop.tasks.UNTIL_GO)
         shop.wait_for_steps("began")
@@ -144,7 +145,7 @@ def take_turns_by_priority(shop: Any, order: list[int]) -> None:
 
 
 def test_nobody_is_held_while_it_waits(shop: Any) -> None:
-    """Messages that wait are in no queue, and in no worker: its one child has time for others."""
+    """Waiting messages are in no queue and in no worker, so that a single child runs other keys."""
     with shop.worker(concurrency=1), shop.worker(concurrency=1):
         first = shop.tasks.queue_up.delay("a", 0, shop.tasks.UNTIL_GO)
         shop.wait_for_steps("began")
@@ -163,7 +164,7 @@ def test_nobody_is_held_while_it_waits(shop: Any) -> None:
 
 
 def test_a_parked_message_is_the_same_message(shop: Any) -> None:
-    """It keeps its id, its chord and what comes after it: the chord's body hears of all members."""
+    """A message that waited keeps its id and its chord, whose body gets all results."""
     with shop.worker(concurrency=2):
         members = group(shop.tasks.queue_up.s("a", number, 0.2) for number in range(4))
         told = chord(members)(shop.tasks.add_up.s())
@@ -290,7 +291,7 @@ def test_a_line_of_celery_and_rq(shop: Any, valkey: Any, tmp_path: Path) -> None
 
 
 def test_a_revoked_one_does_not_run(shop: Any) -> None:
-    """It leaves the line when its turn comes, is announced, and those behind it go on."""
+    """A revoked message leaves the line at its turn, is REVOKED, and those behind it run."""
     with shop.worker(concurrency=2):
         first = shop.tasks.queue_up.delay("a", 0, shop.tasks.UNTIL_GO)
         shop.wait_for_steps("began")
@@ -306,7 +307,7 @@ def test_a_revoked_one_does_not_run(shop: Any) -> None:
 
 @pytest.mark.once
 def test_one_that_was_sent_in_vain(shop: Any) -> None:
-    """Its caller hears that it has failed, and so does its chord; the log says why."""
+    """A message that was sent ten times without a claim fails for its caller and its chord."""
     with shop.worker(concurrency=2):
         first = shop.tasks.queue_up.delay("a", 0, shop.tasks.UNTIL_GO)
         shop.wait_for_steps("began")

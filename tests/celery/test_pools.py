@@ -16,7 +16,7 @@ POOLS = ["threads", "gevent", "solo"]
 
 @pytest.mark.parametrize("pool", POOLS)
 def test_duplicates_give_one_effect(shop: Any, pool: str) -> None:
-    """One message many times, and another one for the same order: one body, all handled."""
+    """Ten messages of one order run one body in each pool."""
     task_id = str(uuid.uuid4())
     shop.publish_raw(shop.tasks.ship, [42, 0.5], times=9, task_id=task_id)
     other = shop.tasks.ship.delay(42)
@@ -30,7 +30,8 @@ def test_duplicates_give_one_effect(shop: Any, pool: str) -> None:
 
 @pytest.mark.usefixtures("short_leases")
 def test_a_paused_worker_is_refused_and_its_message_answered(shop: Any) -> None:
-    """SIGSTOP of the whole worker beyond the lease: another one does the work, once."""
+    """A worker is paused beyond its lease, and another one does the work. The late commit is
+    refused."""
     first = shop.tasks.hold.delay(5, shop.tasks.UNTIL_GO)
     # One message at a time: a worker that asks for more may be given one while it is paused.
     with shop.worker(pool="gevent", concurrency=1) as paused:
@@ -51,7 +52,8 @@ def test_a_paused_worker_is_refused_and_its_message_answered(shop: Any) -> None:
 @pytest.mark.usefixtures("short_leases")
 @pytest.mark.once
 def test_a_killed_workers_messages_are_done_by_another(make_shop: Any) -> None:
-    """Several bodies at once die with their process; after the visibility timeout all are done."""
+    """Several bodies die with their process. After the visibility timeout another worker does
+    them."""
     shop = make_shop(SHOP_VISIBILITY_S="2")
     results = [shop.tasks.ship.delay(order, 60) for order in range(3)]
     with shop.worker(pool="threads", concurrency=3) as killed:
@@ -64,7 +66,7 @@ def test_a_killed_workers_messages_are_done_by_another(make_shop: Any) -> None:
 
 
 def test_a_greenlet_that_never_yields_keeps_its_lease(make_shop: Any) -> None:
-    """The watchdog is a native thread: it renews while a body holds up all other greenlets."""
+    """The watchdog is a native thread, so it renews while a greenlet does not yield."""
     shop = make_shop(SHOP_TTL_S="6")
     # One message at a time: a worker that asks for more may be given one and not see it.
     with (

@@ -66,7 +66,8 @@ def take_turns(shop: Any, first: int, count: int) -> None:
 def test_a_lost_node_stops_no_worker_on_quorum_queues(
     cluster: RabbitMQCluster, cluster_shop: Shop
 ) -> None:
-    """The queue beside a quorum queue is one: the node on which it was declared may go."""
+    """The queue of promoted messages of a quorum queue is a quorum queue, so it survives the loss
+    of its node."""
     shop = cluster_shop
     with shop.worker(concurrency=2) as worker:
         take_turns(shop, 0, 5)
@@ -84,7 +85,8 @@ def test_a_lost_node_stops_no_worker_on_quorum_queues(
 def test_a_queue_of_an_earlier_version_is_used_as_it_is(
     cluster: RabbitMQCluster, cluster_shop: Shop
 ) -> None:
-    """Also while its node is down: calls go to the message's own queue until it is back."""
+    """A queue of promoted messages of another type is used as it is. While its node is down,
+    promoted messages go to their own queue."""
     shop, name = cluster_shop, beside(cluster_shop)
     with Connection(cluster.nodes[2].url) as connection:
         Queue(name, Exchange(name), routing_key=name)(connection.channel()).declare()
@@ -110,7 +112,7 @@ def test_a_queue_of_an_earlier_version_is_used_as_it_is(
 def test_a_rejected_message_is_dead_lettered_as_from_its_own_queue(
     make_shop: Callable[..., Shop], any_rabbitmq: RabbitMQ, kind: str
 ) -> None:
-    """With the routing key that it was sent with, though it came by the queue beside."""
+    """A rejected promoted message is dead-lettered with its own routing key."""
     if kind == "quorum" and celery.VERSION < (5, 5):
         pytest.skip("Celery consumes from quorum queues since 5.5")
     name = f"dead-{time.time_ns()}"
@@ -156,7 +158,7 @@ def test_a_rejected_message_is_dead_lettered_as_from_its_own_queue(
 def test_a_queue_that_cannot_be_used_is_named_once(
     rabbitmq: RabbitMQ, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is another connection's, or missing where nothing may be declared."""
+    """A queue of promoted messages that cannot be used is logged once."""
     name = f"locked-{time.time_ns()}"
     with Connection(rabbitmq.url) as connection, Connection(rabbitmq.url) as other:
         taken = Queue(f"{name}.taskguard", exclusive=True, durable=False)

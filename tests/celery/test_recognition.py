@@ -51,7 +51,7 @@ class Refund(Billing):
 
 @pytest.mark.parametrize("kind", [Charge, Refund])
 def test_a_class_runs_once_for_each_message(app: Celery, kind: Any) -> None:
-    """A message that comes again is answered; another one is work of its own."""
+    """A redelivered message of a class-based task is answered. Another message is other work."""
     task = app.register_task(kind())
     task.bodies = []
     for task_id in ("a", "a", "b"):
@@ -61,7 +61,7 @@ def test_a_class_runs_once_for_each_message(app: Celery, kind: Any) -> None:
 
 
 def test_a_class_that_finds_its_key_taken_is_put_off(app: Celery) -> None:
-    """The message is published again; the body has not begun."""
+    """A class-based task whose key is taken is deferred."""
     task = app.register_task(Charge())
     task.bodies = []
     with taskguard_celery.runtime_of(app).lock("account:1"):
@@ -117,7 +117,7 @@ _HIDDEN: list[Callable[..., Any]] = []
 
 
 def remembered(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A decorator of which nothing leads to what it stands around."""
+    """A decorator from which nothing leads to the function that it wraps."""
     _HIDDEN.append(function)
 
     def around(*args: Any) -> Any:
@@ -132,7 +132,7 @@ def remembered(function: Callable[..., Any]) -> Callable[..., Any]:
 def test_a_guard_that_cannot_be_seen_stops_the_worker(
     app: Celery, around: Callable[[Any], Any]
 ) -> None:
-    """The message says what to add."""
+    """If a decorator hides a guard, the worker does not start, and the message says what to add."""
 
     @guarded_task(key="order:<order>")
     def ship(order: int) -> None: ...
@@ -143,7 +143,7 @@ def test_a_guard_that_cannot_be_seen_stops_the_worker(
 
 
 def test_a_run_that_overrides_a_guarded_one_stops_the_worker(app: Celery) -> None:
-    """Whether it calls it or not: its own duplicates would run."""
+    """If a class overrides a guarded `run()`, the worker does not start."""
 
     class Express(Charge):
         name = "express"
@@ -157,7 +157,7 @@ def test_a_run_that_overrides_a_guarded_one_stops_the_worker(app: Celery) -> Non
 
 
 def test_a_guard_that_nobody_could_see_is_not_begun(app: Celery) -> None:
-    """The delivery is put off, until a person has mended it."""
+    """A delivery whose guard was not seen at the start is deferred."""
     began = []
 
     @guarded_task(key="order:<order>", once_per="message")
@@ -172,7 +172,7 @@ def test_a_guard_that_nobody_could_see_is_not_begun(app: Celery) -> None:
 
 
 def test_decorators_that_say_what_they_stand_around_are_welcome(app: Celery) -> None:
-    """Over the guard with functools.wraps, under it as they like."""
+    """A decorator with functools.wraps may be over the guard. Any decorator may be under it."""
     began = []
 
     def tidy(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -196,7 +196,7 @@ def test_decorators_that_say_what_they_stand_around_are_welcome(app: Celery) -> 
 
 
 def test_a_guard_on_what_is_no_function_says_where_to_put_it() -> None:
-    """A class, and a method that is bound to nothing."""
+    """A guard on a class or a static method raises, and says where to put it."""
     with pytest.raises(ConfigurationError, match="run"):
         guarded_task(key="account:<account>")(Charge)  # type: ignore[type-var]
     with pytest.raises(ConfigurationError, match="above @staticmethod"):

@@ -39,8 +39,8 @@ def lose_messages(shop: Any) -> None:
 
 @pytest.mark.usefixtures("short_leases")
 def test_a_killed_workers_work_is_sent_again_when_the_broker_lost_it(shop: Any) -> None:
-    """No message is left anywhere, and a sweep finds the work by its lease. The stored message is
-    whole: its chain goes on."""
+    """If a worker was killed and the broker lost the message, a sweep sends the stored message,
+    whose chain goes on."""
     result = chain(shop.tasks.recover.s(1, 60), shop.tasks.add.s(41)).apply_async()
     with shop.worker() as worker:
         shop.wait_for_steps("began")
@@ -55,7 +55,8 @@ def test_a_killed_workers_work_is_sent_again_when_the_broker_lost_it(shop: Any) 
 
 
 def test_enqueued_in_a_transaction_it_runs_if_that_commits(shop: Any) -> None:
-    """And only then; its result comes under the id that was handed out."""
+    """Work that is enqueued in a transaction runs only if that commits, and its result has the
+    returned id."""
     tasks = shop.tasks
     with shop.worker(), orm.Session(shop.engine) as session:
         gone = enqueue(tasks.recover, (1,), session=session)
@@ -92,7 +93,7 @@ def waiting(shop: Any) -> int:
 
 
 def test_a_sweep_sends_by_a_producer_of_its_own(shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of the app's pool are left to others; a call that is refused holds up no other."""
+    """A sweep uses one producer of its own. A refused message does not block the others."""
     app = shop.tasks.app
     put_orders(shop, *range(5))
     sent: list[Any] = []
@@ -113,7 +114,8 @@ def test_a_sweep_sends_by_a_producer_of_its_own(shop: Any, monkeypatch: pytest.M
 
 
 def test_calls_that_do_not_fit_their_task_are_failed_and_hold_up_no_other(shop: Any) -> None:
-    """A deploy changed the signature, or the app accepts their serializer no more."""
+    """A stored message that does not fit its task, or whose serializer is not accepted, is FAILED.
+    The others are sent."""
     put_orders(shop, *range(14))
     with shop.engine.begin() as db:
         change = sa.text(
@@ -138,7 +140,7 @@ def test_calls_that_do_not_fit_their_task_are_failed_and_hold_up_no_other(shop: 
 
 @pytest.mark.skipif(not hasattr(kombu.Producer, "batch"), reason="kombu 5.7 sends in batches")
 def test_a_sweep_sends_in_batches(shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Redis is asked once for all of them, and what is in the queue is what Celery sends."""
+    """A sweep sends its messages to Redis in one batch, in Celery's own form."""
     app = shop.tasks.app
     put_orders(shop, *range(5))
     asked: list[Any] = []
@@ -158,7 +160,7 @@ def test_a_sweep_sends_in_batches(shop: Any, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_what_the_broker_refuses_at_the_end_of_a_batch_is_not_lost(shop: Any) -> None:
-    """Nothing of it counts as sent; once the broker takes messages again, all are."""
+    """If the broker refuses a batch, none of it counts as sent. A later sweep sends it."""
     app = shop.tasks.app
     queue = app.conf.task_default_queue
     put_orders(shop, *range(5))
@@ -173,7 +175,7 @@ def test_what_the_broker_refuses_at_the_end_of_a_batch_is_not_lost(shop: Any) ->
 
 
 def test_enqueued_in_a_body_it_commits_with_done(shop: Any) -> None:
-    """A shipped order is billed, however often its message comes."""
+    """Work that a body enqueues is sent once, however often the body's message comes."""
     tasks = shop.tasks
     task_id = str(uuid.uuid4())
     with shop.worker():
@@ -187,7 +189,7 @@ def test_enqueued_in_a_body_it_commits_with_done(shop: Any) -> None:
 
 @pytest.mark.once
 def test_a_producer_killed_after_its_commit_loses_nothing(shop: Any) -> None:
-    """The relay, a process of its own, publishes what it left."""
+    """If a producer is killed after its commit, `taskguard relay` sends its message."""
     script = (
         "import os, signal\n"
         "from sqlalchemy import orm\n"
@@ -223,7 +225,7 @@ def test_a_producer_killed_after_its_commit_loses_nothing(shop: Any) -> None:
 
 
 def test_revoked_work_is_not_sent_again(shop: Any) -> None:
-    """Revoked before it began, by the id of its message; the worker that heard it is gone."""
+    """A sweep does not send revoked work, even if its message is lost."""
     tasks = shop.tasks
     with orm.Session(shop.engine) as session, session.begin():
         revoked = enqueue(tasks.recover, (1,), session=session)
@@ -243,7 +245,7 @@ def test_revoked_work_is_not_sent_again(shop: Any) -> None:
 
 
 def test_the_sweep_is_a_task_of_beat(shop: Any) -> None:
-    """Added with its entry in the schedule; run by a worker as any task."""
+    """`schedule_sweep()` adds the sweep to beat's schedule, and a worker can run it."""
     app = shop.tasks.app
     schedule_sweep(app, every_s=30)
     assert app.conf.beat_schedule["taskguard.sweep"] == {"task": "taskguard.sweep", "schedule": 30}
@@ -259,7 +261,8 @@ def test_the_sweep_is_a_task_of_beat(shop: Any) -> None:
 def test_the_command_says_what_it_did(
     shop: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once over; and what is missing is said where no queue is named."""
+    """`taskguard sweep` prints what it sent. Without a queue, or with refused messages, it exits
+    with 1."""
     with shop.engine.connect() as db:
         enqueue(shop.tasks.recover, (1,), session=db)
         db.commit()
@@ -281,7 +284,7 @@ def _refuse(*_: Any, **__: Any) -> None:
 def test_a_signature_is_enqueued_with_its_options(
     shop: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Arguments, links, priority and route of `ship.s()`, and those that are given beside it."""
+    """A signature keeps its arguments, links, priority and route. Options of the call are added."""
     sent: list[dict[str, Any]] = []
 
     def note(headers: Any = None, properties: Any = None, body: Any = None, **_: Any) -> None:
@@ -307,7 +310,7 @@ def test_a_signature_is_enqueued_with_its_options(
 
 @pytest.mark.parametrize("by", ["countdown", "eta", "naive eta", "of the signature"])
 def test_a_countdown_is_waited_once_whoever_sends_the_message(shop: Any, by: str) -> None:
-    """It counts from the enqueueing on; until then no sweep takes the message for lost."""
+    """A countdown counts from the enqueue. Until its end no sweep takes the message for lost."""
     tasks, wait = shop.tasks, timedelta(hours=2)
     before = datetime.now(UTC)
     task: Any = tasks.recover.s(1)
@@ -347,7 +350,7 @@ def test_a_countdown_is_waited_once_whoever_sends_the_message(shop: Any, by: str
 
 
 def test_only_guarded_tasks_are_enqueued(shop: Any) -> None:
-    """An unguarded one would run for each duplicate; an expiry would be swept over."""
+    """A task without a guard is refused, because duplicates would run it. So is an expiry."""
 
     @shop.tasks.app.task(name="plain", shared=False)
     def plain() -> None:
@@ -380,6 +383,6 @@ def test_only_guarded_tasks_are_enqueued(shop: Any) -> None:
 def test_an_app_that_is_not_there_is_said_in_a_sentence(
     target: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It was a traceback of the import machinery."""
+    """A wrong `--celery` option causes one sentence, and no traceback."""
     assert main(["sweep", "--celery", target]) == 1
     assert f"no Celery app at {target!r}" in capsys.readouterr().err

@@ -40,7 +40,7 @@ def state(app: Celery, work: str) -> str:
 
 
 def test_work_that_has_been_replaced_is_done(app: Celery) -> None:
-    """A second message of the key puts nothing in its place once more."""
+    """Work that was replaced is DONE: a second message of the key replaces nothing."""
 
     @app.task(name="other", shared=False)
     def other(order: int) -> None: ...
@@ -67,7 +67,7 @@ def test_work_that_has_been_replaced_is_done(app: Celery) -> None:
 def test_a_body_that_says_ignore_is_done_with_its_writes(
     app: Celery, sqlite_url: str, atomic: bool
 ) -> None:
-    """They are committed, and Celery stores no result."""
+    """The writes of a body that raises Ignore are committed, and Celery stores no result."""
     began = []
 
     @app.task(name="ship", shared=False)
@@ -89,7 +89,7 @@ def test_a_body_that_says_ignore_is_done_with_its_writes(
 
 
 def test_a_transaction_that_is_left_by_ignore_is_not_done(app: Celery) -> None:
-    """Nothing of it is written, so the work stays to be done; Celery is told what the body said."""
+    """If Ignore leaves a transaction, nothing is written, and the work is not DONE."""
 
     @app.task(name="ship", shared=False)
     @guarded_task(key="order:<order>")
@@ -107,7 +107,7 @@ def test_a_transaction_that_is_left_by_ignore_is_not_done(app: Celery) -> None:
 def test_work_that_goes_on_in_its_own_place_is_not_done(
     app: Celery, deep: bool, namespace: str
 ) -> None:
-    """A replacement that is the same work claims it. At its end the work is DONE."""
+    """If the replacement is the same work, it claims that work, and is DONE at its end."""
     app.conf.taskguard_namespace = namespace
     work = "fetch shop:feed:1" if namespace else "fetch feed:1"
     turns = []
@@ -136,10 +136,8 @@ def test_work_that_goes_on_in_its_own_place_is_not_done(
 
 @pytest.mark.parametrize("says", ["retry", "reject", "time limit", "ignore", "own word"])
 def test_a_body_that_was_ended_by_the_database_may_order_a_retry(app: Celery, says: str) -> None:
-    """Or a reject; and a time limit ends it for good: it comes once, and no next run has one.
-
-    Any other end is put off, to run again: an Ignore would say that it is done.
-    """
+    """A body whose transaction the database ended may order a retry or a reject. A time limit makes
+    its work FAILED. Any other end defers the delivery, so that the body runs again."""
 
     @app.task(name="ship", bind=True, shared=False)
     @guarded_task(key="order:<order>")

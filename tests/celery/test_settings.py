@@ -59,7 +59,7 @@ def found(app: Celery) -> list[str]:
 
 
 def test_safe_defaults_leave_no_warning() -> None:
-    """Called before or after the tasks are bound to the app, with any time limit."""
+    """`safe_defaults()` allows for the app's time limit, and leaves no warning."""
     app = make_app(task_time_limit=7_200)
     taskguard_celery.safe_defaults(app)
     assert found(app) == []
@@ -67,7 +67,7 @@ def test_safe_defaults_leave_no_warning() -> None:
 
 
 def test_safe_defaults_allow_for_the_time_limit_of_a_task() -> None:
-    """Also one that is defined only after the call."""
+    """`safe_defaults()` allows for the time limit of a task that is defined later."""
     app = make_app()
     taskguard_celery.safe_defaults(app)
 
@@ -79,7 +79,7 @@ def test_safe_defaults_allow_for_the_time_limit_of_a_task() -> None:
 
 
 def test_safe_defaults_confirm_publishing_on_rabbitmq() -> None:
-    """A message counts as published once the broker took it; other options stay."""
+    """`safe_defaults()` confirms publishing on RabbitMQ, and keeps other options."""
     app = make_app("amqp://localhost", broker_transport_options={"max_retries": 3})
     taskguard_celery.safe_defaults(app)
     assert found(app) == []
@@ -112,7 +112,7 @@ RABBITMQ = "amqp"
     ],
 )
 def test_the_broker_is_known_however_it_is_given(settings: dict[str, Any], kind: str) -> None:
-    """Rank, visibility timeout, confirmed publishing and doctor go by the broker that is used."""
+    """The broker is recognized from each setting that Celery knows."""
     with Celery("given", set_as_current=False) as app:
         app.conf.update(settings)
         before = settings_of_app(app)
@@ -127,7 +127,7 @@ def test_the_broker_is_known_however_it_is_given(settings: dict[str, Any], kind:
 
 
 def test_what_a_task_says_for_itself_stays_and_is_warned_about() -> None:
-    """safe_defaults changes the app's defaults, not the task's own word."""
+    """`safe_defaults()` does not change a task's own option, which causes a warning."""
     app = Celery("own", broker="redis://localhost", set_as_current=False)
     taskguard_celery.safe_defaults(app)
 
@@ -140,7 +140,7 @@ def test_what_a_task_says_for_itself_stays_and_is_warned_about() -> None:
 
 
 def test_guarded_task_over_app_task_says_how_to_turn_it_round() -> None:
-    """At import, before anything is published."""
+    """`@guarded_task` above `@app.task` raises at import, with the correct order."""
     app = Celery("order", set_as_current=False)
     with pytest.raises(ConfigurationError, match=r"above @app\.task on .*ship"):
 
@@ -150,7 +150,7 @@ def test_guarded_task_over_app_task_says_how_to_turn_it_round() -> None:
 
 
 def test_guarded_task_over_shared_task_says_so_too() -> None:
-    """The same mistake with the other decorator."""
+    """`@guarded_task` above `@shared_task` raises at import, with the correct order."""
     with pytest.raises(ConfigurationError, match=r"above @app\.task on .*post"):
 
         @guarded_task(key="letter:<letter>")
@@ -190,7 +190,8 @@ def test_lost_children_are_looked_for_well_within_a_lease() -> None:
 def test_a_worker_warns_once_of_each_setting_and_safe_defaults_silence_it(
     make_shop: Any,
 ) -> None:
-    """Real workers: one line for each setting, with the guarded tasks; with safe_defaults none."""
+    """A worker logs one line for each wrong setting, with the guarded tasks. With `safe_defaults()`
+    it logs none."""
     shop = make_shop(
         SHOP_SETTINGS='{"task_acks_late": false, "task_reject_on_worker_lost": false,'
         ' "task_time_limit": 100}'
@@ -207,7 +208,8 @@ def test_a_worker_warns_once_of_each_setting_and_safe_defaults_silence_it(
 
 
 def test_a_worker_that_could_claim_nothing_does_not_start(make_shop: Any, pg_url: str) -> None:
-    """It says what is missing, and no password. The message waits in the queue, and runs later."""
+    """A worker without a usable ledger does not start, and shows no password. The message waits,
+    and runs later."""
     shop = make_shop(tables=False)
     result = shop.tasks.ship.delay(1)
 
@@ -261,7 +263,8 @@ def test_a_wrong_ledger_url_is_refused_without_its_password(url: str) -> None:
 
 
 def test_a_database_that_is_not_there_loses_nothing_and_tells_no_password(shop: Any) -> None:
-    """The worker starts, deliveries are put off, and another worker does them."""
+    """If the database is down, a worker starts, and defers deliveries. Another worker does them
+    later."""
     result = shop.tasks.ship.delay(1)
     url = f"postgresql+psycopg://shop:{SECRET}@127.0.0.1:{free_port()}/shop"
     with shop.worker({"SHOP_LEDGER": url}) as worker:
@@ -291,7 +294,8 @@ def test_a_worker_without_its_lock_server_works_and_tells_no_password(shop: Any)
 
 @pytest.mark.parametrize("namespace", [None, "CELERY"])
 def test_what_celery_shows_of_its_settings_has_no_password(namespace: str | None) -> None:
-    """`celery report`, `celery inspect conf` and Flower; URLs, clients, Engines."""
+    """`celery report`, `celery inspect conf` and Flower show no password of a URL, a client or an
+    Engine."""
     ledger_url, locks_url = f"postgresql+psycopg://u:{SECRET}@h/d", f"redis://:{SECRET}@h/1"
     settings = [
         {"taskguard_ledger_url": ledger_url, "taskguard_locks_url": locks_url},
@@ -315,7 +319,7 @@ def test_what_celery_shows_of_its_settings_has_no_password(namespace: str | None
 
 
 def test_a_result_that_is_not_json_leaves_the_work_done(shop: Any) -> None:
-    """A warning says so; a later message gets None, and ships nothing."""
+    """The work is DONE, a warning says so, and a later message gets None."""
     with shop.worker() as worker:
         shop.tasks.odd.delay(1)
         shop.wait_for_effects(1)
@@ -326,7 +330,7 @@ def test_a_result_that_is_not_json_leaves_the_work_done(shop: Any) -> None:
 
 
 def test_an_argument_that_cannot_be_a_key_fails_by_name(shop: Any) -> None:
-    """The caller sees which one; nothing is run."""
+    """The caller gets an error with the argument's name, and nothing runs."""
     with shop.worker():
         result = shop.tasks.ship.delay(None)
         with pytest.raises(Exception, match="order") as caught:
@@ -336,7 +340,7 @@ def test_an_argument_that_cannot_be_a_key_fails_by_name(shop: Any) -> None:
 
 
 def test_a_worker_without_guarded_tasks_needs_no_ledger(caplog: pytest.LogCaptureFixture) -> None:
-    """Importing the integration asks nothing of an app that does not use it."""
+    """An app without guarded tasks needs no settings of taskguard."""
     app = Celery("plain", set_as_current=False)
     with caplog.at_level(logging.WARNING, logger="taskguard"):
         taskguard_celery.check_worker(app)

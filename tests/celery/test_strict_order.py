@@ -30,14 +30,14 @@ def waits(shop: Any) -> int:
 
 
 def heads(shop: Any) -> list[Any]:
-    """The work that has failed, and keeps its place."""
+    """Return the FAILED work that keeps its position."""
     with shop.engine.connect() as db:
         failed = WORK.c.parked.is_not(None), WORK.c.state == "FAILED"
         return list(db.execute(sa.select(WORK).where(*failed)))
 
 
 def places(shop: Any) -> list[str]:
-    """Return the works that still have a position."""
+    """Return the work that still has a position."""
     with shop.engine.connect() as db:
         select = sa.select(WORK.c.id).where(WORK.c.parked.is_not(None))
         return list(db.execute(select).scalars())
@@ -59,12 +59,12 @@ def test_retries_keep_their_place(shop: Any) -> None:
 
 
 def test_they_keep_it_on_a_quorum_queue(quorum_shop: Any) -> None:
-    """The same where RabbitMQ delays a retry, and throws away what comes back twice."""
+    """On a quorum queue, where RabbitMQ delays a retry, messages keep their order, too."""
     keep_their_place(quorum_shop)
 
 
 def keep_their_place(shop: Any) -> None:
-    """Nine in a line, of which four fail, one of them for good."""
+    """Run nine messages of a line, four of which fail, one of them for good."""
     with shop.worker(concurrency=3):
         results = send_behind(shop, {0: "fails twice", 3: "retries", 5: "fails", 7: "fails twice"})
         shop.let_go()
@@ -83,7 +83,7 @@ def keep_their_place(shop: Any) -> None:
 
 @pytest.mark.once
 def test_a_retry_that_the_broker_has_lost(shop: Any) -> None:
-    """It is sent again by a relay, once it is overdue, and those behind it wait for that."""
+    """A relay sends a lost retry again when it is overdue. Later messages wait for it."""
     with shop.worker(concurrency=2) as killed:
         results = send_behind(shop, {0: "retries late"}, count=3)
         shop.let_go()
@@ -98,7 +98,8 @@ def test_a_retry_that_the_broker_has_lost(shop: Any) -> None:
 
 @pytest.mark.once
 def test_one_that_was_revoked_while_it_waits_for_its_retry(shop: Any) -> None:
-    """It leaves its place, is announced, and the next ones go on."""
+    """A message that is revoked while it waits for its retry leaves its position, and the next ones
+    run."""
     with shop.worker(concurrency=2):
         results = send_behind(shop, {0: "retries late"}, count=3)
         shop.let_go()
@@ -128,7 +129,7 @@ def test_enqueued_in_order(shop: Any) -> None:
 
 @pytest.mark.once
 def test_what_was_enqueued_and_the_broker_has_lost(shop: Any) -> None:
-    """A relay sends it within seconds, in its order, and those behind it wait for that."""
+    """A relay sends lost enqueued messages within seconds, in their order."""
     shop.let_go()
     lost = [enqueue(shop.tasks.strictly, ("a", number)).result for number in range(3)]
     with shop.broker() as broker:
@@ -167,7 +168,8 @@ def test_a_head_over_its_hard_time_limit(make_shop: Any, of: str, before_s: str)
 
 @pytest.mark.once
 def test_a_retry_for_another_key(shop: Any) -> None:
-    """It leaves its line at once, and stands in its new one by when it was sent first."""
+    """A retry for another key leaves its line at once, and waits in the new line by its send
+    time."""
     with shop.worker(concurrency=2):
         results = send_behind(shop, {0: "moves"}, count=3)
         shop.let_go()

@@ -57,7 +57,7 @@ def test_a_tick_that_two_beats_sent_runs_once(shop: Any) -> None:
 
 
 def test_a_beat_alone_loses_no_tick(shop: Any) -> None:
-    """Each of its messages is a tick of its own, also where it is started again on its file."""
+    """Each message of a single beat is a tick of its own, also after a restart of the beat."""
     sent = 0
     with shop.worker():
         for number in range(2):
@@ -81,7 +81,7 @@ def test_a_beat_alone_loses_no_tick(shop: Any) -> None:
 
 
 def test_a_call_by_hand_is_no_tick(shop: Any) -> None:
-    """It is once for each message, as with `once_per="message"`."""
+    """With `once_per="tick"`, a call by hand is work of its own."""
     with shop.worker():
         for _ in range(2):
             shop.tasks.tick.delay("by hand")

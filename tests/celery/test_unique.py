@@ -29,8 +29,8 @@ def sent(shop: Any) -> int:
 
 
 def test_who_attaches_gets_the_result_of_the_first_message(shop: Any) -> None:
-    """In a transaction of its own, or of the caller's, nothing else is sent while the message waits
-    and while it is at work. Afterwards a new message is answered."""
+    """While the first message waits or runs, an enqueue that attaches sends nothing. Afterwards a
+    new message gets the stored result."""
     index = shop.tasks.index
 
     def attach(words: str) -> list[Any]:
@@ -55,7 +55,7 @@ def test_who_attaches_gets_the_result_of_the_first_message(shop: Any) -> None:
 
 
 def test_who_attaches_to_work_in_progress_gets_its_result(shop: Any) -> None:
-    """Whether `enqueue()` sent its message, or `delay()`."""
+    """An enqueue can attach to running work that `delay()` sent."""
     tasks = shop.tasks
     running = tasks.index.delay(1, "running", waits=True)
     with shop.worker():
@@ -70,7 +70,8 @@ def test_who_attaches_to_work_in_progress_gets_its_result(shop: Any) -> None:
 
 
 def test_skipped_or_refused_nothing_is_sent(shop: Any) -> None:
-    """The caller is told: by None, or by an error that names the key and the first message."""
+    """With `duplicate="skip"` or `"raise"`, nothing is sent. The call returns None, or raises an
+    error with the key and the first message."""
     index = shop.tasks.index
     first = enqueue(index, (1, "first"))
     assert enqueue(index, (1, "second"), duplicate="skip") is None
@@ -90,7 +91,7 @@ def test_skipped_or_refused_nothing_is_sent(shop: Any) -> None:
 
 
 def test_the_newest_arguments_run_under_the_first_id(shop: Any) -> None:
-    """All messages arrive. The older ones do nothing, and all callers wait for one result."""
+    """With `duplicate="replace"`, older messages run nothing, and all callers get one result."""
     index = shop.tasks.index
     calls = [enqueue(index, (1, words), duplicate="replace") for words in ("a", "b", "c")]
     assert [each.outcome for each in calls] == ["sent", "replaced", "replaced"]
@@ -130,7 +131,7 @@ def test_callers_of_a_replaced_call_hear_of_it(shop: Any) -> None:
 
 
 def test_debounced_it_runs_once_after_the_last_time(shop: Any) -> None:
-    """Each enqueue moves its time on; it does not begin before."""
+    """Each enqueue moves the start, and the last message runs once."""
     index = shop.tasks.index
     with shop.worker():
         shop.wait_for_quiet()
@@ -147,7 +148,7 @@ def test_debounced_it_runs_once_after_the_last_time(shop: Any) -> None:
 @pytest.mark.once
 @pytest.mark.parametrize("hours", [3, -3])
 def test_a_senders_clock_does_not_count(shop: Any, hours: int) -> None:
-    """A debounce waits for its seconds, and no longer, where the sender's clock is wrong."""
+    """A delay counts by the database's clock, even if the sender's clock is wrong."""
     missing(unavailable())
     code = (
         "from support.shop import index; from taskguard_celery import enqueue\n"
@@ -170,7 +171,7 @@ def test_a_senders_clock_does_not_count(shop: Any, hours: int) -> None:
 
 @pytest.mark.once
 def test_a_call_that_somebody_has_begun_is_not_replaced(shop: Any) -> None:
-    """The caller is told that its arguments will not run; nothing is written."""
+    """A call that has begun is not replaced. The caller gets an error, and nothing is written."""
     index = shop.tasks.index
     with shop.worker():
         first = enqueue(index, (1, "first", True), duplicate="replace")
@@ -184,7 +185,7 @@ def test_a_call_that_somebody_has_begun_is_not_replaced(shop: Any) -> None:
 
 
 def test_what_cannot_be_is_refused_with_the_reason(shop: Any) -> None:
-    """Before anything is written."""
+    """Combinations that cannot work are refused before anything is written."""
     tasks = shop.tasks
     with pytest.raises(ConfigurationError, match="each message, or tick, is work of its own"):
         enqueue(tasks.index_each, (1,), duplicate="skip")

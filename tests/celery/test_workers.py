@@ -14,7 +14,7 @@ from support.waiting import patience_s, wait_until
 
 
 def test_the_same_message_fifty_times_runs_one_body(shop: Any) -> None:
-    """All answered, one effect, and no message is left."""
+    """Fifty deliveries of a message run one body, and leave no message."""
     task_id = str(uuid.uuid4())
     shop.publish_raw(shop.tasks.ship, [42, 0.5], times=50, task_id=task_id)
     with shop.worker(concurrency=4) as worker:
@@ -26,7 +26,7 @@ def test_the_same_message_fifty_times_runs_one_body(shop: Any) -> None:
 
 
 def test_many_orders_many_times_each_ships_once_and_everybody_is_answered(shop: Any) -> None:
-    """Different messages for one key: the later ones get the stored result."""
+    """Later messages of an order get the stored result."""
     results = [shop.tasks.ship.delay(order) for order in range(10) for _ in range(3)]
     with shop.worker():
         answers = [result.get(timeout=patience_s()) for result in results]
@@ -35,7 +35,7 @@ def test_many_orders_many_times_each_ships_once_and_everybody_is_answered(shop: 
 
 
 def test_a_warm_shutdown_finishes_the_body(shop: Any) -> None:
-    """SIGTERM: no new message is taken, the one in hand is done and acknowledged."""
+    """After SIGTERM a worker finishes and acknowledges its message."""
     result = shop.tasks.ship.delay(3, 2)
     with shop.worker() as worker:
         shop.wait_for_steps("began")
@@ -62,7 +62,7 @@ def test_a_cold_shutdown_gives_the_work_back(shop: Any) -> None:
 
 
 def test_the_tasks_own_retries_still_work(shop: Any) -> None:
-    """self.retry with bind=True, and autoretry_for."""
+    """`self.retry()` and `autoretry_for` work in a guarded task."""
     with shop.worker():
         assert shop.tasks.flaky.delay(21).get(timeout=patience_s()) == 2
         assert shop.tasks.auto.delay(22).get(timeout=patience_s()) == 2
@@ -71,7 +71,8 @@ def test_the_tasks_own_retries_still_work(shop: Any) -> None:
 
 @pytest.mark.parametrize("name", ["ship", "nap"])
 def test_revoked_work_is_never_run_again(shop: Any, name: str) -> None:
-    """revoke(terminate=True) in the body: FAILED, final; a later message runs nothing."""
+    """If running work is revoked with `terminate=True`, it is FAILED for good, and a later message
+    runs nothing."""
     task = getattr(shop.tasks, name)
     with shop.worker() as worker:
         result = task.delay(4, 60)

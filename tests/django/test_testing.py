@@ -300,7 +300,7 @@ def test_a_test_that_may_not_use_the_database_claims_nothing(project: Project) -
     assert "Database access not allowed" in said or "queries to 'default' are not allowed" in said
 
 
-@pytest.mark.parametrize("more", [[], ["-n", "2"], ["--nomigrations"]])
+@pytest.mark.parametrize("more", [["-n", "2"], ["--nomigrations"]])
 def test_pytests_fixtures_have_djangos_test_database(project: Project, more: list[str]) -> None:
     """Bodies with `atomic()` are delivered twice, killed and overtaken, as others are."""
     need_redis_in_memory()

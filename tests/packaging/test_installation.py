@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -23,7 +24,7 @@ import urllib3
 
 from support.needs import need
 from support.pages import blocks_of
-from support.waiting import wait_until
+from support.waiting import patience_s, wait_until
 from taskguard_sandbox.servers import Etcd, Postgres, Valkey
 from taskguard_sandbox.workers import CeleryWorker
 
@@ -182,29 +183,60 @@ def test_the_example_of_the_readme_charges_once(
 def test_an_example_runs_from_the_installation_that_its_readme_names(
     example: str, installed: Callable[[str], Path], outside: Path
 ) -> None:
-    """Only the sandbox that starts its servers is found beside it."""
-    del outside
+    """An example survives what its README tells to try: the first process that says it is at work
+    is killed, and another one does its work. Only the sandbox that starts its servers is added to
+    the installation."""
     need(Valkey)
     need(Postgres)
+    readme = (ROOT / "examples" / example).with_name("README.md").read_text()
+    assert f"python examples/{example}\n" in readme
     commands = installed(line_of(example))
-    servers = sysconfig.get_path("purelib")
-    sandbox = str(ROOT / "sandbox")
-    told = said(
-        [commands / "python", ROOT / "examples" / example],
-        PYTHONPATH=sandbox,
-        TASKGUARD_SERVERS=servers,
+    # Long enough to be killed meanwhile; for two lines of a file, of which there are several.
+    seconds = [] if "elsewhere" in example else ["--seconds", "3" if "sqlite" in example else "6"]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT / "sandbox"),
+        "TASKGUARD_SERVERS": sysconfig.get_path("purelib"),
+    }
+    process = subprocess.Popen(
+        [commands / "python", "-u", ROOT / "examples" / example, *seconds],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=outside,
+        env=environment,
     )
-    assert told.splitlines()[-1] == EXAMPLES[example]
-    assert "answered as a duplicate" in told or "takes over" in told
+    told = ""
+    try:
+        assert process.stdout is not None
+        with process.stdout:
+            for line in process.stdout:
+                if seconds and " by process " in line and " by process " not in told:
+                    os.kill(int(line.split()[-1]), signal.SIGKILL)
+                told += line
+        assert process.wait(patience_s()) == 0, told
+    finally:
+        process.kill()
+        process.wait(patience_s())
+    assert EXAMPLES[example] in told.splitlines()
+    assert told.count("takes over") >= (1 if seconds else 3), told
+    if not seconds:  # it kills one process itself, and stops two
+        assert told.count("wakes up and is refused") == 2
+        assert "charge requests: 2, charges: 1" in told.splitlines()
 
 
 def test_the_tested_shop_runs_from_the_installation_that_its_readme_names(
     installed: Callable[[str], Path], outside: Path
 ) -> None:
-    """pytest finds the fixtures by itself."""
+    """pytest finds the fixtures by itself. The output has the table of the correct task, and the
+    tests of the wrong tasks pass, too."""
     del outside
-    pytest_command = [installed(TESTED) / "python", "-m", "pytest", "-p", "no:cacheprovider"]
-    assert "5 passed" in said([*pytest_command, ROOT / "examples" / "tested_shop"])
+    folder = ROOT / "examples" / "tested_shop"
+    assert "python -m pytest examples/tested_shop\n" in (folder / "README.md").read_text()
+    command = [installed(TESTED) / "python", "-m", "pytest", "-rP", "-p", "no:cacheprovider"]
+    told = said([*command, folder])
+    assert "5 passed" in told
+    assert "transaction.commit done                       2        1" in told
 
 
 def test_a_script_takes_the_plain_lock_and_calls_a_guarded_function(

@@ -292,7 +292,7 @@ def own_row(place: Place) -> Iterator[None]:
 
 @around("docs/how-to/long-tasks.md")
 def long_tasks(place: Place) -> Iterator[None]:
-    lines = [{"line": f"line {number}"} for number in range(2500)]
+    lines = [{"line": f"line {number}"} for number in range(1001)]
     place.sql("create table lines (line text)")
     place.app()
     place.give(read_lines=lambda file_id: lines)
@@ -302,7 +302,7 @@ def long_tasks(place: Place) -> Iterator[None]:
         return int(place.sql("select count(*) from lines")[0])
 
     explored = place.fixture("explore_crashes")(
-        place.import_file, (7,), effects=written, expected=2500
+        place.import_file, (7,), effects=written, expected=1001
     )
     assert sum("checkpoint" in line.point for line in explored.lines) >= 2
 

@@ -7,15 +7,16 @@ All tests use one account's key. Each work item has a message of its own.
 from __future__ import annotations
 
 import json
-import threading
+import time
 from collections import deque
 from typing import Any
 
 import pytest
 
 from support.claims import request
-from support.waiting import patience_s, wait_until
-from taskguard.errors import LineFullError, TransactionRetryError
+from support.threads import work_off
+from support.waiting import wait_until
+from taskguard.errors import LineFullError
 from taskguard.model.claims import Answer, Busy, Claimed, ClaimRequest, MessageRef
 from taskguard.model.records import Once
 from taskguard.model.states import Decision, State
@@ -992,13 +993,12 @@ class TestPeople:
         assert call(book) is None
 
 
-def test_nobody_is_forgotten(book: Any) -> None:  # noqa: C901  # all that a worker does
+def test_nobody_is_forgotten(book: Any) -> None:
     """Without a lock server and a relay, each parked message is promoted by a delivery that parks
     or ends. No two run at once."""
     count = 24
     queue: deque[int] = deque(range(count))
     inside, done, failures = [0], [], []
-    ended = threading.Event()
 
     def deliver(number: int) -> None:
         answer = book.ledger.claim(delivery(number))
@@ -1006,7 +1006,7 @@ def test_nobody_is_forgotten(book: Any) -> None:  # noqa: C901  # all that a wor
             inside[0] += 1
             if inside[0] > 1:
                 failures.append(f"{number} while another one is at work")
-            ended.wait(0.001)
+            time.sleep(0.001)
             inside[0] -= 1
             book.ledger.complete_alone(answer.claim, None)
             done.append(number)
@@ -1020,28 +1020,5 @@ def test_nobody_is_forgotten(book: Any) -> None:  # noqa: C901  # all that a wor
         if found is not None:
             queue.append(int(found.message.id[1:]))
 
-    def work() -> None:
-        while not ended.is_set():
-            try:
-                number = queue.popleft()
-            except IndexError:
-                ended.wait(0.002)
-                continue
-            try:
-                deliver(number)
-            except TransactionRetryError:
-                queue.append(number)
-            except Exception as error:
-                failures.append(repr(error))
-
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    try:
-        wait_until(lambda: failures or len(done) == count)
-    finally:
-        ended.set()
-        for thread in threads:
-            thread.join(patience_s())
-    assert failures == []
+    work_off(queue, deliver, failures, lambda: len(done) == count)
     assert sorted(done) == list(range(count))

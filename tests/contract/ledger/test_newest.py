@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import random
-import threading
+import time
 from collections import deque
 from typing import Any
 
@@ -16,8 +16,8 @@ import pytest
 import sqlalchemy as sa
 
 from support.claims import request
-from support.waiting import patience_s, wait_until
-from taskguard.errors import StaleTokenError, TransactionRetryError
+from support.threads import work_off
+from taskguard.errors import StaleTokenError
 from taskguard.ledger.tables import KEYS
 from taskguard.locks.base import Renewal
 from taskguard.model.claims import Answer, Busy, Claimed, ClaimRequest, MessageRef, ParkedNewest
@@ -440,7 +440,7 @@ def test_the_mark_is_no_key(book: Any) -> None:
 
 
 @pytest.mark.parametrize("mode", ["latest", "supersede"])
-def test_nobody_is_forgotten(book: Any, mode: str) -> None:  # noqa: C901  # all that a worker does
+def test_nobody_is_forgotten(book: Any, mode: str) -> None:
     """Without a lock server and a relay, each message runs or is told that it never does. None
     begins after a newer one, and the newest runs."""
     count = 24
@@ -448,14 +448,13 @@ def test_nobody_is_forgotten(book: Any, mode: str) -> None:  # noqa: C901  # all
     told: set[int] = set()
     done: list[int] = []
     failures: list[str] = []
-    ended = threading.Event()
 
     def deliver(number: int) -> None:
         answer = book.ledger.claim(delivery(number, mode, in_line=True))
         replaced: Any = ()
         if isinstance(answer, Claimed):
             replaced = answer.replaced
-            ended.wait(0.002)
+            time.sleep(0.002)
             try:
                 with book.ledger.transaction(answer.claim) as tx:
                     book.effect(tx.db, number, answer.claim.fence)
@@ -478,30 +477,7 @@ def test_nobody_is_forgotten(book: Any, mode: str) -> None:  # noqa: C901  # all
         if found is not None:
             queue.append(int(found.message.id[1:]))
 
-    def work() -> None:
-        while not ended.is_set():
-            try:
-                number = queue.popleft()
-            except IndexError:
-                ended.wait(0.002)
-                continue
-            try:
-                deliver(number)
-            except TransactionRetryError:
-                queue.append(number)
-            except Exception as error:
-                failures.append(repr(error))
-
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    try:
-        wait_until(lambda: failures or len(told | set(done)) == count)
-    finally:
-        ended.set()
-        for thread in threads:
-            thread.join(patience_s())
-    assert failures == []
+    work_off(queue, deliver, failures, lambda: len(told | set(done)) == count)
     assert dict(book.effects()) == {str(number): 1 for number in done}
     assert count - 1 in done
     assert all(is_outdated(book, number) for number in set(range(count)) - set(done))
