@@ -116,8 +116,8 @@ def test_however_one_ends_the_other_goes_on(book: Book, first: Any, second: Any,
 def test_a_holder_whom_the_other_has_overtaken_is_told_so(
     book: Book, first: Any, second: Any, end: str
 ) -> None:
-    """A holder that the other guard has overtaken is told so however it ends, and counts as no
-    crash."""
+    """If the other guard has taken over, the former holder's end changes nothing, is reported as
+    stale, and counts no crash."""
     claimed = claim(book, first(book))
     book.expire_all()
     taken = claim(book, second(book))
@@ -160,7 +160,8 @@ def test_what_a_former_guard_has_buried_is_dead(book: Book, late: str) -> None:
 
 
 def test_what_is_revoked_under_the_former_id_is_not_done(book: Book) -> None:
-    """A worker with the former guard, which knows only the former id, can revoke the work."""
+    """A worker with the former guard can revoke the work under the former id, which is the only one
+    that it knows."""
     taken = claim(book, new(book))
     assert book.ledger.revoke(OLD, message="m")
     assert not book.ledger.give_back(taken.claim)

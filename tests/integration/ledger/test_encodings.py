@@ -32,7 +32,7 @@ def encoded(request: pytest.FixtureRequest, postgres: Postgres, make_shop: Any) 
 
 
 def test_results_progress_and_steps_hold_every_character(encoded: GuardedShop) -> None:
-    """JSON is written in ASCII."""
+    """Results, progress and steps keep every character, because JSON is written in ASCII."""
 
     def parts(guard: Guard) -> dict[str, str]:
         with guard.checkpoint({"at": TEXT}) as db:
@@ -49,7 +49,8 @@ def test_results_progress_and_steps_hold_every_character(encoded: GuardedShop) -
 
 
 def test_a_result_in_the_transaction_holds_every_character(encoded: GuardedShop) -> None:
-    """It was a failure of the body, whose effects were gone."""
+    """A result that is set in the transaction keeps every character, and the effects are
+    committed."""
 
     def body(guard: Guard) -> None:
         with guard.transaction() as db:
@@ -69,7 +70,7 @@ def test_escapes_do_not_count_as_length(encoded: GuardedShop) -> None:
 
 
 def test_an_error_is_recorded_whatever_it_says(encoded: GuardedShop) -> None:
-    """Its claim was left, and that counted as a crash."""
+    """An error with characters that the database lacks is recorded, and counts no crash."""
 
     def body(guard: Guard) -> None:
         raise LookupError(TEXT)
@@ -91,7 +92,7 @@ def test_an_error_is_recorded_whatever_it_says(encoded: GuardedShop) -> None:
 def test_an_error_is_recorded_by_a_driver_of_any_encoding(
     mariadb_url: str, make_shop: Any, charset: str
 ) -> None:
-    """The URL says how statements come to a MariaDB whose tables hold every character."""
+    """An error is recorded in whatever charset the URL sets for the connection."""
     shop = make_shop(mariadb_url, f"{mariadb_url}?charset={charset}")
 
     def body(guard: Guard) -> None:

@@ -25,7 +25,7 @@ TTL_S = 5.0
 
 @pytest.fixture(params=[Postgres, pytest.param(MariaDB, marks=pytest.mark.debian)])
 def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """One of its own, which is frozen."""
+    """Start a server of the test's own, which it freezes."""
     need(request.param)
     monkeypatch.setenv("SSL_CERT_FILE", os.devnull)
     with request.param() as made:
@@ -44,7 +44,8 @@ def url_of(server: Any) -> str:
 
 @pytest.mark.parametrize("own", [True, False])
 def test_a_lease_is_lost_by_the_local_clock(server: Any, make_shop: Any, own: bool) -> None:
-    """It was not, while the renewal waited for its answer, for as long as that was."""
+    """If the database freezes, a lease is lost when it has expired by the local clock, and not when
+    its renewal gets an answer."""
     url = url_of(server)
     shop: GuardedShop = make_shop(url, None if own else sa.create_engine(url))
     lost_after_s: list[float] = []
@@ -101,7 +102,7 @@ def tried(function: Callable[[], Any]) -> bool:
 
 
 def test_a_deferral_is_published_all_the_same(server: Any, make_shop: Any) -> None:
-    """The queue loses nothing, and its worker goes on."""
+    """If the database freezes, a delivery is still deferred."""
     shop: GuardedShop = make_shop(url_of(server))
     shop.deliver(lambda guard: None)
     server.pause()

@@ -349,7 +349,7 @@ def test_a_connection_that_counts_changed_rows_is_refused(server: Any, url: str)
 
 
 def test_an_engine_that_commits_each_statement_is_refused(url: str) -> None:
-    """Its claims would hold no locks either."""
+    """A user's Engine with AUTOCOMMIT is refused, because its claims would hold no locks."""
     SqlLedger(url).create_schema()
     engine = sa.create_engine(url, isolation_level="AUTOCOMMIT")
     with pytest.raises(ConfigurationError, match="AUTOCOMMIT"):

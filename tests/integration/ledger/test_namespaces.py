@@ -128,7 +128,7 @@ def test_a_namespace_that_cannot_begin_a_key_is_refused(sqlite_url: str, wrong: 
 def test_celery_rq_and_the_environment_say_it(
     ledger_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`taskguard_namespace`, `configure()` of either, TASKGUARD_NAMESPACE."""
+    """The namespace is a setting of Celery's app, of `configure()`, and of the environment."""
     monkeypatch.setenv("TASKGUARD_LEDGER_URL", ledger_url)
     monkeypatch.setenv("TASKGUARD_LOCKS_URL", "memory://")
     apps: list[Celery] = []
@@ -187,7 +187,8 @@ def test_an_unknown_setting_of_a_celery_app_is_an_error(
 
 
 def test_settings_of_others_and_all_of_ours_are_taken(ledger_url: str) -> None:
-    """Also by a Django project's names."""
+    """An app may have settings of other packages, and all of taskguard's, also by a Django
+    project's names."""
     app = Celery("known", set_as_current=False)
     source = {
         "CELERY_TASKGUARD_LEDGER_URL": ledger_url,

@@ -156,7 +156,8 @@ STAGES: dict[str, tuple[Any, tuple[Any, Any, Any]]] = {
 
 @pytest.mark.parametrize("case", STAGES)
 def test_states_and_ids_of_all_kinds(shop: Shop, case: str) -> None:
-    """Composite keys, enums, numbers, CHAR(n), a NUMERIC fence: claimed, failed, completed."""
+    """Rows with composite keys, enums, numbers, CHAR(n) and a NUMERIC fence are claimed, failed and
+    completed."""
     kind, (new, processing, done) = STAGES[case]
     table = orders(kind)
     table.create(shop.engine)
@@ -191,7 +192,7 @@ def test_states_and_ids_of_all_kinds(shop: Shop, case: str) -> None:
 
 
 def test_a_numeric_fence_is_exact(shop: Shop) -> None:
-    """Beyond what a float can hold, too."""
+    """A NUMERIC fence is exact beyond the range of a float."""
     table = orders(sa.Text())
     table.create(shop.engine)
     shop.change(f"insert into tenants_orders values ('eu', 7, 'a', {2**62 + 1})")
@@ -209,7 +210,7 @@ def test_a_numeric_fence_is_exact(shop: Shop) -> None:
 
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
 def test_an_engine_that_keeps_snapshots(pg_url: str, level: str) -> None:
-    """The row is locked with the claim's own rows before the snapshot is taken."""
+    """On an Engine with snapshots, the row is locked before the snapshot is taken."""
     engine = sa.create_engine(pg_url, isolation_level=level)
     shop = Shop(pg_url, engine)
     ship = shop.step()
@@ -221,7 +222,7 @@ def test_an_engine_that_keeps_snapshots(pg_url: str, level: str) -> None:
 
 
 def test_a_state_that_the_enum_of_the_database_lacks(pg: Shop) -> None:
-    """With the ALTER TYPE that adds it."""
+    """If the database's enum lacks a state, the error has the ALTER TYPE that adds it."""
     pg.change("create type stage as enum ('paid', 'shipped')")
     pg.change("alter table orders alter column status type stage using lower(status)::stage")
     table = sa.Table(
@@ -277,7 +278,7 @@ RECORDS = st.none() | st.fixed_dictionaries(
 def test_sql_decides_as_the_table_does(
     shop: Shop, own: Any, work: Any, retries: int, max_crashes: int
 ) -> None:
-    """What the SQL writes is one transition of the row and of the record, or nothing."""
+    """The SQL writes one declared transition of the row and the record, or nothing."""
     with shop.engine.begin() as db:
         for table in (KEYS, WORK, ORDERS):
             db.execute(sa.delete(table))

@@ -57,7 +57,7 @@ def test_values_go_in_and_come_out_before_and_after_it_is_prepared(database: Dat
 
 @pytest.mark.parametrize("value", [[1, 2], 1.5, b"bytes"])
 def test_values_of_other_types_go_by_the_drivers_cursor(database: Database, value: Any) -> None:
-    """Which knows how to write them."""
+    """Values that libpq cannot write go by the driver's cursor."""
     for _ in range(2):
         [[found]] = database.ask("select %(value)s is not null", {"value": value})
         assert found is True
@@ -65,7 +65,7 @@ def test_values_of_other_types_go_by_the_drivers_cursor(database: Database, valu
 
 
 def test_an_error_is_that_of_the_driver_and_the_connection_goes_on(database: Database) -> None:
-    """As a cursor would raise it, and no transaction stays open."""
+    """An error is the one that a cursor would raise, and leaves no transaction open."""
     wrong = "select %(number)s::bigint / 0"
     for _ in range(3):
         with pytest.raises(psycopg.errors.DivisionByZero, match="division by zero") as raised:
@@ -101,7 +101,8 @@ def test_a_session_that_has_anothers_statement_of_the_name_answers(database: Dat
 def test_a_body_ends_in_a_session_that_has_anothers_statement_of_the_name(
     pg_url: str, make_shop: Any
 ) -> None:
-    """The body runs once more, and after that nothing is prepared."""
+    """If the session has another process's statement of that name, the body runs once more. After
+    that nothing is prepared."""
     shop = make_shop(pg_url)
     completing = numbered(postgresql._COMPLETE_OR_FAIL).prepared
     ran: list[int] = []
@@ -141,7 +142,8 @@ ONCE = Counter({"0": 1, "1": 1, "2": 1, "3": 1})
 
 @pytest.mark.parametrize("statement", ["deallocate all", "discard all", "/* x */ DEALLOCATE ALL"])
 def test_a_body_may_deallocate_all(pg_url: str, make_shop: Any, statement: str) -> None:
-    """In its transaction, before the ledger's last statement; the session is as it was after it."""
+    """A body may deallocate all statements in its transaction, before the ledger's last
+    statement."""
     if statement == "discard all":
         statement = "select 1; deallocate all"  # DISCARD ALL cannot be in a transaction
     shop = make_shop(pg_url)
@@ -203,14 +205,14 @@ def test_a_bodys_own_prepared_statements_are_its_own(
 
 
 def test_a_text_with_nul_is_refused_and_not_cut_off(database: Database) -> None:
-    """libpq would send what is before it: two messages would be one."""
+    """A text with NUL is refused, because libpq would send only the part before it."""
     for _ in range(3):
         with pytest.raises(psycopg.DataError, match="NUL"):
             database.ask("select %(text)s::text", {"text": "m\0one"})
 
 
 def test_a_table_that_was_changed_meanwhile_is_asked_anew(database: Database) -> None:
-    """PostgreSQL refuses a plan whose result has another type than when it was prepared."""
+    """If a table's columns changed after a statement was prepared, the statement is sent again."""
     with database.engine.connect() as db:
         db.exec_driver_sql("create table changing (id integer)")
         db.exec_driver_sql("insert into changing values (1)")
@@ -297,7 +299,8 @@ def test_without_a_thread_for_deadlines_no_connection_is_lost(
 
 
 def test_a_transaction_in_a_session_that_lost_it_is_run_again(pg_url: str, make_shop: Any) -> None:
-    """Nothing of the body is committed, and the next attempt has one effect."""
+    """If a session lost its prepared statements in a body, nothing is committed, and the next
+    attempt has one effect."""
     shop = make_shop(pg_url)
 
     def forget(db: sa.Connection) -> None:

@@ -82,7 +82,7 @@ def deliver(ledger: SqlLedger, shop: GuardedShop, body: Any) -> tuple[Any, list[
 def test_what_may_not_be_done_is_found_at_the_start(
     office: Office, table: str, privilege: str
 ) -> None:
-    """With the privilege and the table in the words of the error, and none else."""
+    """The check at a start names the missing privilege and its table."""
     office.ledger.check_schema()
     office.revoke(privilege, table)
     with pytest.raises(LedgerSchemaError, match=f"{privilege.upper()}.*{table}"):
@@ -92,7 +92,7 @@ def test_what_may_not_be_done_is_found_at_the_start(
 @pytest.mark.parametrize("privilege", PRIVILEGES)
 @pytest.mark.parametrize("table", TABLES[:2])
 def test_a_forgotten_grant_puts_deliveries_off(office: Office, table: str, privilege: str) -> None:
-    """They were acknowledged as failed, one and all. MariaDB finds out about one at the end."""
+    """If a privilege is missing, a delivery is deferred, and not failed."""
     office.revoke(privilege, table)
     told, deferrals = deliver(office.ledger, office.shop, lambda guard: None)
     assert isinstance(told, Deferred)
@@ -101,7 +101,7 @@ def test_a_forgotten_grant_puts_deliveries_off(office: Office, table: str, privi
 
 
 def test_a_deferral_that_cannot_be_noted_is_published_all_the_same(office: Office) -> None:
-    """If only the messages table cannot be written: every deferral was lost."""
+    """A delivery is deferred even if the table of messages cannot be written."""
     office.revoke("insert", "taskguard_messages")
     office.ledger.claim(request(work="ship order:1", message=MessageRef("another")))
     told, deferrals = deliver(office.ledger, office.shop, lambda guard: None)
@@ -111,7 +111,7 @@ def test_a_deferral_that_cannot_be_noted_is_published_all_the_same(office: Offic
 
 @pytest.mark.parametrize("column", ["crashed_owner", "lease_until"])
 def test_a_missing_column_puts_deliveries_off(shop: GuardedShop, column: str) -> None:
-    """Tables of another version, or a migration that went wrong."""
+    """If a column is missing, the check names it, and a delivery is deferred."""
     with shop.engine.begin() as db:
         db.exec_driver_sql(f"alter table taskguard_work drop column {column}")
     runs: list[int] = []
@@ -123,7 +123,8 @@ def test_a_missing_column_puts_deliveries_off(shop: GuardedShop, column: str) ->
 
 
 def test_a_grant_that_is_taken_while_the_body_runs(office: Office) -> None:
-    """The completion is refused: nothing is written, and the delivery is put off, not failed."""
+    """If a privilege is revoked while a body runs, nothing is written, and the delivery is
+    deferred."""
 
     def body(guard: Guard) -> None:
         with guard.transaction() as db:
@@ -136,7 +137,7 @@ def test_a_grant_that_is_taken_while_the_body_runs(office: Office) -> None:
 
 
 def test_what_the_body_may_not_do_is_its_own_failure(office: Office) -> None:
-    """A forgotten GRANT on its own table: FAILED, as any error."""
+    """If a body lacks a privilege on its own table, its work is FAILED."""
 
     def body(guard: Guard) -> None:
         with guard.transaction() as db:

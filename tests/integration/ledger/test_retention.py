@@ -171,7 +171,7 @@ def test_numbers_of_one_message_go_with_the_works_that_they_are_of(store: Store)
 
 
 def test_more_than_a_batch_goes(store: Store) -> None:
-    """In as many transactions as it takes."""
+    """More work than a batch is purged in several transactions."""
     for number in range(7):
         store.ledger.complete_alone(store.claim(f"{number}").claim, None)
     store.age(31)
@@ -180,7 +180,7 @@ def test_more_than_a_batch_goes(store: Store) -> None:
 
 
 def test_rows_that_somebody_has_locked_are_left_for_the_next_time(pg_url: str) -> None:
-    """PostgreSQL; SQLite has no row locks."""
+    """On PostgreSQL, a purge leaves locked rows for the next one."""
     store = Store(pg_url)
     for name in ("a", "b"):
         store.ledger.complete_alone(store.claim(name).claim, None)
@@ -193,7 +193,7 @@ def test_rows_that_somebody_has_locked_are_left_for_the_next_time(pg_url: str) -
 
 
 def test_a_younger_result_is_still_answered(store: Store) -> None:
-    """The cut-off counts from the end of the work."""
+    """The age of work counts from its end, and younger work still has its result."""
     store.ledger.complete_alone(store.claim("a").claim, '"result"')
     store.age(29)
     store.ledger.purge(older_than_s=30 * DAY_S)
@@ -203,7 +203,7 @@ def test_a_younger_result_is_still_answered(store: Store) -> None:
 
 
 def test_the_command_says_what_went(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
-    """With an age in words."""
+    """`taskguard purge` takes an age, and prints what it deleted."""
     store.ledger.complete_alone(store.claim("a").claim, None)
     store.age(2)
     assert main(["purge", "--url", store.url]) == 0
@@ -216,7 +216,7 @@ def test_the_command_says_what_went(store: Store, capsys: pytest.CaptureFixture[
 def test_an_age_that_cannot_be_read_is_refused(
     age: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before anything is asked of a database."""
+    """An age without a unit is refused before the database is used."""
     with pytest.raises(SystemExit):
         main(["purge", "--url", "sqlite://", "--older-than", age])
     assert "is not an age like 90s" in capsys.readouterr().err
@@ -225,7 +225,7 @@ def test_an_age_that_cannot_be_read_is_refused(
 def test_without_tables_the_command_says_so(
     sqlite_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And how to make them."""
+    """Without tables, `taskguard purge` names the command that creates them."""
     assert main(["purge", "--url", sqlite_url]) == 1
     assert "taskguard ledger create" in capsys.readouterr().err
 

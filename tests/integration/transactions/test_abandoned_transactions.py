@@ -16,7 +16,8 @@ class SoftTimeLimitError(Exception):
 
 
 def test_a_body_that_catches_what_ended_its_transaction_is_not_done(shop: GuardedShop) -> None:
-    """Celery's documented `except SoftTimeLimitExceeded: cleanup()`: the writes are gone."""
+    """If a body catches the time limit that ended its transaction, the work is not DONE, because
+    its writes are gone."""
     runs = []
 
     def body(guard: Guard) -> str:
@@ -57,7 +58,7 @@ def test_a_transaction_that_is_begun_again_makes_up_for_it(pg: GuardedShop) -> N
 
 
 def test_parts_that_are_committed_later_make_up_for_it(pg: GuardedShop) -> None:
-    """A checkpoint is the body's own commit, after which its end says that all is done."""
+    """If the body commits a checkpoint after that, its end counts."""
 
     def body(guard: Guard) -> str:
         try:
@@ -93,7 +94,7 @@ def test_a_step_does_not_make_up_for_it(pg: GuardedShop, part: str) -> None:
 
 
 def test_a_swallowed_deadlock_is_run_again_although_a_step_was_stored(pg: GuardedShop) -> None:
-    """The database asked for it."""
+    """After a swallowed deadlock the body runs again, even if it has stored a step."""
     runs = []
 
     def body(guard: Guard) -> None:
@@ -111,7 +112,7 @@ def test_a_swallowed_deadlock_is_run_again_although_a_step_was_stored(pg: Guarde
 
 
 def test_a_swallowed_shutdown_goes_on(pg: GuardedShop) -> None:
-    """The process is to end: the work is another's, at once."""
+    """If a body swallows a shutdown, its work is given back at once."""
 
     def body(guard: Guard) -> None:
         try:
@@ -127,7 +128,7 @@ def test_a_swallowed_shutdown_goes_on(pg: GuardedShop) -> None:
 
 
 def test_the_message_of_a_lost_lease_is_put_off(pg: GuardedShop) -> None:
-    """`guard.check()` in the block, and a body that takes it for its own trouble."""
+    """If a body swallows the error of `guard.check()`, its delivery is deferred."""
     queue = NotingQueue()
 
     def body(guard: Guard) -> None:
@@ -144,7 +145,7 @@ def test_the_message_of_a_lost_lease_is_put_off(pg: GuardedShop) -> None:
 
 
 def test_a_result_in_an_abandoned_block_is_none(pg: GuardedShop) -> None:
-    """Neither DONE nor its result."""
+    """A result that was set in an abandoned block is dropped, and the work is not DONE."""
     told: list[Any] = []
 
     @pg.tg.guarded(key="order:<n>")

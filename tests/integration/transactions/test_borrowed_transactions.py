@@ -126,7 +126,8 @@ def on(request: pytest.FixtureRequest, rig: LentRig) -> Iterator[Any]:
 
 
 def test_effects_and_done_commit_together(rig: LentRig, on: Any) -> None:
-    """The block gives what it was handed; a duplicate gets the stored result."""
+    """The block returns the lent session or connection. Effects and DONE commit together, and a
+    duplicate gets the result."""
 
     def body(guard: Guard) -> None:
         with guard.transaction(on) as given:
@@ -143,7 +144,7 @@ def test_effects_and_done_commit_together(rig: LentRig, on: Any) -> None:
 
 
 def test_a_scoped_session_is_taken_for_the_session_of_its_scope(rig: LentRig) -> None:
-    """It commits with DONE, and no commit() in the block goes by it either."""
+    """A scoped session commits with DONE, and a commit() in the block is refused."""
     scoped = scoped_session(sessionmaker(rig.engine))
 
     @rig.shop.tg.guarded(key="order:<n>")
@@ -173,7 +174,7 @@ LENT: dict[str, tuple[int, Callable[[str], Any]]] = {
 def test_a_lent_transaction_takes_one_message_more_than_by_hand(
     postgres: Any, pg_url: str, build: Callable[..., LentRig], lender: str
 ) -> None:
-    """On PostgreSQL: the bounds are set where it is seen that this is the ledger's database."""
+    """On PostgreSQL a lent transaction takes one message more than one by hand."""
     rig, (messages, lend) = build(pg_url), LENT[lender]
     with Proxy(postgres.port) as proxy:
         on = lend(pg_url.replace(f":{postgres.port}/", f":{proxy.port}/"))
@@ -200,7 +201,7 @@ def test_a_lent_transaction_takes_one_message_more_than_by_hand(
 def test_one_that_translates_the_ledgers_tables_to_others_is_refused(
     pg: LentRig, tables: bool
 ) -> None:
-    """A schema a tenant, with or without a ledger's tables; its own for itself are no trouble."""
+    """A session that translates the ledger's tables to another schema is refused."""
     with pg.shop.engine.begin() as db:
         db.execute(sa.text("create schema tenant"))
         for table in ("work", "keys") if tables else ():
@@ -224,7 +225,8 @@ def test_one_that_translates_the_ledgers_tables_to_others_is_refused(
 def test_on_the_ledgers_own_engine(
     request: pytest.FixtureRequest, build: Callable[..., LentRig], name: str, make: Any
 ) -> None:
-    """Which is the user's: it commits with DONE, and no commit() in the block goes by."""
+    """A session on the ledger's own Engine commits with DONE, and a commit() in the block is
+    refused."""
     url = request.getfixturevalue(name)
     engine = sa.create_engine(url)
     rig = build(url, engine, engine=engine)
@@ -245,7 +247,7 @@ def test_on_the_ledgers_own_engine(
 
 
 def test_nothing_is_seen_before_the_end_of_the_block(pg: LentRig) -> None:
-    """Neither effects nor DONE."""
+    """Before the end of the block, others see neither effects nor DONE."""
     with _session(pg) as session:
 
         def body(guard: Guard) -> None:
@@ -297,7 +299,7 @@ def test_a_holder_that_was_overtaken_writes_nothing(rig: LentRig, on: Any) -> No
 
 
 def test_what_the_orm_has_pending_goes_before_done(rig: LentRig) -> None:
-    """Flushed with a constraint that fails: an error of the body, and nothing of it stays."""
+    """Pending objects are flushed before DONE. If a constraint fails, nothing is written."""
     with _session(rig) as session:
 
         def body(guard: Guard) -> None:
@@ -312,7 +314,8 @@ def test_what_the_orm_has_pending_goes_before_done(rig: LentRig) -> None:
 
 @pytest.mark.parametrize("expire", [True, False])
 def test_objects_are_usable_after_the_block(rig: LentRig, expire: bool) -> None:
-    """New ones and old ones, expired by the commit or not."""
+    """Objects of the session can be used after the block, whether or not the commit expires
+    them."""
     with Session(rig.engine, expire_on_commit=expire) as session:
 
         def body(guard: Guard) -> list[str]:
@@ -343,7 +346,7 @@ def test_a_savepoint_may_be_rolled_back_and_another_committed(rig: LentRig) -> N
 
 
 def test_several_keys_complete_on_it_too(rig: LentRig) -> None:
-    """Which takes several statements."""
+    """Work with several keys completes on a lent transaction, too."""
     with _session(rig) as session:
 
         @rig.shop.tg.guarded(key=["order:<n>", "account:<n>"])
@@ -378,7 +381,7 @@ GOES_ON = ["stops", "writes", "writes and commits", "swallows"]
 @pytest.mark.filterwarnings("ignore:transaction already deassociated:sqlalchemy.exc.SAWarning")
 @pytest.mark.parametrize("end", ENDS)
 def test_a_body_that_ends_it_is_told(rig: LentRig, on: Any, end: str) -> None:
-    """Nothing of before or after is written, also by what the user does with it later."""
+    """A body that ends the transaction gets an error, and none of its writes is committed later."""
     for goes_on in GOES_ON:
         if isinstance(on, sa.Connection) and on.closed:
             on = rig.engine.connect()
@@ -432,7 +435,7 @@ def test_nothing_is_left_open_in_a_pool_that_does_not_reset(
 
 
 def test_a_second_database_of_the_session_is_refused(pg: LentRig, sqlite_url: str) -> None:
-    """It would commit apart from DONE."""
+    """A session with a second database is refused, because that would commit apart from DONE."""
     other = sa.create_engine(sqlite_url)
     Base.metadata.create_all(other)
     with Session(pg.engine, binds={Order: other}) as session:
@@ -455,7 +458,8 @@ def test_a_second_database_of_the_session_is_refused(pg: LentRig, sqlite_url: st
 
 @pytest.mark.parametrize("how", ["wrote", "read", "added"])
 def test_one_that_has_begun_is_refused(rig: LentRig, on: Any, how: str) -> None:
-    """As by `session.begin()`: what was done before is neither committed nor rolled back."""
+    """A session or connection with an open transaction is refused, and its earlier work is left
+    alone."""
     if how == "wrote" and rig.engine.dialect.name == "sqlite":
         return  # one writer at a time: nothing would be claimed
     if how == "added":
@@ -478,7 +482,8 @@ def test_one_that_has_begun_is_refused(rig: LentRig, on: Any, how: str) -> None:
 
 
 def test_a_session_that_joins_an_open_transaction_is_refused(rig: LentRig) -> None:
-    """Its commit() would not commit, and DONE would be lost with the outer one."""
+    """A session that joins an open transaction is refused, because its commit() would not
+    commit."""
     with rig.engine.connect() as db:
         outer = db.begin()
 
@@ -495,7 +500,7 @@ def test_a_session_that_joins_an_open_transaction_is_refused(rig: LentRig) -> No
 def test_another_database_is_refused_with_the_reason(
     postgres: Any, pg: LentRig, ledger_there: str
 ) -> None:
-    """Also if a ledger is there that knows the work, by another claim."""
+    """A session of another database is refused, even if that has a ledger that knows the work."""
     url = postgres.create_database(f"other_{ledger_there}")
     other = sa.create_engine(url)
     with other.begin() as db:
@@ -515,7 +520,7 @@ def test_another_database_is_refused_with_the_reason(
 
 
 def test_another_kind_of_database_is_refused(pg: LentRig, sqlite_url: str) -> None:
-    """Before anything is asked of it."""
+    """A session of another kind of database is refused before it is used."""
     other = sa.create_engine(sqlite_url)
     with Session(other) as session:
         pg.shop.refuses(session, r"guard\.fenced")
@@ -524,7 +529,7 @@ def test_another_kind_of_database_is_refused(pg: LentRig, sqlite_url: str) -> No
 
 
 def test_another_schema_is_refused(pg: LentRig) -> None:
-    """The same database, by a session that would not find the ledger's tables."""
+    """A session that would not find the ledger's tables in its schema is refused."""
     with pg.shop.engine.begin() as db:
         db.execute(sa.text("create schema mine"))
     engine = sa.create_engine(pg.engine.url, connect_args={"options": "-c search_path=mine"})
@@ -537,7 +542,7 @@ def test_another_schema_is_refused(pg: LentRig) -> None:
 def test_one_that_commits_each_statement_is_refused(
     request: pytest.FixtureRequest, build: Callable[..., LentRig], name: str
 ) -> None:
-    """Effects and DONE could not commit together."""
+    """A session with AUTOCOMMIT is refused, because effects and DONE could not commit together."""
     url = request.getfixturevalue(name)
     rig = build(url, engine=sa.create_engine(url, isolation_level="AUTOCOMMIT"))
     with _session(rig) as session:
@@ -561,7 +566,8 @@ def test_what_is_neither_session_nor_connection_is_refused(pg: LentRig, on: str)
 
 
 def test_a_commit_that_got_no_answer_is_resolved(behind_proxy: tuple[LentRig, Proxy]) -> None:
-    """It happened: the body is not run again, and the Session is good for more."""
+    """If a COMMIT that happened gets no answer, the body does not run again, and the session can go
+    on."""
     rig, proxy = behind_proxy
     runs: list[int] = []
     with _session(rig) as session:
@@ -583,7 +589,7 @@ def test_a_commit_that_got_no_answer_is_resolved(behind_proxy: tuple[LentRig, Pr
 def test_a_body_of_several_parts_commits_them_on_one_session(
     behind_proxy: tuple[LentRig, Proxy],
 ) -> None:
-    """Each with its progress; a part whose COMMIT got no answer is not done twice."""
+    """Each part commits with its progress. A part whose COMMIT got no answer is not done twice."""
     rig, proxy = behind_proxy
     with _session(rig) as session:
 
@@ -604,7 +610,7 @@ def test_a_body_of_several_parts_commits_them_on_one_session(
 
 
 def test_a_commit_in_a_checkpoint_is_refused(rig: LentRig) -> None:
-    """Neither the part nor its progress is written."""
+    """A commit() in a checkpoint is refused, and neither the part nor its progress is written."""
     with _session(rig) as session:
 
         def body(guard: Guard) -> None:
@@ -622,7 +628,7 @@ def test_a_commit_in_a_checkpoint_is_refused(rig: LentRig) -> None:
 def test_a_commit_that_did_not_happen_runs_the_body_again(
     behind_proxy: tuple[LentRig, Proxy],
 ) -> None:
-    """The server ends the session before it can commit; once is what remains."""
+    """If the session ends before COMMIT, the body runs again, and has one effect."""
     rig, _ = behind_proxy
     runs: list[int] = []
     with _session(rig) as session:
@@ -647,7 +653,7 @@ def test_a_commit_that_did_not_happen_runs_the_body_again(
 def test_a_connection_that_breaks_in_the_block_runs_the_body_again(
     behind_proxy: tuple[LentRig, Proxy],
 ) -> None:
-    """On the same Session, which gets another connection."""
+    """If the connection breaks in the block, the body runs again on the same session."""
     rig, proxy = behind_proxy
     runs: list[int] = []
     with _session(rig) as session:
@@ -665,7 +671,7 @@ def test_a_connection_that_breaks_in_the_block_runs_the_body_again(
 
 
 def test_a_database_that_is_away_puts_the_delivery_off(behind_proxy: tuple[LentRig, Proxy]) -> None:
-    """It is not the body's fault."""
+    """If the database is down, the delivery is deferred."""
     rig, proxy = behind_proxy
     rig.engine.dispose()
     queue = NotingQueue()
@@ -699,7 +705,7 @@ def test_a_constraint_that_fails_at_commit_is_the_bodys_error(pg: LentRig) -> No
 
 
 def test_a_deadlock_runs_the_body_again(pg: LentRig) -> None:
-    """As the database asks for, on the same Session."""
+    """After a deadlock the body runs again on the same session."""
     with pg.shop.engine.begin() as db:
         db.execute(sa.text("insert into orders values (2, 'new')"))
     runs: list[int] = []
@@ -736,7 +742,7 @@ def test_a_deadlock_runs_the_body_again(pg: LentRig) -> None:
 def test_a_body_longer_than_a_renewal_on_a_snapshot(
     pg_url: str, build: Callable[..., LentRig], level: str
 ) -> None:
-    """The watchdog's own renewal is no reason to run the body again."""
+    """A renewal by the watchdog does not make a body on a snapshot run again."""
     rig = build(pg_url, engine=sa.create_engine(pg_url, isolation_level=level))
     runs: list[int] = []
     with _session(rig) as session:
@@ -753,7 +759,7 @@ def test_a_body_longer_than_a_renewal_on_a_snapshot(
 
 
 def test_it_leaves_no_listener_on_the_session(rig: LentRig, on: Any) -> None:
-    """After the block commit() is the user's own again."""
+    """After the block, commit() works as before."""
 
     def body(guard: Guard) -> None:
         with guard.transaction(on):
@@ -768,7 +774,7 @@ def test_it_leaves_no_listener_on_the_session(rig: LentRig, on: Any) -> None:
 
 
 def test_a_second_transaction_is_refused(rig: LentRig, on: Any) -> None:
-    """Inside the block, and after DONE."""
+    """A second transaction is refused inside the block, and after DONE."""
 
     def body(guard: Guard) -> None:
         with guard.transaction(on):

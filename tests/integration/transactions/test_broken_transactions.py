@@ -200,7 +200,7 @@ def test_the_result_of_a_block_that_was_rolled_back_is_gone_with_it(pg: GuardedS
 
 @pytest.mark.parametrize("lent", ["session", "psycopg"])
 def test_a_lost_connection_of_the_users_own(pg: GuardedShop, pg_url: str, lent: str) -> None:
-    """A Session that waits for a rollback, and a plain connection of psycopg."""
+    """If a lent session or connection of psycopg breaks, the body runs again."""
     runs: list[int] = []
     engine = sa.create_engine(pg_url)
     plain = pg_url.replace("postgresql+psycopg", "postgresql")
@@ -238,7 +238,7 @@ def test_a_lost_connection_of_the_users_own(pg: GuardedShop, pg_url: str, lent: 
 def test_a_swallowed_deadlock_is_run_again(
     pg: GuardedShop, sqlstate: str, fails_after: bool
 ) -> None:
-    """PostgreSQL refuses the rest of the transaction, which is no error of the body's."""
+    """If a body swallows an error after which PostgreSQL refuses the transaction, it runs again."""
     runs: list[int] = []
 
     def body(guard: Guard) -> None:
@@ -256,7 +256,7 @@ def test_a_swallowed_deadlock_is_run_again(
 
 
 def test_a_deadlock_in_a_savepoint_is_the_bodys_to_mend(pg: GuardedShop) -> None:
-    """The transaction goes on after it; what the body raises then is its own."""
+    """After a deadlock in a savepoint the transaction goes on. A later error is the body's own."""
 
     def body(guard: Guard) -> None:
         with guard.transaction() as db:
@@ -290,7 +290,8 @@ def test_a_swallowed_error_of_the_bodys_own_is_said(pg: GuardedShop) -> None:
 def test_another_database_that_cannot_write_is_the_bodys_trouble(
     pg: GuardedShop, pg_url: str
 ) -> None:
-    """It was reported as the ledger that cannot write, and run again for ever."""
+    """If another database of the body cannot write, the work is FAILED, and the delivery is not
+    deferred."""
     other = sa.create_engine(
         pg_url, connect_args={"options": "-c default_transaction_read_only=on"}
     )
@@ -316,7 +317,7 @@ def test_another_database_that_cannot_write_is_the_bodys_trouble(
 def test_another_connection_of_psycopg_is_the_bodys_trouble(
     pg: GuardedShop, pg_url: str, statement: str
 ) -> None:
-    """Past SQLAlchemy an error's own traceback tells on which connection it was raised."""
+    """An error of another connection of psycopg is the body's own."""
     plain = pg_url.replace("postgresql+psycopg", "postgresql")
     runs, queue = [], NotingQueue()
 
@@ -336,7 +337,7 @@ def test_another_connection_of_psycopg_is_the_bodys_trouble(
 def test_a_statement_that_sqlite_does_not_understand_is_the_bodys(
     sqlite_url: str, make_shop: Any
 ) -> None:
-    """Its driver has one class for that and for a file that is away."""
+    """A wrong statement on SQLite is the body's own error, and not an outage."""
     shop = make_shop(sqlite_url)
     runs, queue = [], NotingQueue()
 
@@ -351,7 +352,7 @@ def test_a_statement_that_sqlite_does_not_understand_is_the_bodys(
 
 
 def test_a_statement_of_the_bodys_that_takes_too_long_is_the_bodys(pg: GuardedShop) -> None:
-    """Its own statement_timeout: the connection is as good as before."""
+    """If a statement exceeds the body's statement_timeout, that is the body's own error."""
     runs, queue = [], NotingQueue()
 
     def body(guard: Guard) -> None:

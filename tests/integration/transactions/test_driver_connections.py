@@ -49,7 +49,7 @@ def in_transaction(on: Any) -> bool:
 
 
 def test_effects_and_done_commit_together(shop: GuardedShop, on: Any) -> None:
-    """On the very connection, which is free for more afterwards; a duplicate is answered."""
+    """Effects and DONE commit together on a plain connection, which can be used afterwards."""
 
     def body(guard: Guard) -> None:
         with guard.transaction(on) as given:
@@ -151,7 +151,7 @@ def test_one_that_has_begun_is_refused(shop: GuardedShop, on: Any) -> None:
 def test_one_of_another_database_is_refused(
     shop: GuardedShop, tmp_path: Any, postgres: Any
 ) -> None:
-    """The two could not commit together."""
+    """A connection to another database is refused, because the two could not commit together."""
     if shop.engine.dialect.name == "sqlite":
         other = sqlite3.connect(tmp_path / "other.sqlite")
     else:
@@ -161,7 +161,7 @@ def test_one_of_another_database_is_refused(
 
 
 def test_one_of_another_kind_is_refused(pg_url: str) -> None:
-    """sqlite3's, and a ledger on PostgreSQL."""
+    """A connection of sqlite3 is refused by a ledger on PostgreSQL."""
     shop, other = GuardedShop(pg_url), sqlite3.connect(":memory:")
     shop.refuses(other, "not of the ledger's database")
     other.close()
@@ -169,7 +169,7 @@ def test_one_of_another_kind_is_refused(pg_url: str) -> None:
 
 
 def test_one_that_commits_each_statement_is_refused(pg_url: str) -> None:
-    """Nothing could commit together."""
+    """A connection with autocommit is refused."""
     shop, on = GuardedShop(pg_url), connect(pg_url, autocommit=True)
     shop.refuses(on, "commits each statement")
     on.close()
@@ -177,7 +177,7 @@ def test_one_that_commits_each_statement_is_refused(pg_url: str) -> None:
 
 
 def test_rows_of_the_users_own_kind_stay_theirs(shop: GuardedShop, on: Any) -> None:
-    """dict_row, sqlite3.Row: in the body, and not in the ledger's statements."""
+    """A row factory of the user's applies in the body, and not to the ledger's statements."""
     on.row_factory = sqlite3.Row if isinstance(on, sqlite3.Connection) else dict_row
 
     def body(guard: Guard) -> int:

@@ -50,7 +50,7 @@ def test_a_stale_claim_is_refused_in_any_language(translated: GuardedShop) -> No
 
 
 def test_a_raw_end_of_the_transaction_is_noticed_in_any_language(translated: GuardedShop) -> None:
-    """Also a misuse is told as one."""
+    """A raw end of the transaction is recognized in any language of the server."""
     held = claim(translated)
     with pytest.raises(TransactionUsageError), translated.ledger.transaction(held) as tx:
         tx.db.exec_driver_sql("commit and chain")
@@ -60,7 +60,8 @@ def test_a_raw_end_of_the_transaction_is_noticed_in_any_language(translated: Gua
 
 
 def test_a_transaction_of_psycopgs_that_is_left_open_ends_nothing(pg: GuardedShop) -> None:
-    """psycopg refuses a COMMIT then: nothing is written, and others have a usable connection."""
+    """If a body leaves a transaction of psycopg open, nothing is written, and others get a usable
+    connection."""
     left: list[Any] = []
 
     @pg.tg.guarded(key="order:<order>")
@@ -80,7 +81,7 @@ def test_a_transaction_of_psycopgs_that_is_left_open_ends_nothing(pg: GuardedSho
 
 
 def test_a_listener_may_refuse_a_commit(pg: GuardedShop) -> None:
-    """One for all Engines hears of it before COMMIT: by its error nothing is written."""
+    """A listener of all Engines is called before COMMIT. If it raises, nothing is written."""
     armed: list[str] = []
 
     @pg.tg.guarded(key="order:1")

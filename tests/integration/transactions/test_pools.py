@@ -116,7 +116,8 @@ def test_eighty_threads_take_locks_within_their_transactions(pg: GuardedShop) ->
 def test_a_lock_and_a_body_within_a_transaction_on_any_engine(
     server_url: str, make_shop: Any, kind: str
 ) -> None:
-    """Also where the Engine is the user's, and has one connection."""
+    """Within a transaction, a body can take a lock and run another body, even if the user's Engine
+    has one connection."""
     shop = make_shop(server_url, MAKE_ENGINES[kind](server_url))
 
     @shop.tg.guarded(key="innermost:<n>")
@@ -150,7 +151,8 @@ def test_a_lock_and_a_body_within_a_transaction_on_any_engine(
 
 
 def test_the_user_may_have_the_only_connection_of_the_engine(pg_url: str, make_shop: Any) -> None:
-    """A web handler in its session takes a lock, and calls what has no transaction."""
+    """A handler that has the Engine's only connection can take a lock, and call a body without a
+    transaction."""
     engine = sa.create_engine(pg_url, pool_size=1, max_overflow=0, pool_timeout=60)
     shop = make_shop(pg_url, engine)
 
@@ -198,7 +200,7 @@ def test_connections_are_bounded(pg: GuardedShop, few: int) -> None:
 
 
 def test_one_body_after_the_other_needs_one_connection(pg_url: str, make_shop: Any) -> None:
-    """As a prefork child or a work horse has them: to open one takes longer than a claim."""
+    """A process that runs one body after the other uses one connection."""
     shop = make_shop(pg_url)
 
     @shop.tg.guarded(key="order:<n>")
@@ -296,7 +298,7 @@ def test_a_users_pool_that_is_used_up_is_asked_once(server_url: str, make_shop: 
 
 
 def test_a_forked_child_has_connections_of_its_own(pg_url: str, make_shop: Any) -> None:
-    """Forked within a body's transaction, while the ledger's and renewals' were used."""
+    """A child that is forked within a body's transaction has connections of its own."""
     shop = make_shop(pg_url, sa.create_engine(pg_url, pool_size=1, max_overflow=0))
 
     @shop.tg.guarded(key="inner:<n>")

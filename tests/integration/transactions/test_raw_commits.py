@@ -94,7 +94,7 @@ def test_a_raw_end_before_a_checkpoint_is_noticed(shop: GuardedShop, way: str) -
 def test_it_is_noticed_on_the_users_own(
     pg: GuardedShop, pg_url: str, lent: str, statement: str
 ) -> None:
-    """A Session, or a plain connection of psycopg."""
+    """A raw COMMIT is noticed on a lent session, and on a plain connection of psycopg."""
     engine = sa.create_engine(pg_url)
     plain = pg_url.replace("postgresql+psycopg", "postgresql")
 

@@ -30,7 +30,7 @@ def never(guard: Guard) -> None:
 
 
 def test_a_work_whose_transaction_never_commits_is_failed(pg: GuardedShop) -> None:
-    """And says why: in the record, and to the queue."""
+    """After too many rounds the work is FAILED, and the record and the queue get the reason."""
     for deferrals in range(3):
         assert isinstance(pg.deliver(never, deferrals=deferrals), Deferred)
         assert pg.states == ["NEW"]
