@@ -74,7 +74,7 @@ def test_a_reader_that_goes_away_is_no_error(url: str, tmp_path: Path) -> None:
 
 
 def test_it_says_its_version(capsys: pytest.CaptureFixture[str]) -> None:
-    """As people report it."""
+    """`taskguard --version` prints the version."""
     with pytest.raises(SystemExit) as ended:
         main(["--version"])
     assert ended.value.code == 0
@@ -131,13 +131,13 @@ def test_an_error_names_the_variable(
 
 @pytest.mark.parametrize("option", ["--locks", "--ledger"])
 def test_the_doctor_names_the_option(option: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """In its finding."""
+    """The finding of a wrong URL names the doctor's option."""
     assert main(["doctor", option, "nothing"]) == 1
     assert f"    the settings: {option}: " in capsys.readouterr().out
 
 
 def test_an_age_that_the_help_offers_is_taken(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each of them."""
+    """Each age in the help is accepted."""
     GuardedShop(url).close()
     with pytest.raises(SystemExit):
         main(["purge", "--help"])
@@ -151,7 +151,7 @@ def test_an_age_that_the_help_offers_is_taken(url: str, capsys: pytest.CaptureFi
 def test_a_database_is_named_as_in_its_url(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A file beside the caller is not shown as one at the root, and nothing by its class."""
+    """A database is shown as in its URL: a relative file stays relative."""
     monkeypatch.chdir(tmp_path)
     for url, place in (
         ("sqlite:///here.db", "here.db"),
@@ -180,7 +180,7 @@ def test_lists_of_work_show_no_leaders(url: str, capsys: pytest.CaptureFixture[s
 
 
 def test_dead_work_says_which_holder_vanished(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """In the list and in its record, where no exception tells."""
+    """The list and the record of DEAD work name the process that vanished."""
     shop = GuardedShop(url)
     claimed = shop.ledger.claim(claims.request(max_crashes=1))
     assert isinstance(claimed, Claimed)

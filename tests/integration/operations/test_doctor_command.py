@@ -59,7 +59,7 @@ def ledger_url(sqlite_url: str) -> str:
 
 
 def test_nothing_found(doctor: Doctor, ledger_url: str) -> None:
-    """Each part that was asked is named, and the status is 0."""
+    """Without findings each checked part is named, and the exit status is 0."""
     with servers.Valkey(appendonly="yes") as server:
         status, said = doctor("--locks", server.url, "--ledger", ledger_url)
     assert status == 0
@@ -97,7 +97,7 @@ def test_what_is_away_is_a_finding(doctor: Doctor) -> None:
 
 
 def test_json(doctor: Doctor, sqlite_url: str) -> None:
-    """A list of findings, whose fields are always the same; nothing else is printed."""
+    """With `--json`, a list of findings with fixed fields is printed, and nothing else."""
     dead = f"redis://127.0.0.1:{free_port()}"
     status, said = doctor("--locks", dead, "--ledger", sqlite_url, "--json")
     told = json.loads(said)
@@ -110,7 +110,7 @@ def test_json(doctor: Doctor, sqlite_url: str) -> None:
 
 
 def test_strict(doctor: Doctor) -> None:
-    """A warning exits with 0, and with 1 where it is asked for; a note always with 0."""
+    """A warning exits with 0, and with `--strict` with 1. A note always exits with 0."""
     with servers.Valkey(appendonly="no") as server:  # found without a ledger only
         assert doctor("--locks", server.url)[0] == 0
         assert doctor("--locks", server.url, "--strict")[0] == 1
@@ -130,7 +130,7 @@ def test_strict(doctor: Doctor) -> None:
     ],
 )
 def test_asked_wrongly(doctor: Doctor, words: tuple[str, ...], told: str) -> None:
-    """2, in a sentence, so that CI can tell a mistake of its own."""
+    """A wrong call exits with 2 and one sentence, so that CI can tell it from a finding."""
     status, said = doctor(*words)
     assert status == 2
     assert told in said
@@ -145,7 +145,7 @@ def test_asked_wrongly(doctor: Doctor, words: tuple[str, ...], told: str) -> Non
     ],
 )
 def test_a_wrong_url_is_a_finding(doctor: Doctor, words: tuple[str, ...], told: str) -> None:
-    """Nothing guarded could run with it."""
+    """A wrong URL is an error, because nothing guarded could run."""
     status, said = doctor(*words)
     assert (status, "error: misconfigured" in said, SECRET in said) == (1, True, False)
     assert told in said
@@ -154,7 +154,7 @@ def test_a_wrong_url_is_a_finding(doctor: Doctor, words: tuple[str, ...], told: 
 def test_the_environment_says_what_is_not_given(
     doctor: Doctor, ledger_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As for every command."""
+    """Options that are not given come from the environment."""
     monkeypatch.setenv("TASKGUARD_LEDGER_URL", ledger_url)
     monkeypatch.setenv("TASKGUARD_LOCKS_URL", "memory://")
     status, said = doctor()
@@ -162,7 +162,8 @@ def test_the_environment_says_what_is_not_given(
 
 
 def test_it_leaves_no_connection_open(ledger_url: str, redis_url: str, tmp_path: Path) -> None:
-    """In a process of its own, where each warning is an error."""
+    """The command closes all connections. It runs in a process in which each warning is an
+    error."""
     command = [sys.executable, "-W", "error", "-X", "dev", "-m", "taskguard", "doctor"]
     done = subprocess.run(
         [*command, "--locks", redis_url, "--ledger", ledger_url],
@@ -177,7 +178,7 @@ def test_it_leaves_no_connection_open(ledger_url: str, redis_url: str, tmp_path:
 
 
 def test_locks_in_memory(doctor: Doctor, ledger_url: str) -> None:
-    """Good to know with a ledger; without one every process has its own."""
+    """Locks in memory are a note with a ledger, and a warning without one."""
     assert "note: locks_in_memory" in doctor("--locks", "memory://", "--ledger", ledger_url)[1]
     assert "warning: locks_in_memory" in doctor("--locks", "memory://")[1]
 
@@ -185,7 +186,7 @@ def test_locks_in_memory(doctor: Doctor, ledger_url: str) -> None:
 def test_alembic(
     doctor: Doctor, ledger_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its env.py, in the folder where the command is run, leaves the ledger alone, or not."""
+    """The doctor finds out whether the `env.py` of this folder would drop the ledger's tables."""
     from alembic import command, config
 
     monkeypatch.chdir(tmp_path)
@@ -211,7 +212,7 @@ def test_alembic(
 def test_what_many_tasks_have_is_said_once(
     doctor: Doctor, ledger_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With three of their names; JSON has each."""
+    """A finding of many tasks is printed once, with three names. JSON has each."""
     monkeypatch.setattr("celery._state._on_app_finalizers", set())
     (tmp_path / "many_tasks.py").write_text(
         "from celery import Celery\n"

@@ -76,7 +76,7 @@ def set_for(durable: Postgres, url: str, name: str, value: str) -> Iterator[None
 
 
 def test_nothing_is_found(url: str, make: Make) -> None:
-    """In tables of today, on a server with its defaults."""
+    """New tables on a server with its defaults have no findings."""
     ledger = make(url)
     ledger.claim(claims.request())
     assert found(ledger) == {}
@@ -96,7 +96,7 @@ def test_each_kind_of_database_is_asked(
 
 class TestTables:
     def test_missing(self, url: str, make: Make) -> None:
-        """With the command that makes them."""
+        """Missing tables are an error, with the command that creates them."""
         finding = found(make(url, tables=False))["tables_missing"]
         assert finding.level is Level.ERROR
         assert "taskguard ledger create" in finding.fix
@@ -105,7 +105,7 @@ class TestTables:
     def test_an_index_is_missing(
         self, database: str, request: pytest.FixtureRequest, make: Make
     ) -> None:
-        """A sweep would read the whole table."""
+        """A missing index is a finding, because a sweep would read the whole table."""
         url = request.getfixturevalue(database)
         ledger = make(url)
         on = "" if "mysql" not in url and "mariadb" not in url else " on taskguard_work"
@@ -116,7 +116,7 @@ class TestTables:
         assert "index_missing" not in found(ledger)
 
     def test_an_index_that_was_not_made_to_its_end(self, url: str, make: Make) -> None:
-        """CREATE INDEX CONCURRENTLY was interrupted."""
+        """An invalid index, as after an interrupted CREATE INDEX CONCURRENTLY, is a finding."""
         ledger = make(url)
         say(
             url,
@@ -126,7 +126,7 @@ class TestTables:
         assert "index_missing" in found(ledger)
 
     def test_a_primary_key_is_missing(self, url: str, make: Make) -> None:
-        """As after a restore of the data alone."""
+        """A missing primary key, as after a restore of the data alone, is a finding."""
         ledger = make(url)
         say(url, "alter table taskguard_keys drop constraint taskguard_keys_pkey")
         finding = found(ledger)["primary_key_missing"]
@@ -134,7 +134,7 @@ class TestTables:
 
     @pytest.mark.parametrize("database", DATABASES)
     def test_nobody_purges(self, database: str, request: pytest.FixtureRequest, make: Make) -> None:
-        """Work that ended twice as long ago as any task needs it means that no purge runs."""
+        """Work that ended long ago is a finding, because no purge runs."""
         url = request.getfixturevalue(database)
         ledger = make(url)
         claimed = ledger.claim(claims.request())
@@ -150,7 +150,7 @@ class TestTables:
 
     @pytest.mark.parametrize("database", DATABASES)
     def test_nobody_sweeps(self, database: str, request: pytest.FixtureRequest, make: Make) -> None:
-        """Work that has been overdue for long means that no sweep runs."""
+        """Work that has been overdue for long is a finding, because no sweep runs."""
         url = request.getfixturevalue(database)
         ledger = make(url)
         ledger.enqueue(None, claims.request(call="{}"))
@@ -198,7 +198,7 @@ class TestPrivileges:
         assert "GRANT" in finding.fix
 
     def test_a_table_of_the_users_own_is_not_as_declared(self, url: str, make: Make) -> None:
-        """It is not there."""
+        """A missing table of a GuardedRow is a finding."""
         orders = sa.Table(
             "orders",
             sa.MetaData(),
@@ -244,7 +244,7 @@ class TestSettings:
             ledger.close()
 
     def test_standby(self, make: Make) -> None:
-        """A server in recovery."""
+        """A standby is a finding."""
         need(Postgres)
         with _Standby() as server:
             make(server.create_database("shop")).close()
@@ -258,7 +258,7 @@ class TestSettings:
             ledger.close()
 
     def test_transaction_timeout(self, durable: Postgres, url: str, make: Make) -> None:
-        """Found if it is shorter than a body."""
+        """A transaction_timeout that is shorter than a body is a finding."""
         make(url).close()
         for value, names in (("'20s'", {"transaction_timeout"}), ("'50s'", set())):
             with set_for(durable, url, "transaction_timeout", value):
@@ -322,7 +322,7 @@ class TestMariaDB:
         set_globally("innodb_flush_log_at_trx_commit", "1")
 
     def test_commits(self, mariadb_url: str, make: Make, set_globally: Any) -> None:
-        """Flushed, or once a second."""
+        """Commits that are flushed once a second are a finding."""
         ledger = make(mariadb_url)
         assert found(ledger) == {}
         set_globally("innodb_flush_log_at_trx_commit", "2")
@@ -330,7 +330,7 @@ class TestMariaDB:
         assert "innodb_flush_log_at_trx_commit = 2" in finding.what
 
     def test_read_only(self, mariadb_url: str, make: Make, set_globally: Any) -> None:
-        """A replica, though this user may write there."""
+        """A read-only server is a finding, even if this user may write there."""
         ledger = make(mariadb_url)
         set_globally("read_only", "1")
         assert set(found(ledger)) == {"read_only"}
@@ -339,7 +339,7 @@ class TestMariaDB:
     def test_transaction_timeout(
         self, mariadb_url: str, make: Make, set_globally: Any, name: str
     ) -> None:
-        """A timeout between two statements that is shorter than a body."""
+        """A timeout between two statements that is shorter than a body is a finding."""
         make(mariadb_url).close()
         set_globally(name, "4")
         told = found(make(mariadb_url, tables=False))
@@ -349,7 +349,8 @@ class TestMariaDB:
     def test_what_the_ledger_sets_itself_is_no_finding(
         self, mariadb_url: str, make: Make, set_globally: Any
     ) -> None:
-        """On its own connections; on an Engine of the user's the server's time-out counts."""
+        """A timeout of the server is a finding only on a user's Engine, because the ledger's own
+        connections set theirs."""
         make(mariadb_url).close()
         set_globally("idle_transaction_timeout", "4")
         assert found(make(mariadb_url, tables=False)) == {}
@@ -360,7 +361,8 @@ class TestMariaDB:
 
 class TestSQLite:
     def test_commits(self, sqlite_url: str, make: Make) -> None:
-        """Flushed by connections of the ledger's own; on an Engine of the user's as it says."""
+        """Commits that are not flushed are a finding on a user's Engine. The ledger's own
+        connections flush."""
         assert found(make(sqlite_url)) == {}
         engine = sa.create_engine(sqlite_url)
         sa.event.listen(engine, "connect", _hurry)
@@ -368,7 +370,7 @@ class TestSQLite:
         engine.dispose()
 
     def test_unwritable(self, sqlite_url: str, make: Make) -> None:
-        """A file that is opened for reading."""
+        """A file that cannot be written is a finding."""
         make(sqlite_url).close()
         path = sa.make_url(sqlite_url).database
         ledger = make(f"sqlite:///file:{path}?mode=ro&uri=true", tables=False)
@@ -380,7 +382,7 @@ def _hurry(connection: Any, _record: Any) -> None:
 
 
 def test_a_ledger_that_is_away_is_a_finding() -> None:
-    """Without its password."""
+    """A ledger that is down is a finding, which does not show the password."""
     url = f"postgresql+psycopg://shop:s3cret-horse@127.0.0.1:{free_port()}/shop"
     reports = examine(Configuration(lambda: connect(locks=None, ledger=url)))
     (finding,) = [each for report in reports for each in report.findings]

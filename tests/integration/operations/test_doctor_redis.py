@@ -59,7 +59,7 @@ def of_part(part: str, reports: list[Report]) -> dict[str, Finding]:
 
 
 def test_nothing_is_found_and_nothing_is_left(server: RedisServer, client: Any) -> None:
-    """Each step of a lock was tried, by a key that is gone."""
+    """The check tries each step of a lock, has no findings, and leaves no key."""
     client.config_resetstat()
     assert found(server.url) == {}
     assert client.info("commandstats")["cmdstat_evalsha"]["calls"] >= 5
@@ -67,7 +67,7 @@ def test_nothing_is_found_and_nothing_is_left(server: RedisServer, client: Any) 
 
 
 def test_eviction(server: RedisServer, client: Any) -> None:
-    """A server that throws keys away when it is full; without a limit it never does."""
+    """A server that may evict keys is a finding. Without a memory limit it is none."""
     client.config_set("maxmemory-policy", "allkeys-lru")
     assert found(server.url) == {}
     client.config_set("maxmemory", "1gb")
@@ -85,7 +85,7 @@ def test_no_persistence(server: RedisServer, client: Any, sqlite_url: str) -> No
 
 
 def test_memory_full(server: RedisServer, client: Any) -> None:
-    """No lock can be taken."""
+    """A full server is a finding, because no lock can be taken."""
     client.config_set("maxmemory", "1")
     finding = found(server.url)["lock_server_refuses"]
     assert finding.level is Level.ERROR
@@ -93,7 +93,7 @@ def test_memory_full(server: RedisServer, client: Any) -> None:
 
 
 def test_rights(server: RedisServer, client: Any) -> None:
-    """A user who lacks one of the rights, found by trying; what it may not ask is left out."""
+    """Each missing right is found by a trial. Settings that the user may not read are left out."""
     commands = "evalsha eval get set del exists pexpire pttl time lpush blpop"
     commands += " zadd zcard zrange zrem zscore"
     every = re.findall(r"\w+", commands)
@@ -111,7 +111,7 @@ def test_rights(server: RedisServer, client: Any) -> None:
 
 
 def test_wrong_password() -> None:
-    """And one that is missing; the right one is not told."""
+    """A wrong or missing password is a finding, which does not show the right one."""
     with Valkey(requirepass=SECRET, appendonly="yes") as server:
         assert found(server.url_of(0, password=SECRET)) == {}
         for url in (server.url, server.url_of(0, password="wrong-horse")):
@@ -121,7 +121,7 @@ def test_wrong_password() -> None:
 
 
 def test_replicas() -> None:
-    """One that answers before its replicas know, and one of these."""
+    """A server that answers before its replicas have the write is a finding. So is a replica."""
     with Valkey(appendonly="yes") as master:
         with Valkey(replicaof=f"127.0.0.1 {master.port}", appendonly="yes") as replica:
             replicating = redis.Redis(port=replica.port, protocol=2)
@@ -136,7 +136,7 @@ def test_replicas() -> None:
 
 
 def test_cluster_mode() -> None:
-    """A node of a Cluster is no single server."""
+    """A node of a Redis Cluster is a finding, because it is no single server."""
     with Valkey(cluster_enabled="yes", appendonly="yes") as node:
         finding = found(node.url)["cluster_mode"]
         assert finding.level is Level.ERROR
@@ -166,30 +166,30 @@ class TestQueueServer:
         return examined
 
     def test_nothing_is_found(self, server: RedisServer, client: Any, examined: Any) -> None:
-        """With persistence and without eviction."""
+        """A server with persistence and without eviction has no findings."""
         assert examined(server.url) == {}
 
     def test_eviction_and_persistence(
         self, server: RedisServer, client: Any, examined: Any
     ) -> None:
-        """Messages are thrown away, or end with the server."""
+        """A server that evicts or loses messages is a finding."""
         client.config_set("appendonly", "no")
         client.config_set("maxmemory", "1gb")
         client.config_set("maxmemory-policy", "volatile-lru")
         assert set(examined(server.url)) == {"queue_eviction", "queue_no_persistence"}
 
     def test_replica(self, examined: Any) -> None:
-        """It takes no messages."""
+        """A replica is a finding, because it takes no messages."""
         with Valkey(replicaof=f"127.0.0.1 {free_port()}", appendonly="yes") as replica:
             assert set(examined(replica.url)) == {"queue_replica"}
 
     def test_away(self, examined: Any) -> None:
-        """Without its password."""
+        """A server that is down is a finding, which does not show the password."""
         finding = examined(f"redis://:{SECRET}@127.0.0.1:{free_port()}/0")["queue_server_away"]
         assert SECRET not in str(finding)
 
     def test_what_is_no_redis_of_ours_is_left_out(self, examined: Any) -> None:
-        """kombu knows URLs that redis-py does not."""
+        """A URL that kombu knows and redis-py does not is left out."""
         assert examined("redis://a:1;redis://b:1/0") == {}
 
 
@@ -203,12 +203,12 @@ class TestLeases:
         return [(each.name, each.level, each.where) for each in found]
 
     def test_a_ttl_that_is_made_longer(self) -> None:
-        """A note with the tasks whose it is."""
+        """If a lock server makes a ttl longer, a note names the tasks."""
         assert self.judge(Traits(min_ttl_s=10.0)) == [("ttl_raised", Level.NOTE, "the tasks ship")]
         assert self.judge(Traits(min_ttl_s=5.0)) == []
 
     def test_a_ttl_below_the_time_of_a_fail_over(self) -> None:
-        """At the worst two thirds of a lease are left: 4 s of 6 s."""
+        """A ttl is a finding if two thirds of it are shorter than a failover."""
         assert self.judge(Traits(failover_s=4.0)) == []
         assert self.judge(Traits(failover_s=5.0), has_ledger=True) == []
         assert self.judge(Traits(failover_s=5.0), has_ledger=False) == [

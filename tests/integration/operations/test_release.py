@@ -103,7 +103,7 @@ class TestLocksOnly:
         assert tg.release(KEY, owner=busy.value.owner)
 
     def test_a_shared_key_is_taken_from_all_or_from_one(self, tg: taskguard.TaskGuard) -> None:
-        """All who share it at that moment; with `owner=` that one alone."""
+        """A shared key is released for all its holders, or for the one that `owner=` names."""
         owners = [dead(tg.runner.locks, limit=3, message=f"m{number}") for number in range(3)]
         assert tg.release(KEY, owner=str(owners[0]))
         assert {each.owner for each in tg.released(KEY)} == set(owners[1:])
@@ -121,7 +121,8 @@ class TestLocksOnly:
         assert [each.owner for each in locks.holders(KEY)] == [other]
 
     def test_with_and_without_the_namespace(self, connect: Connect) -> None:
-        """The key is this application's in either case, and never another one's."""
+        """A key may be given with or without the namespace. Another application's key is never
+        released."""
         locks = MemoryLocks()
         tg, other = connect(locks, namespace="shop"), connect(locks)
         with pytest.raises(LeaseLostError), tg.lock(KEY):
@@ -134,7 +135,8 @@ class TestLocksOnly:
         assert other.release(KEY)
 
     def test_as_lock_takes_it_and_as_errors_show_it(self, tg: taskguard.TaskGuard) -> None:
-        """A key with characters that are escaped, or that is shortened."""
+        """A key may be given as `tg.lock()` takes it, and as errors show it: escaped or
+        shortened."""
         for key in ("a b/100%", "x" * 300):
             for shown in (False, True):
                 with pytest.raises(LeaseLostError), tg.lock(key, ttl_s=600.0) as lease:
@@ -157,7 +159,7 @@ class TestWithLedger:
         return make_shop(url, locks=MemoryLocks())
 
     def test_both_are_released(self, shop: GuardedShop) -> None:
-        """The next delivery runs at once; the late holder's commit is refused."""
+        """The next delivery runs at once, and the late holder's commit is refused."""
         runs: list[int] = []
 
         def body(guard: Guard) -> None:
@@ -184,7 +186,7 @@ class TestWithLedger:
         assert not shop.tg.release(KEY)
 
     def test_all_slots_of_a_key(self, shop: GuardedShop) -> None:
-        """`limit=3`: the key is taken from each holder of a slot, or from the one that is named."""
+        """With `limit=3`, the key is released for each holder of a slot, or for the named one."""
         inside: list[str] = []
 
         @shop.tg.guarded(key="account:1", once_per="charge:<number>", limit=2)
@@ -229,7 +231,7 @@ def test_a_killed_holder_is_released_from_a_shell(
 def test_the_command_releases_in_a_ledger_as_well(
     url: str, make_shop: Callable[..., GuardedShop], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With `--ledger` alone, where no lock server is used."""
+    """With `--ledger` alone, the command releases a key in the ledger."""
     shop = make_shop(url)
 
     def body(guard: Guard) -> None:
@@ -240,7 +242,7 @@ def test_the_command_releases_in_a_ledger_as_well(
 
 
 def test_a_session_lock_is_its_sessions_own(pg_url: str, connect: Connect) -> None:
-    """Advisory locks: the error says that the session has to end, and nothing is changed."""
+    """An advisory lock cannot be released. The error says that its session has to end."""
     scheme, _, rest = pg_url.partition("://")
     locks = f"{scheme.partition('+')[0]}+advisory://{rest}"
     first, second = connect(locks, pg_url), connect(locks, pg_url)

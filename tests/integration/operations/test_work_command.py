@@ -135,7 +135,7 @@ def test_who_waits_is_listed(
 def test_what_is_done_or_in_progress_stays_so(
     shop: GuardedShop, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A requeue takes no claim away, and repeats no effect."""
+    """A requeue changes neither done work nor running work."""
     claimed = shop.ledger.claim(request())
     assert isinstance(claimed, Claimed)
     assert main(["work", "requeue", WORK, "--reason", "?", "--url", url]) == 1
@@ -147,7 +147,7 @@ def test_what_is_done_or_in_progress_stays_so(
 
 
 def test_a_revoked_work_may_be_let_run_again(shop: GuardedShop, url: str) -> None:
-    """FAILED for good is a person's word, too."""
+    """Revoked work can be requeued."""
     claimed = shop.ledger.claim(request())
     assert isinstance(claimed, Claimed)
     assert shop.ledger.revoke(WORK, message="m")
@@ -161,7 +161,7 @@ def test_a_revoked_work_may_be_let_run_again(shop: GuardedShop, url: str) -> Non
 def test_all_that_is_known_is_shown(
     shop: GuardedShop, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Times for people, and a dash for what is not there."""
+    """`show` prints readable times, and a dash for missing values."""
     die(shop)
     assert main(["work", "show", WORK, "--url", url]) == 0
     shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
@@ -173,7 +173,7 @@ def test_all_that_is_known_is_shown(
 def test_a_work_that_does_not_exist_is_said(
     shop: GuardedShop, url: str, action: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With the command that shows what there is."""
+    """If the work does not exist, the error names the command that lists work."""
     assert main(["work", *action, "nothing", "--url", url]) == 1
     said = capsys.readouterr().err
     assert "There is no work 'nothing'. List work with `taskguard work list`" in said
@@ -184,7 +184,7 @@ def test_a_work_that_does_not_exist_is_said(
 def test_the_list_is_of_the_state_that_was_asked_for(
     shop: GuardedShop, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With the error, and no more than the limit."""
+    """The list has work of the given state, with its error, up to the limit."""
 
     def fail(guard: Guard) -> Any:
         raise ZeroDivisionError("by zero")
@@ -200,7 +200,8 @@ def test_the_list_is_of_the_state_that_was_asked_for(
 def test_a_requeue_whose_commit_got_no_answer_is_one(
     shop: GuardedShop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Asked once more it finds its own work; a text that no database takes is no obstacle."""
+    """A requeue whose COMMIT got no answer is repeated, and finds its own result. Its reason may
+    have any characters."""
     die(shop)
     transaction = shop.ledger._database.transaction
     answers = iter([False])
@@ -220,7 +221,7 @@ def test_a_requeue_whose_commit_got_no_answer_is_one(
 def test_an_error_of_several_lines_is_one_in_the_list(
     shop: GuardedShop, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The rest is in `show`."""
+    """The list shows the first line of an error, and `show` the rest."""
     claimed = shop.ledger.claim(request())
     assert isinstance(claimed, Claimed)
     shop.ledger.fail(claimed.claim, "first\nsecond")
@@ -233,7 +234,8 @@ def test_an_error_of_several_lines_is_one_in_the_list(
 def test_a_requeued_work_whose_call_is_stored_is_sent_by_the_sweep(
     shop: GuardedShop, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The command says so, and the ledger has it as overdue."""
+    """Requeued work with a stored message is overdue, and the command says that a sweep sends
+    it."""
     claimed = shop.ledger.claim(dataclasses.replace(request(), call='{"queue": "test"}'))
     assert isinstance(claimed, Claimed)
     shop.ledger.fail(claimed.claim, "boom")

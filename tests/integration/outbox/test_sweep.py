@@ -97,7 +97,8 @@ def put_orders(rig: SweepRig, *orders: str) -> None:
 
 @on_each_database
 def test_what_is_overdue_is_sent_once_and_again_after_a_while(rig: SweepRig) -> None:
-    """In pages; a second sweep finds nothing, until the messages count as lost again."""
+    """A sweep sends overdue work in pages. A second one sends nothing until the messages count as
+    lost again."""
     put_orders(rig, "1", "2", "3", "4", "5")
     assert rig.sweep(batch=2) == Swept(sent=5)
     assert rig.sweep() == Swept()
@@ -194,7 +195,7 @@ def test_a_transaction_on_another_database_is_refused(
 
 @on_each_database
 def test_a_transaction_on_the_ledgers_database_is_taken_by_whatever_engine(rig: SweepRig) -> None:
-    """The ledger's own, another by its URL, one whose transactions keep their snapshot."""
+    """A transaction of any Engine of the ledger's database is accepted."""
     url = rig.engine.url
     with rig.ledger._database.engine.connect() as db, db.begin():
         rig.enqueue(db, "1")  # published by a sweep
@@ -214,7 +215,8 @@ def test_a_transaction_on_the_ledgers_database_is_taken_by_whatever_engine(rig: 
 
 @on_each_database
 def test_the_ledgers_mark_survives_a_purge_and_tables_that_are_made_anew(rig: SweepRig) -> None:
-    """Processes have remembered it."""
+    """The ledger's mark, which processes remember, survives a purge and a second creation of the
+    tables."""
     for number, change in enumerate(("nothing", "purged", "made anew")):
         if change == "purged":
             rig.ledger.purge(older_than_s=3600.0)
@@ -227,7 +229,7 @@ def test_the_ledgers_mark_survives_a_purge_and_tables_that_are_made_anew(rig: Sw
 
 
 def test_a_holder_that_vanished_is_found(rig: SweepRig) -> None:
-    """Its lease has run out and its broker has forgotten the message."""
+    """A sweep finds work whose lease has expired."""
 
     class Gone(BaseException):
         pass
@@ -248,7 +250,8 @@ def test_a_holder_that_vanished_is_found(rig: SweepRig) -> None:
 def test_one_call_that_cannot_be_sent_holds_up_no_other(
     rig: SweepRig, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is logged, counted, and tried again in a while."""
+    """A message that cannot be sent is logged and counted, and is tried again later. The others are
+    sent."""
     put_orders(rig, "1", "2", "3")
     with rig.engine.begin() as db:
         db.execute(sa.update(WORK).where(WORK.c.id == "ship order:2").values(call="{"))
@@ -262,7 +265,7 @@ def test_one_call_that_cannot_be_sent_holds_up_no_other(
 
 
 def test_a_broker_that_is_away_is_not_asked_for_every_work(rig: SweepRig) -> None:
-    """After ten refusals in a row the rest waits for another sweep, and no message is lost."""
+    """After ten refusals in a row a sweep ends, and no message is lost."""
     orders = [str(order) for order in range(100, 130)]
     put_orders(rig, *orders)
     rig.refused = set(orders[2:])
@@ -274,7 +277,8 @@ def test_a_broker_that_is_away_is_not_asked_for_every_work(rig: SweepRig) -> Non
 
 
 def test_calls_that_cannot_be_sent_hold_up_no_other(rig: SweepRig) -> None:
-    """Only the connection's errors mean that the broker is away; the rest is each call's own."""
+    """Only errors of the connection mean that the broker is down. Other errors belong to one
+    message."""
     bad, good = [str(order) for order in range(100, 130)], [str(order) for order in range(200, 205)]
     put_orders(rig, *bad, *good)
     send = rig.send
@@ -348,7 +352,7 @@ def test_a_call_that_is_sent_in_vain_is_failed_in_the_end(rig: SweepRig) -> None
 
 
 def test_a_message_that_comes_after_all_is_run(rig: SweepRig) -> None:
-    """FAILED by a sweep is not final: the queue was slow, and had it all the time."""
+    """Work that a sweep has failed still runs if its message arrives."""
     put_orders(rig, "1")
     assert rig.sweep(max_sends=1) == Swept(sent=1)
     rig.pass_time()
@@ -361,7 +365,7 @@ def test_a_message_that_comes_after_all_is_run(rig: SweepRig) -> None:
 
 @on_each_database
 def test_what_was_claimed_meanwhile_is_not_failed(rig: SweepRig) -> None:
-    """The sweep has read the work, and its holder has it now."""
+    """A sweep does not fail work that was claimed after the sweep read it."""
     put_orders(rig, "1")
     (found,) = rig.ledger.overdue(limit=1)
 
@@ -396,7 +400,7 @@ class Batches:
 
 
 def test_what_a_batch_carried_is_noted_when_it_was_taken(rig: SweepRig) -> None:
-    """Not before: while it ends, all of it is still overdue."""
+    """Messages of a batch count as sent after the broker has accepted the batch."""
     put_orders(rig, "1", "2", "3")
     batches = Batches(rig, refused=False)
     overdue: list[int] = []
@@ -443,7 +447,7 @@ def test_a_batch_that_fails_sends_no_other_queues_messages_twice(rig: SweepRig) 
 
 
 def test_a_broker_that_takes_no_batch_is_not_asked_for_every_work(rig: SweepRig) -> None:
-    """It gives up as without batches, and nothing counts as sent."""
+    """If a broker accepts no batch, the sweep gives up, and nothing counts as sent."""
     orders = [str(order) for order in range(100, 130)]
     put_orders(rig, *orders)
     rig.refused = set(orders)
@@ -482,7 +486,7 @@ def test_one_sweeps_at_a_time(rig: SweepRig) -> None:
 
 
 def test_without_a_ledger_there_is_nothing_to_sweep() -> None:
-    """An error that says what is missing."""
+    """Without a ledger a sweep raises an error that says what is missing."""
     runtime = taskguard.connect(locks="memory://", ledger=None)
     with pytest.raises(ConfigurationError, match="TASKGUARD_LEDGER_URL"):
         Sweeper(runtime, {}).sweep()
@@ -492,7 +496,7 @@ def test_without_a_ledger_there_is_nothing_to_sweep() -> None:
 
 
 def test_a_session_that_commits_sends(rig: SweepRig) -> None:
-    """At once, after the commit; a sweep has nothing left to do."""
+    """Work is sent right after the session's commit."""
     with orm.Session(rig.engine) as session:
         rig.enqueue(session)
         assert rig.sent == []
@@ -523,7 +527,8 @@ def test_a_session_that_does_not_commit_sends_nothing(rig: SweepRig, how: str) -
 
 @on_each_database
 def test_what_a_savepoint_took_back_is_not_sent(rig: SweepRig) -> None:
-    """And what one kept is sent after the outermost commit, not before."""
+    """Work of a savepoint that was rolled back is not sent. Other work is sent after the outer
+    commit."""
     with orm.Session(rig.engine) as session:
         with session.begin_nested() as inner:
             rig.enqueue(session, "1")
@@ -553,7 +558,8 @@ def test_on_a_connection_it_is_sent_by_hand_or_by_a_sweep(rig: SweepRig) -> None
 
 
 def test_a_broker_that_is_away_after_the_commit_loses_nothing(rig: SweepRig) -> None:
-    """The commit stands, the caller is not troubled, a sweep sends."""
+    """If the broker is down after the commit, the caller gets no error, and a sweep sends the
+    work."""
     rig.refused = {"1"}
     with orm.Session(rig.engine) as session, session.begin():
         rig.enqueue(session)
@@ -564,7 +570,8 @@ def test_a_broker_that_is_away_after_the_commit_loses_nothing(rig: SweepRig) -> 
 
 
 def test_without_a_session_the_work_is_committed_first(rig: SweepRig) -> None:
-    """Also where the broker is away: the caller is not troubled, a sweep sends."""
+    """Without a session the work is committed first, and then sent. If the broker is down, a sweep
+    sends it."""
     rig.enqueue(None, "1")
     assert rig.sent == [("1", 0, 0)]
     rig.refused = {"2"}
@@ -577,7 +584,8 @@ def test_without_a_session_the_work_is_committed_first(rig: SweepRig) -> None:
 
 
 def test_a_message_of_work_that_is_known_is_sent_for_its_answer(rig: SweepRig) -> None:
-    """Its caller waits for the result of that very message; nothing is run twice."""
+    """A second message of known work is sent, because its caller waits for it. It gets the
+    answer."""
     with orm.Session(rig.engine) as session:
         rig.enqueue(session, "1", "first")
         session.commit()
@@ -591,7 +599,7 @@ def test_a_message_of_work_that_is_known_is_sent_for_its_answer(rig: SweepRig) -
 
 
 def test_in_a_guarded_body_it_commits_with_done(rig: SweepRig) -> None:
-    """On `guard.db` and on a Session that is bound to it; not if the transaction is refused."""
+    """Work that a body enqueues commits with DONE, on `guard.db` and on a Session bound to it."""
 
     def body(guard: Guard) -> None:
         with guard.transaction() as db:
@@ -615,7 +623,7 @@ def test_in_a_guarded_body_it_commits_with_done(rig: SweepRig) -> None:
 
 
 def test_a_scoped_session_is_its_session(rig: SweepRig) -> None:
-    """As Flask and others hand it out."""
+    """A scoped session is accepted."""
     session = orm.scoped_session(orm.sessionmaker(rig.engine))
     rig.enqueue(session)
     session.commit()
@@ -624,13 +632,14 @@ def test_a_scoped_session_is_its_session(rig: SweepRig) -> None:
 
 
 def test_what_is_no_session_is_refused(rig: SweepRig) -> None:
-    """An engine has no transaction that the work could be part of."""
+    """An Engine is refused, because it has no transaction."""
     with pytest.raises(ConfigurationError, match="Session or Connection"):
         rig.enqueue(rig.engine)
 
 
 def test_after_commit_is_called_for_what_committed(rig: SweepRig) -> None:
-    """A checkpoint's and the transaction's, in turn; never for one that was rolled back."""
+    """`guard.after_commit()` is called after each commit of a checkpoint or a transaction, and not
+    after a rollback."""
     called: list[str] = []
 
     def body(guard: Guard) -> None:
@@ -648,7 +657,7 @@ def test_after_commit_is_called_for_what_committed(rig: SweepRig) -> None:
 
 
 def test_calls_that_can_never_be_sent_hold_up_no_other(rig: SweepRig) -> None:
-    """However many: they go behind the others, and are tried again in a while."""
+    """Messages that can never be sent go behind the others, and are tried again later."""
     poison = [str(order) for order in range(100, 125)]
     put_orders(rig, *poison)
     put_orders(rig, "200")
@@ -670,7 +679,7 @@ def test_a_sweep_ends(rig: SweepRig) -> None:
 
 @on_each_database
 def test_a_savepoint_takes_back_the_message_of_work_that_is_known(rig: SweepRig) -> None:
-    """It failed before, so that it is on record whatever becomes of the savepoint."""
+    """If a savepoint is rolled back, the earlier record of its work is unchanged."""
 
     def fail(guard: Guard) -> None:
         raise ZeroDivisionError
@@ -692,7 +701,8 @@ def test_a_savepoint_takes_back_the_message_of_work_that_is_known(rig: SweepRig)
 @on_each_database
 @pytest.mark.parametrize("on", ["session", "connection"])
 def test_in_a_guarded_transaction_on_ones_own_it_commits_with_done(rig: SweepRig, on: str) -> None:
-    """Sent once, after DONE; and not if the block is left by an error."""
+    """On a lent session or connection, work is sent once after DONE. After an error it is not
+    sent."""
     own: Any = orm.Session(rig.engine) if on == "session" else rig.engine.connect()
 
     def body(guard: Guard) -> None:
@@ -718,7 +728,7 @@ def test_in_a_guarded_transaction_on_ones_own_it_commits_with_done(rig: SweepRig
 
 
 def test_an_error_after_the_commit_takes_nothing_back(rig: SweepRig) -> None:
-    """It is the body's; DONE stands, and what is not sent a sweep sends."""
+    """An error after the commit is the body's. DONE stays, and a sweep sends what was not sent."""
 
     def body(guard: Guard) -> None:
         with guard.transaction() as db:

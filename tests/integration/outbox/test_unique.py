@@ -74,7 +74,8 @@ def test_in_a_session_nothing_is_sent_for_the_second(rig: Rig, duplicate: str) -
 
 
 def test_on_a_connection_of_its_own_it_is_stored_until_it_is_sent(rig: Rig) -> None:
-    """Nothing hears of that connection's COMMIT. A broker that is down sends nothing, either."""
+    """On a plain connection the work is stored until the caller or a sweep sends it, because its
+    COMMIT is not noticed."""
     with rig.engine.connect() as db:
         placed = rig.put(db, "a", "answer")
         placed()  # too early: the sweep's connection does not see it
@@ -108,7 +109,7 @@ def test_refused_it_writes_nothing_and_the_session_goes_on(rig: Rig) -> None:
 
 @on_each_database
 def test_a_savepoint_takes_a_replacement_back(rig: Rig) -> None:
-    """The older call stands, and its message runs."""
+    """If a savepoint is rolled back, the older message runs."""
     with orm.Session(rig.engine) as session:
         rig.put(session, "a", "replace")
         session.commit()
@@ -144,7 +145,7 @@ def test_on_a_connection_a_replacement_is_sent_by_hand_or_by_a_sweep(rig: Rig) -
 
 @on_each_database
 def test_in_a_guarded_body_a_replacement_commits_with_done(rig: Rig) -> None:
-    """If the body fails, the older call stands."""
+    """A replacement in a body commits with DONE. If the body fails, the older message runs."""
     rig.put(None, "a", "replace")
 
     def body(guard: Guard, *, fails: bool) -> None:
@@ -164,7 +165,8 @@ def test_in_a_guarded_body_a_replacement_commits_with_done(rig: Rig) -> None:
 
 
 def test_who_would_attach_to_other_arguments_is_told(rig: Rig) -> None:
-    """The result would be theirs; the newest arguments may replace them."""
+    """An enqueue with other arguments cannot attach: its error names `duplicate="replace"`, which
+    works."""
     rig.put(None, "a", "attach", fingerprint="1")
     with pytest.raises(FingerprintMismatchError, match=r'stands there.*duplicate="replace"'):
         rig.put(None, "b", "attach", fingerprint="2")
@@ -174,7 +176,7 @@ def test_who_would_attach_to_other_arguments_is_told(rig: Rig) -> None:
 
 
 def test_a_message_that_was_sent_too_often_does_not_bury_its_replacement(rig: Rig) -> None:
-    """The newer one begins anew."""
+    """The count of a message's sendings does not apply to its replacement."""
     rig.put(None, "a", "replace")
     for _ in range(2):
         rig.pass_time()
@@ -186,7 +188,7 @@ def test_a_message_that_was_sent_too_often_does_not_bury_its_replacement(rig: Ri
 
 
 def test_what_is_no_duplicate_is_refused(rig: Rig) -> None:
-    """And a message that is work of its own has none."""
+    """An unknown `duplicate=` is refused. So is any of them if each message is work of its own."""
     with pytest.raises(ConfigurationError, match="duplicate='once': give one of answer, attach"):
         rig.put(None, "a", "once")
     with pytest.raises(ConfigurationError, match="so no two are the same"):
