@@ -61,33 +61,6 @@ def test_a_redelivery_during_the_body_does_not_run_twice_nor_get_lost(make_shop:
     assert shop.effects() == Counter({"9": 1})
 
 
-@pytest.mark.once
-def test_a_task_id_that_is_used_twice_runs_both_works(shop: Any) -> None:
-    """If a task id is used for another order, the second message is not taken for a deferral of the
-    first."""
-    shop.tasks.ship.apply_async([1, shop.tasks.UNTIL_GO])
-    with shop.worker(concurrency=2) as worker:
-        shop.wait_for_steps("began")
-        shop.tasks.ship.apply_async([1], task_id="twice")
-        wait_until(lambda: "deferred" in worker.text(), message="it is put off")
-        shop.tasks.ship.apply_async([2], task_id="twice")
-        shop.wait_for_effects(1)
-        shop.let_go()
-        shop.wait_for_effects(2)
-        shop.wait_for_quiet()
-    assert shop.effects() == Counter({"1": 1, "2": 1})
-
-
-def test_a_task_id_that_is_used_twice_is_two_messages_of_two_keys(shop: Any) -> None:
-    """With `once_per="message"`, two messages with one task id and two keys both run."""
-    with shop.worker():
-        for x in (1, 2):
-            shop.tasks.add.apply_async([x, 10], task_id="twice")
-            shop.wait_for_steps("added", x)
-        shop.wait_for_quiet()
-    assert [step.item for step in shop.steps("added")] == ["1", "2"]
-
-
 def test_a_task_id_that_is_sent_again_after_its_retries_is_run(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

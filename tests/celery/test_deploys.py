@@ -56,35 +56,6 @@ def test_a_redelivery_after_a_deploy_that_does_not_say_what_was_is_told_of(make_
     assert "formerly=" in said
 
 
-def test_workers_before_and_after_a_deploy_exclude_each_other(shop: Any) -> None:
-    """If workers with both guards share a queue, each order has one effect."""
-    orders = range(6)
-    with (
-        shop.worker({"SHOP_GUARD": "former"}) as former,
-        shop.worker({"SHOP_GUARD": "new"}) as new,
-    ):
-        results = {order: [] for order in orders}
-        for order in orders:
-            for message in ("a", "b"):
-                task_id = f"{order}-{message}"
-                shop.publish_raw(shop.tasks.deployed, [order, 0.5], times=3, task_id=task_id)
-                results[order].append(shop.tasks.app.AsyncResult(task_id))
-        told = {
-            order: {each.get(timeout=patience_s()) for each in results[order]} for order in orders
-        }
-
-        def both_had_some() -> bool:
-            """One that was slow to begin gets duplicates until then."""
-            shop.publish_raw(shop.tasks.deployed, [0, 0.5], times=2, task_id="0-a")
-            return bool(former.handled() and new.handled())
-
-        wait_until(both_had_some, interval_s=1.0, message="both had some")
-        shop.wait_for_quiet()
-    assert shop.effects() == Counter(map(str, orders))
-    assert len(shop.steps("began")) == len(orders)
-    assert all(len(each) == 1 for each in told.values()), told
-
-
 def test_a_line_goes_on_over_a_deploy(make_shop: Any) -> None:
     """Messages run in the order in which they were sent, whichever worker parked them.
 

@@ -1,4 +1,4 @@
-"""A body whose lease is lost: told by `guard.lost` and `check()`, or interrupted."""
+"""A body that is interrupted when its lease is lost."""
 
 from __future__ import annotations
 
@@ -36,17 +36,3 @@ def test_a_body_that_is_to_be_interrupted_ends_when_its_lease_is_lost(shop: Any,
         assert result.get(timeout=patience_s()) is None
         wait_until(lambda: "lost after" in worker.text(), message="the event")
     assert shop.effects() == Counter({"1": 1})
-
-
-@pytest.mark.usefixtures("short_leases")
-def test_a_body_that_looks_is_told_that_its_lease_is_lost(shop: Any) -> None:
-    """`guard.lost` is set and `check()` raises. If the body swallows that, its return value is no
-    answer."""
-    result = shop.tasks.watchful.delay(2)
-    with shop.worker():
-        shop.wait_for_steps("began")
-        take_away(shop, 2)
-        shop.wait_for_steps("told")
-        shop.wait_for_effects(1)
-        assert result.get(timeout=patience_s()) == "done"
-    assert shop.effects() == Counter({"2": 1})

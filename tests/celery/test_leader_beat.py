@@ -150,27 +150,6 @@ def test_a_beat_that_is_told_to_stop_is_followed_at_once(beats: Beats) -> None:
     assert sum(beats.shop.effects().values()) == sent >= 6
 
 
-def test_what_was_due_while_nobody_led_is_sent_once(beats: Beats) -> None:
-    """A new leader sends an overdue entry once, by the ledger's record."""
-    entries = {
-        "often": {"task": "shop.each", "schedule": EVERY_S, "args": ["often"]},
-        "rare": {"task": "shop.each", "schedule": 4.0, "args": ["rare"]},
-        "never": {"task": "shop.each", "schedule": 3600.0, "args": ["never"]},
-    }
-    first = beats.start(entries=entries)
-    wait_until(lambda: "due task rare" in first.text(), message="sent once")
-    assert first.terminate() == 0
-    was_s = time.monotonic()
-    wait_until(lambda: time.monotonic() > was_s + 4.0)
-    second = beats.start(entries=entries)
-    wait_until(lambda: second.text().count("due task often") >= 2, message="sends")
-    # Not what came later: it is due once more after 4 s.
-    until_then = "".join(second.text().split("due task often")[:2])
-    assert until_then.count("due task rare") == 1
-    assert "due task never" not in first.text() + second.text()
-    assert second.terminate() == 0
-
-
 @pytest.mark.once
 def test_servers_that_are_away_end_no_beat(
     make_shop: Callable[..., Any], spare_valkey: Any, database_server: Any

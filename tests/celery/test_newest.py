@@ -6,7 +6,6 @@ import time
 from typing import Any
 
 import pytest
-import redis
 import sqlalchemy as sa
 from celery import chain, chord, group
 from celery.exceptions import ChordError, TaskRevokedError
@@ -123,39 +122,4 @@ class TestSupersede:
             began(shop, 1)
             assert shop.tasks.supersede_at_once.delay("a", 2).get(timeout=patience_s()) == 2
             assert superseded(shop, first)
-            expect(shop, 2)
-
-    @pytest.mark.once
-    @pytest.mark.parametrize("locks", ["emptied", "away"])
-    def test_without_the_lock_servers_word(
-        self, make_shop: Any, spare_valkey: Any, locks: str
-    ) -> None:
-        """If the lock server is emptied or down, the newest message commits, and the older one does
-        not."""
-        shop = make_shop(SHOP_LOCKS=spare_valkey.url_of(1))
-        task = shop.tasks.supersede
-        with shop.worker(concurrency=2):
-            first = task.delay("a", 1, HOLDS_S)
-            began(shop, 1)
-            if locks == "emptied":
-                with redis.Redis.from_url(shop.environment["SHOP_LOCKS"]) as client:
-                    client.flushall()
-            else:
-                spare_valkey.stop()
-            second = task.delay("a", 2)
-            assert second.get(timeout=patience_s()) == 2
-            assert superseded(shop, first)
-            expect(shop, 2)
-
-    def test_an_older_one_that_comes_late(self, shop: Any) -> None:
-        """An older message does not supersede the newer one that runs."""
-        sent_s = time.time()
-        with shop.worker(concurrency=2):
-            newer = shop.tasks.supersede.delay("a", 2, HOLDS_S)
-            began(shop, 2)
-            older = shop.tasks.supersede.apply_async(("a", 1), **sent_at(sent_s))
-            assert superseded(shop, older)
-            assert not newer.ready()
-            shop.go()
-            assert newer.get(timeout=patience_s()) == 2
             expect(shop, 2)

@@ -25,15 +25,6 @@ def test_the_same_message_fifty_times_runs_one_body(shop: Any) -> None:
     assert len(shop.steps("began")) == 1
 
 
-def test_many_orders_many_times_each_ships_once_and_everybody_is_answered(shop: Any) -> None:
-    """Later messages of an order get the stored result."""
-    results = [shop.tasks.ship.delay(order) for order in range(10) for _ in range(3)]
-    with shop.worker():
-        answers = [result.get(timeout=patience_s()) for result in results]
-    assert answers == [{"order": order} for order in range(10) for _ in range(3)]
-    assert shop.effects() == Counter({str(order): 1 for order in range(10)})
-
-
 def test_a_warm_shutdown_finishes_the_body(shop: Any) -> None:
     """After SIGTERM a worker finishes and acknowledges its message."""
     result = shop.tasks.ship.delay(3, 2)

@@ -105,16 +105,6 @@ def test_a_job_that_is_used_again_is_not_too_old(office: Any, options: Any) -> N
     assert failed(job) is ("MessageTooOldError" in str(job.latest_result().exc_string))
 
 
-def test_a_requeue_is_the_same_message(office: Any) -> None:
-    """A finished job that is put into its queue again gets the stored answer."""
-    job = office.queue.enqueue(book, 2)
-    office.worker()
-    office.wait_for(lambda: finished(job), "finished")
-    office.connection.rpush(office.queue.key, job.id)
-    office.wait_for(lambda: len(job.results()) == 2, "answered once more")
-    assert office.effects() == Counter({"2": 1})
-
-
 def test_a_record_written_back_as_it_once_was_loses_nothing(office: Any) -> None:
     """A deferral survives if RQ saves an older copy of the job's record."""
     with office.holding("invoice:9"):

@@ -6,12 +6,11 @@ contract suite. Each change happens at one moment, over locked rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from simulation.stored_calls import is_untold, may_park, stands, to_send, waits_again
+from simulation.stored_calls import Rows, is_untold, may_park, stands, to_send, waits_again
 from taskguard.ledger.decisions import Records
 from taskguard.ledger.lines.newest import mark_of
 from taskguard.ledger.lines.park import position_of
@@ -42,23 +41,9 @@ class KeyRow:
     stamp: int | None = None
 
 
-class _Rows(Protocol):
+class _Rows(Rows, Protocol):
     """The parts of the ledger that this module uses."""
 
-    keys: dict[str, KeyRow]
-    work_items: dict[str, Work]
-    numbers: dict[tuple[str, str | None], tuple[int, int]]
-
-    def now_us(self) -> int: ...
-    def is_locked(self, row: tuple[str, str | None]) -> bool: ...
-    def is_held(self, key: str) -> bool: ...
-    def new_work(self, request: ClaimRequest, **values: Any) -> Work: ...
-    def locking(
-        self, by: object, rows: Sequence[tuple[str, str | None]]
-    ) -> AbstractContextManager[None]: ...
-    def unlock(self, by: object) -> None: ...
-    def begin_plain(self) -> Any: ...
-    def commit(self, tx: Any) -> None: ...
     def mark(self, request: ClaimRequest) -> KeyRow: ...
     def rows_beside(self, request: ClaimRequest) -> list[tuple[str, str | None]]: ...
     def is_outdated(self, sent_us: int, mark: KeyRow, waits: int | None) -> bool: ...

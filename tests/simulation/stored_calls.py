@@ -49,7 +49,7 @@ _LAST = 2**63 - 1
 _BEFORE_CLAIM = (LineState.WAITING, LineState.PROMOTED, LineState.RESENT, LineState.EXPIRED)
 
 
-class _Rows(Protocol):
+class Rows(Protocol):
     """The parts of the ledger that this module uses."""
 
     keys: dict[str, KeyRow]
@@ -74,7 +74,7 @@ class StoredCalls:
     # -- the outbox ---------------------------------------------------------------------------
 
     def enqueue(
-        self: _Rows,
+        self: Rows,
         db: MemoryTransaction | None,
         request: ClaimRequest,
         *,
@@ -92,7 +92,7 @@ class StoredCalls:
                 self.unlock(tx)
 
     def overdue(
-        self: _Rows,
+        self: Rows,
         *,
         limit: int = 1000,
         after: Overdue | None = None,
@@ -119,7 +119,7 @@ class StoredCalls:
         ]
 
     def sent(
-        self: _Rows, items: Sequence[Overdue], *, again_after_s: float | None, counted: bool = True
+        self: Rows, items: Sequence[Overdue], *, again_after_s: float | None, counted: bool = True
     ) -> int:
         again_us = None if again_after_s is None else self.now_us() + int(again_after_s * 1e6)
         noted = 0
@@ -142,7 +142,7 @@ class StoredCalls:
             noted += 1
         return noted
 
-    def abandon(self: _Rows, work: Overdue, *, error: str) -> bool:
+    def abandon(self: Rows, work: Overdue, *, error: str) -> bool:
         by, now_us = object(), self.now_us()
         try:
             with self.locking(by, [("work", work.work)]):
@@ -173,7 +173,7 @@ class StoredCalls:
 
     # -- lines --------------------------------------------------------------------------------
 
-    def park(self: _Rows, request: ClaimRequest, *, only_new: bool = False) -> bool:
+    def park(self: Rows, request: ClaimRequest, *, only_new: bool = False) -> bool:
         by, now_us = object(), self.now_us()
         try:
             with self.locking(by, [("work", work) for work in (request.work, *request.formerly)]):
@@ -213,16 +213,16 @@ class StoredCalls:
         finally:
             self.unlock(by)
 
-    def keep(self: _Rows, claim: Claim, *, retries: int, call: str | None, due_in_s: float) -> bool:
+    def keep(self: Rows, claim: Claim, *, retries: int, call: str | None, due_in_s: float) -> bool:
         again: dict[str, Any] = {} if call is None else {"call": call, "sends": None}
         due = self.now_us() + int(due_in_s * 1e6)
         return _change_kept(self, claim, retries=retries, due=due, **again)
 
-    def leave(self: _Rows, claim: Claim, *, retries: int) -> bool:
+    def leave(self: Rows, claim: Claim, *, retries: int) -> bool:
         return _change_kept(self, claim, retries=retries, due=None, line=None, parked=None)
 
     def promote_next(
-        self: _Rows,
+        self: Rows,
         key: str,
         *,
         expected_s: float,
@@ -254,7 +254,7 @@ class StoredCalls:
             self.unlock(by)
 
     def look(
-        self: _Rows,
+        self: Rows,
         *,
         app: str = "",
         queues: Sequence[str] | None = None,
@@ -287,7 +287,7 @@ class StoredCalls:
         )
 
     def expired(
-        self: _Rows, *, app: str = "", queues: Sequence[str] | None = None, limit: int = 1000
+        self: Rows, *, app: str = "", queues: Sequence[str] | None = None, limit: int = 1000
     ) -> list[Overdue]:
         now_us = self.now_us()
         past = [
@@ -305,7 +305,7 @@ class StoredCalls:
         self.work_items.update({row.id: row for row in found})
         return [overdue_of(to_send(self, row)) for row in found]
 
-    def waiting(self: _Rows, key: str | None = None, *, limit: int = 100) -> list[Waiting]:
+    def waiting(self: Rows, key: str | None = None, *, limit: int = 100) -> list[Waiting]:
         rows = [
             row
             for row in self.work_items.values()
@@ -327,7 +327,7 @@ class StoredCalls:
             for row in rows[:limit]
         ]
 
-    def is_behind(self: _Rows, request: ClaimRequest, *, room: int = 1) -> bool:
+    def is_behind(self: Rows, request: ClaimRequest, *, room: int = 1) -> bool:
         """Return whether earlier work waits, or has begun and not ended.
 
         If several slots are free, return whether as much promoted work takes them all.
@@ -355,7 +355,7 @@ class StoredCalls:
         return LineState.WAITING in before or len(before) >= room
 
 
-def is_open(ledger: _Rows, first: Work, now_us: int) -> bool:
+def is_open(ledger: Rows, first: Work, now_us: int) -> bool:
     """Return whether the key is free, no promoted message is on its way, and no earlier work keeps
     its position."""
     if ledger.is_held(first.key):
@@ -367,7 +367,7 @@ def is_open(ledger: _Rows, first: Work, now_us: int) -> bool:
     )
 
 
-def room(ledger: _Rows, first: Work, now_us: int, bounds: Bounds | None) -> int | None:
+def room(ledger: Rows, first: Work, now_us: int, bounds: Bounds | None) -> int | None:
     """Return in how many µs this work may begin if it is promoted now, or None if no work may be
     promoted."""
     key = first.key
@@ -411,11 +411,11 @@ def _place(row: Work) -> tuple[int, int]:
     return row.rank or 0, row.parked or 0
 
 
-def _records(ledger: _Rows, ids: Sequence[str]) -> list[Work]:
+def _records(ledger: Rows, ids: Sequence[str]) -> list[Work]:
     return [ledger.work_items[each] for each in ids if each in ledger.work_items]
 
 
-def _is_full(ledger: _Rows, records: Sequence[Work | None], request: ClaimRequest) -> bool:
+def _is_full(ledger: Rows, records: Sequence[Work | None], request: ClaimRequest) -> bool:
     known = any(row is not None and (row.parked or row.attempts) for row in records)
     if request.max_waiting is None or known:
         return False
@@ -423,7 +423,7 @@ def _is_full(ledger: _Rows, records: Sequence[Work | None], request: ClaimReques
     return sum(map(stands, of_key)) >= request.max_waiting
 
 
-def _change_kept(ledger: _Rows, claim: Claim, **values: Any) -> bool:
+def _change_kept(ledger: Rows, claim: Claim, **values: Any) -> bool:
     by = object()
     try:
         with ledger.locking(by, [("work", claim.work)]):
@@ -483,7 +483,7 @@ def _left(row: Work, now_us: int) -> bool:
     return row.state is State.PROCESSING and row.lease_until <= now_us
 
 
-def to_send(ledger: _Rows, row: Work) -> ToSend:
+def to_send(ledger: Rows, row: Work) -> ToSend:
     """Return the message that is sent for the work."""
     known = ledger.numbers.get((message_of(row), row.id), (None, None))
     call, due = row.call or "", row.due or 0
@@ -505,7 +505,7 @@ class _Enqueue:
 
     def __init__(
         self,
-        ledger: _Rows,
+        ledger: Rows,
         tx: MemoryTransaction,
         request: ClaimRequest,
         once: Once | None,

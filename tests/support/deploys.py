@@ -29,16 +29,14 @@ def work(
     step: Callable[..., Any],
     effect: Callable[..., Any],
     item: int,
-    seconds: float,
     lingers: str,
     guard: Guard,
 ) -> str:
-    """Take `seconds`, then write the effect. In the deploy `lingers` the body goes on after that.
+    """Write the effect. In the deploy `lingers` the body goes on after that.
 
     `step` and `effect` record events, as those of the shop or the office do.
     """
     step(item, "began")
-    time.sleep(seconds)
     with guard.transaction() as db:
         effect(db, item, guard)
         guard.result = _DEPLOY

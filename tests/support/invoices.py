@@ -82,26 +82,9 @@ def recover(invoice: int, seconds: float = 0.0, *, guard: Guard) -> None:
 
 
 @guarded_job(**deploys.guard_of("invoice:<invoice>"), ttl_s=TTL_S)
-def deployed(invoice: int, seconds: float = 0.0, lingers: str = "", *, guard: Guard) -> str:
+def deployed(invoice: int, lingers: str = "", *, guard: Guard) -> str:
     """Guarded as its deploy says."""
-    return deploys.work(step, effect, invoice, seconds, lingers, guard)
-
-
-@guarded_job(
-    **deploys.guard_of("queue:<name>"),
-    once_per="message",
-    busy="park",
-    order="strict",
-    ttl_s=TTL_S,
-)
-def deployed_in_line(name: str, number: int, *, guard: Guard) -> int:
-    """Guarded as its deploy says, in a line; number 0 waits until it may go on."""
-    step(f"{name} {number}", "began")
-    while number == 0 and not _may_go():
-        time.sleep(0.05)
-    with guard.transaction() as db:
-        effect(db, f"{name} {number}", guard)
-    return number
+    return deploys.work(step, effect, invoice, lingers, guard)
 
 
 @guarded_job(key="invoice:<invoice>", ttl_s=TTL_S)

@@ -27,7 +27,6 @@ from kombu.exceptions import OperationalError
 
 from support import deploys, shop_shared
 from support.request_ids import request_id
-from support.waiting import patience_s
 from taskguard import Guard
 from taskguard.errors import LeaseLostError
 from taskguard.ledger.sql import SqlLedger
@@ -336,9 +335,9 @@ def index_each(order: int) -> None:
 
 @task(name="shop.deployed")
 @guarded_task(**deploys.guard_of("order:<order>"), ttl_s=TTL_S)
-def deployed(order: int, seconds: float = 0.0, lingers: str = "", *, guard: Guard) -> str:
+def deployed(order: int, lingers: str = "", *, guard: Guard) -> str:
     """Guarded as its deploy says."""
-    return deploys.work(step, effect, order, seconds, lingers, guard)
+    return deploys.work(step, effect, order, lingers, guard)
 
 
 @task(name="shop.deployed_in_line")
@@ -575,23 +574,6 @@ def patient(order: int, guard: Guard) -> None:
         raise
     with guard.transaction() as db:
         effect(db, order, guard)
-
-
-@task(name="shop.watchful")
-@guarded_task(key="order:<order>", ttl_s=TTL_S, max_crashes=100)
-def watchful(order: int, guard: Guard) -> str:
-    """The first attempt waits for the loss of its lease, and then returns as if all were well."""
-    step(order, "began")
-    if guard.attempt == 1:
-        guard.lost.wait(patience_s())
-        try:
-            guard.check()
-        except LeaseLostError:
-            step(order, "told")
-        return "not done"
-    with guard.transaction() as db:
-        effect(db, order, guard)
-    return "done"
 
 
 def tick_of(request: Any, entry: str) -> str:
