@@ -26,18 +26,15 @@ def five() -> Iterator[Independent]:
         yield made
 
 
-@pytest.mark.parametrize("pool", ["prefork", "gevent"])
-def test_a_frozen_server_delays_no_task(
-    five: Independent, make_shop: Callable[..., Shop], pool: str
-) -> None:
-    """Forked children and greenlets connect for themselves, run each task once and leave no lock.
+def test_a_frozen_server_delays_no_task(five: Independent, make_shop: Callable[..., Shop]) -> None:
+    """Forked children connect for themselves, run each task once, and leave no lock.
 
     The first server is frozen when a child connects for the first time, the second one later.
     """
     options = f"?socket_timeout={SILENCE_S}&socket_connect_timeout={SILENCE_S}"
     shop = make_shop(SHOP_LOCKS=five.url + options)
     task_id = str(uuid.uuid4())
-    with shop.worker(pool=pool, concurrency=4) as worker:
+    with shop.worker(concurrency=4) as worker:
         for number, server in enumerate(five.servers[:2]):
             server.pause()
             began_s = time.monotonic()

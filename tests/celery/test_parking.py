@@ -84,24 +84,10 @@ def test_messages_of_two_keys_run_in_order(shop: Any) -> None:
     assert waiting(shop) == []
 
 
-def test_on_rabbitmq(rabbit_shop: Any) -> None:
-    """On RabbitMQ's own kind of queues, messages run in order, each once, and none is left."""
-    take_turns(rabbit_shop)
-
-
 def test_on_a_quorum_queue(quorum_shop: Any) -> None:
-    """On a quorum queue, which drops what comes back twice, messages run in order, and none is
-    left."""
-    take_turns(quorum_shop)
-
-
-def test_by_an_exchange(make_shop: Any) -> None:
-    """Messages of a topic exchange run in order, and none is left."""
-    take_turns(make_shop(SHOP_SETTINGS=json.dumps({"task_default_exchange_type": "topic"})))
-
-
-def take_turns(shop: Any) -> None:
-    """A line of 25 messages, which goes on by itself: there is no relay."""
+    """On a quorum queue, which drops what comes back twice, messages run in order without a relay,
+    and none is left."""
+    shop = quorum_shop
     results = [shop.tasks.queue_up.delay("a", number, 0.005) for number in range(25)]
     with shop.without_relay(), shop.worker(concurrency=2):
         assert [each.get(timeout=patience_s()) for each in results] == list(range(25))

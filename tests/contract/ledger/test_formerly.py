@@ -38,6 +38,7 @@ def claim(book: Book, request: ClaimRequest) -> Claimed:
     return found
 
 
+ENDS = ("fail", "give_back", "crash", "end_round")
 BOTH = [pytest.param(old, new, id="old, then new"), pytest.param(new, old, id="new, then old")]
 
 
@@ -91,72 +92,75 @@ def test_one_guards_holder_keeps_the_others_out(book: Book, first: Any, second: 
 
 
 @pytest.mark.parametrize(("first", "second"), BOTH)
-@pytest.mark.parametrize("end", ["fail", "give_back", "crash", "end_round"])
-def test_however_one_ends_the_other_goes_on(book: Book, first: Any, second: Any, end: str) -> None:
+def test_however_one_ends_the_other_goes_on(book: Book, first: Any, second: Any) -> None:
     """After one guard's work ends, the other goes on at once with the same counts; only an exit is
     a crash."""
-    claimed = claim(book, first(book))
-    if end == "give_back":
-        assert book.ledger.give_back(claimed.claim)
-    elif end == "end_round":
-        assert book.ledger.end_round(claimed.claim, "why", most=3) is State.NEW
-    else:
-        assert getattr(book.ledger, end)(claimed.claim, "why")
-    taken = claim(book, second(book, retries=1))
-    assert (taken.attempt, taken.crashes) == (2, int(end == "crash"))
-    book.ledger.uncount_crash(claimed.claim)
-    book.ledger.complete_alone(taken.claim, None)
-    for ask in (old, new):
-        assert isinstance(book.ledger.claim(ask(book)), Answer)
-    assert set(book.states().values()) == {"DONE"}
+    for end in ENDS:
+        claimed = claim(book, first(book))
+        if end == "give_back":
+            assert book.ledger.give_back(claimed.claim)
+        elif end == "end_round":
+            assert book.ledger.end_round(claimed.claim, "why", most=3) is State.NEW
+        else:
+            assert getattr(book.ledger, end)(claimed.claim, "why")
+        taken = claim(book, second(book, retries=1))
+        assert (taken.attempt, taken.crashes) == (2, int(end == "crash"))
+        book.ledger.uncount_crash(claimed.claim)
+        book.ledger.complete_alone(taken.claim, None)
+        for ask in (old, new):
+            assert isinstance(book.ledger.claim(ask(book)), Answer)
+        assert set(book.states().values()) == {"DONE"}
+        book.forget()
 
 
 @pytest.mark.parametrize(("first", "second"), BOTH)
-@pytest.mark.parametrize("end", ["fail", "give_back", "crash", "end_round"])
 def test_a_holder_whom_the_other_has_overtaken_is_told_so(
-    book: Book, first: Any, second: Any, end: str
+    book: Book, first: Any, second: Any
 ) -> None:
     """If the other guard has taken over, the former holder's end changes nothing, is reported as
     stale, and counts no crash."""
-    claimed = claim(book, first(book))
-    book.expire_all()
-    taken = claim(book, second(book))
-    if end == "give_back":
-        assert not book.ledger.give_back(claimed.claim)
-    elif end == "end_round":
-        assert book.ledger.end_round(claimed.claim, "why", most=3) is None
-    else:
-        assert not getattr(book.ledger, end)(claimed.claim, "why")
-    book.ledger.uncount_crash(claimed.claim)
-    assert isinstance(book.ledger.claim(first(book)), Busy)
-    book.ledger.give_back(taken.claim)
-    for ask in (old, new):
-        again = claim(book, ask(book))
-        assert again.crashes == 0
-        book.ledger.give_back(again.claim)
+    for end in ENDS:
+        claimed = claim(book, first(book))
+        book.expire_all()
+        taken = claim(book, second(book))
+        if end == "give_back":
+            assert not book.ledger.give_back(claimed.claim)
+        elif end == "end_round":
+            assert book.ledger.end_round(claimed.claim, "why", most=3) is None
+        else:
+            assert not getattr(book.ledger, end)(claimed.claim, "why")
+        book.ledger.uncount_crash(claimed.claim)
+        assert isinstance(book.ledger.claim(first(book)), Busy)
+        book.ledger.give_back(taken.claim)
+        for ask in (old, new):
+            again = claim(book, ask(book))
+            assert again.crashes == 0
+            book.ledger.give_back(again.claim)
+        book.forget()
 
 
-@pytest.mark.parametrize("late", ["uncount_crash", "give_back", "fail"])
-def test_what_a_former_guard_has_buried_is_dead(book: Book, late: str) -> None:
+def test_what_a_former_guard_has_buried_is_dead(book: Book) -> None:
     """Work that the former guard has buried is dead, even if the new guard allows more crashes or a
     holder turns out to be alive."""
-    first = claim(book, new(book))
-    book.expire_all()
-    second = claim(book, new(book))
-    book.expire_all()
-    buried = book.ledger.claim(old(book, max_crashes=2))
-    assert isinstance(buried, Answer)
-    assert buried.decision is Decision.BURY
-    if late == "uncount_crash":
-        book.ledger.uncount_crash(first.claim)
-    elif late == "give_back":
-        assert not book.ledger.give_back(second.claim)
-    else:
-        assert not book.ledger.fail(second.claim, "why")
-    for ask in (new, old):
-        found = book.ledger.claim(ask(book, max_crashes=9))
-        assert isinstance(found, Answer)
-        assert found.decision is Decision.DEAD
+    for late in ("uncount_crash", "give_back", "fail"):
+        first = claim(book, new(book))
+        book.expire_all()
+        second = claim(book, new(book))
+        book.expire_all()
+        buried = book.ledger.claim(old(book, max_crashes=2))
+        assert isinstance(buried, Answer)
+        assert buried.decision is Decision.BURY
+        if late == "uncount_crash":
+            book.ledger.uncount_crash(first.claim)
+        elif late == "give_back":
+            assert not book.ledger.give_back(second.claim)
+        else:
+            assert not book.ledger.fail(second.claim, "why")
+        for ask in (new, old):
+            found = book.ledger.claim(ask(book, max_crashes=9))
+            assert isinstance(found, Answer)
+            assert found.decision is Decision.DEAD
+        book.forget()
 
 
 def test_what_is_revoked_under_the_former_id_is_not_done(book: Book) -> None:
@@ -212,20 +216,22 @@ def test_a_claim_asked_again_is_the_same(book: Book) -> None:
     assert (again.claim, again.attempt) == (first.claim, 1)
 
 
-@pytest.mark.parametrize(
-    "values",
-    [{}, {"keys": ("order:1",)}, {"formerly": (OLD, "ship a", "ship b")}],
-    ids=["two keys", "one key", "more ids than keys"],
-)
-def test_renewals_keep_all_records(book: Book, values: dict[str, Any]) -> None:
+TWO_KEYS: dict[str, Any] = {}
+ONE_KEY: dict[str, Any] = {"keys": ("order:1",)}
+MORE_IDS_THAN_KEYS: dict[str, Any] = {"formerly": (OLD, "ship a", "ship b")}
+
+
+def test_renewals_keep_all_records(book: Book) -> None:
     """Renewals keep all records, so that no worker with the former guard takes the holder for
     crashed."""
-    claimed = claim(book, new(book, **values))
-    book.expire_all()
-    assert book.ledger.renew([claimed.claim]) == [Renewal.RENEWED]
-    assert book.is_leased()
-    found = book.ledger.claim(old(book, max_crashes=1))
-    assert isinstance(found, Busy)
+    for values in (TWO_KEYS, ONE_KEY, MORE_IDS_THAN_KEYS):
+        claimed = claim(book, new(book, **values))
+        book.expire_all()
+        assert book.ledger.renew([claimed.claim]) == [Renewal.RENEWED]
+        assert book.is_leased()
+        found = book.ledger.claim(old(book, max_crashes=1))
+        assert isinstance(found, Busy)
+        book.forget()
 
 
 def test_a_work_remembers_under_which_id_it_began(book: Book) -> None:

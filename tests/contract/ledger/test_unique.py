@@ -21,7 +21,7 @@ from taskguard.model.claims import Answer, Busy, Claimed, ClaimRequest
 from taskguard.model.records import Once, Standing
 from taskguard.model.states import Decision, State
 
-ROUNDS = 25
+ROUNDS = 10
 
 
 def asked(book: Any, message: str, **values: Any) -> ClaimRequest:
@@ -246,7 +246,7 @@ def test_a_newer_call_may_have_another_fingerprint(book: Any) -> None:
 def test_eight_enqueue_at_once_and_one_is_the_first(book: Any) -> None:
     """Of eight enqueues at once, one is the first. The others are told of it, and one message is
     stored."""
-    for _ in range(5):
+    for _ in range(3):
         told: list[Told] = []
         at_once(8, lambda number, t=told: t.append(attach(book, f"m{number}")))  # type: ignore[misc]
         first = json.loads(book.work().call)["message"]
@@ -258,7 +258,7 @@ def test_eight_enqueue_at_once_and_one_is_the_first(book: Any) -> None:
 
 def test_eight_replace_at_once_and_the_last_one_runs(book: Any) -> None:
     """Of eight replacements at once, the last one runs, and every other message is superseded."""
-    for _ in range(5):
+    for _ in range(3):
         told: list[Told] = []
         at_once(8, lambda number, t=told: t.append(put_instead(book, f"m{number}")))  # type: ignore[misc]
         assert [each.replaced for each in told].count(False) == 1

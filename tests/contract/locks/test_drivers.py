@@ -39,6 +39,22 @@ locks.close()
 """
 
 
+# One for each scheme of a URL.
+@pytest.mark.parametrize(
+    "server",
+    [
+        *("memory", "valkey", "cluster", "redlock", "pg_table", "pg_advisory"),
+        *(
+            pytest.param(kind, marks=pytest.mark.debian)
+            for kind in (
+                *("sentinel", "mariadb_table", "mysql_table"),
+                *("mariadb_get_lock", "mysql_get_lock"),
+                *("etcd", "consul", "zookeeper"),
+            )
+        ),
+    ],
+    indirect=True,
+)
 def test_a_lock_needs_the_driver_of_its_server_alone(server: LockServer) -> None:
     """Locks outside a database need no SQLAlchemy. Locks in a database need no redis-py."""
     url = server.url or "memory://"

@@ -21,10 +21,24 @@ pytestmark = pytest.mark.once
 TESTS = Path(support.__path__[0]).parent
 
 
+# The others have the code of one of these. Locks in memory or of a session have no other process.
+@pytest.mark.parametrize(
+    "server",
+    [
+        *("valkey", "cluster", "redlock", "pg_table", "pg_advisory"),
+        *(
+            pytest.param(kind, marks=pytest.mark.debian)
+            for kind in (
+                *("sentinel", "mariadb_table", "mariadb_get_lock"),
+                *("etcd", "consul", "zookeeper"),
+            )
+        ),
+    ],
+    indirect=True,
+)
 def test_processes(server: LockServer, locks: LockProvider, tmp_path: Path) -> None:
-    """Processes of several threads each exclude each other."""
-    if server.url is None:
-        pytest.skip("it is this process's alone")
+    """Processes with several threads exclude each other, on each kind of lock server."""
+    assert server.url is not None
     counter = tmp_path / "counter"
     counter.write_text("0")
     command = [sys.executable, "-m", "support.lock_counter", server.url, str(counter), "4", "20"]

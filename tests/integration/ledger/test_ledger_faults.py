@@ -424,8 +424,15 @@ def test_after_a_restart_the_next_claim_goes_through(kind: type[Postgres | Maria
         ledger.close()
 
 
-@pytest.mark.parametrize("own_engine", [False, True])
-@pytest.mark.parametrize("last_words", ["a statement", "complete", "an error of the body"])
+@pytest.mark.parametrize(
+    ("own_engine", "last_words"),
+    [
+        (False, "a statement"),
+        (False, "complete"),
+        (False, "an error of the body"),
+        (True, "complete"),
+    ],
+)
 def test_a_server_that_dies_in_the_block_is_no_effect(own_engine: bool, last_words: str) -> None:
     """A server that is killed in the block leaves no effect: the body runs again, and the next
     transaction reports it as down."""
