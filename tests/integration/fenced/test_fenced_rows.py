@@ -306,7 +306,7 @@ def test_objects_of_a_session_hear_of_the_write(sqlite_url: str, how: Any, kind:
 
 
 def test_a_column_is_meant_by_its_name_in_the_database(sqlite_url: str) -> None:
-    """Not by the key of its neighbour; where no column has that name, by its own key."""
+    """A column is found by its name in the database, and otherwise by its key."""
     table = sa.Table(
         "odd",
         sa.MetaData(),
@@ -327,7 +327,7 @@ def test_a_column_is_meant_by_its_name_in_the_database(sqlite_url: str) -> None:
 def test_a_value_that_the_statement_gives_the_token_does_not_count(
     sqlite_url: str, by: str
 ) -> None:
-    """The holder's own fence is left there."""
+    """The holder's own fence replaces a value that the statement gives the fence's column."""
     update = {
         "name": sa.update(ORDERS).values(fence_token=99),
         "column": sa.update(ORDERS).values({ORDERS.c.fence_token: 99}),
@@ -352,7 +352,7 @@ def test_rows_of_another_class_in_the_table_do_not_count(sqlite_url: str) -> Non
 
 @pytest.mark.parametrize("on", ["engine", "driver", "nothing"])
 def test_what_is_no_connection_is_refused(engine: sa.Engine, on: str) -> None:
-    """Before anything is sent."""
+    """An object that is no connection or session is refused before anything is sent."""
     raw = engine.raw_connection()
     try:
         given = {"engine": engine, "driver": raw.driver_connection, "nothing": None}[on]
@@ -377,13 +377,13 @@ def test_what_is_no_connection_is_refused(engine: sa.Engine, on: str) -> None:
     ids=["insert", "delete", "select", "text", "returning", "ordered", "ordered orm", "str"],
 )
 def test_only_a_plain_update_can_be_fenced(statement: Any) -> None:
-    """The others are told what to do instead."""
+    """Another statement than a plain update is refused, with what to do instead."""
     with pytest.raises(ConfigurationError, match=r"guard\.fenced\(\) takes .*update\(\)"):
         FencedUpdate(statement, column="fence_token", key="k", fence=1)
 
 
 def test_a_column_that_is_not_there_is_named(engine: sa.Engine) -> None:
-    """At once, not as the database's error in the middle of a body."""
+    """A missing column is named at once."""
     with pytest.raises(ConfigurationError, match="orders has no column 'token'"):
         FencedUpdate(sa.update(Order), column="token", key="k", fence=1)
 
@@ -409,7 +409,7 @@ def test_a_column_that_is_not_there_is_named(engine: sa.Engine) -> None:
 def test_a_column_that_is_too_narrow_is_refused_at_use(
     pg: sa.Engine, kind: sa.types.TypeEngine[Any], holds: bool
 ) -> None:
-    """A double or 32 bits would take old and new fences for the same, or fail half-way."""
+    """A column of doubles or of 32 bits is refused, because it would confuse fences."""
     table = sa.table("orders", sa.column("id", sa.Integer), sa.column("fence_token", kind))
     update = FencedUpdate(sa.update(table), column="fence_token", key="k", fence=2**62)
     with pg.begin() as db:
@@ -421,7 +421,7 @@ def test_a_column_that_is_too_narrow_is_refused_at_use(
 
 
 def test_a_numeric_column_compares_all_digits(pg: sa.Engine) -> None:
-    """As the integers they are."""
+    """A NUMERIC column compares all digits of a fence."""
     with pg.begin() as db:
         db.execute(sa.text("alter table orders alter fence_token type numeric"))
     table = sa.table("orders", sa.column("fence_token", sa.Numeric))
@@ -435,7 +435,7 @@ def test_a_numeric_column_compares_all_digits(pg: sa.Engine) -> None:
 
 
 def test_sqlites_integers_are_wide_enough(sqlite_url: str) -> None:
-    """Reflected tables call them INTEGER."""
+    """SQLite's INTEGER is wide enough for fences."""
     for engine in _shop(sqlite_url):
         table = sa.table("orders", sa.column("fence_token", sa.Integer))
         update = FencedUpdate(sa.update(table), column="fence_token", key="k", fence=2**62)
@@ -447,7 +447,7 @@ def test_sqlites_integers_are_wide_enough(sqlite_url: str) -> None:
 
 
 def test_a_holder_that_was_overtaken_cannot_write_elsewhere(pg: sa.Engine, sqlite_url: str) -> None:
-    """The ledger is on SQLite, the orders on PostgreSQL: the row itself refuses the late write."""
+    """With the ledger on SQLite and the orders on PostgreSQL, the row refuses the late write."""
     shops = [GuardedShop(sqlite_url), GuardedShop(sqlite_url)]
     fences: list[int] = []
 

@@ -144,7 +144,7 @@ def test_a_read_only_database_puts_deliveries_off(pg: GuardedShop, pg_url: str) 
 
 
 def test_the_current_guard_in_a_plain_lock_is_the_bodys(pg: GuardedShop) -> None:
-    """A lock has no work that could be completed."""
+    """Within a plain lock, `current_guard()` is the guard of the body."""
 
     @pg.tg.guarded(key="order:<n>")
     def ship(n: int) -> None:
@@ -158,7 +158,8 @@ def test_the_current_guard_in_a_plain_lock_is_the_bodys(pg: GuardedShop) -> None
 def test_a_thread_that_could_not_start_is_started_with_the_next_lease(
     pg: GuardedShop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first body does not run; the second one's lease is renewed."""
+    """If the watchdog's thread cannot start, the body does not run. The next lease starts it, and
+    is renewed."""
     start = watchdog.start_thread
 
     def refuse(function: Callable[[], None]) -> None:
@@ -179,7 +180,7 @@ def test_a_thread_that_could_not_start_is_started_with_the_next_lease(
 
 
 def test_a_called_functions_loss_after_done_goes_on(pg: GuardedShop) -> None:
-    """It is another key's: the answer is not this work's."""
+    """After DONE, the StaleTokenError of another key goes on, and the work stays DONE."""
 
     def body(guard: Guard) -> None:
         with guard.transaction() as db:
@@ -192,7 +193,7 @@ def test_a_called_functions_loss_after_done_goes_on(pg: GuardedShop) -> None:
 
 
 def test_progress_that_cannot_be_read_leaves_no_claim(pg: GuardedShop) -> None:
-    """The body is told when it asks; the work is FAILED, not held until its lease runs out."""
+    """If the stored progress cannot be read, the body gets an error, and the work is FAILED."""
 
     def first(guard: Guard) -> None:
         with guard.checkpoint({"a": 1}):

@@ -152,21 +152,22 @@ def test_a_taken_key_puts_the_delivery_off(rig: RunnerRig, options: dict[str, An
 
 
 def test_a_delivery_waits_no_longer_than_its_queue_can(rig: RunnerRig) -> None:
-    """A time limit would end it, or the broker take it for lost."""
+    """A delivery waits for its key at most as long as its queue allows."""
     rig.queue.longest_wait_s = 0.05
     assert isinstance(inside(rig, **OTHER, busy="wait", wait_s=3_600.0), Deferred)
     assert [deferrals for deferrals, _ in rig.queue.deferrals] == [1]
 
 
 def test_a_taken_key_drops_what_never_started_where_the_user_chose_so(rig: RunnerRig) -> None:
-    """busy="skip": acknowledged, with an event."""
+    """With `busy="skip"`, a delivery of a taken key is acknowledged, and causes an event."""
     assert inside(rig, **OTHER, busy="skip") == Dropped("skipped")
     assert rig.queue.deferrals == []
     assert "duplicate" in rig.names()
 
 
 def test_a_taken_key_raises_where_the_user_chose_so(rig: RunnerRig) -> None:
-    """busy="raise": KeyBusyError, with the key and when to come again."""
+    """With `busy="raise"`, a delivery of a taken key raises KeyBusyError, with the key and a time
+    to try again."""
 
     def body(guard: Guard) -> None:
         with pytest.raises(KeyBusyError) as caught:
@@ -192,7 +193,8 @@ def test_the_same_work_in_progress_is_put_off_whatever_the_user_chose(rig: Runne
 
 
 def test_a_copy_that_the_broker_refused_is_no_acknowledgement(rig: RunnerRig) -> None:
-    """The broker's error goes on to the queue; the message is still the live copy."""
+    """If the broker refuses the deferred copy, its error reaches the queue, and the message remains
+    the live copy."""
 
     def body(guard: Guard) -> None:
         rig.queue.refuses = True
@@ -205,7 +207,7 @@ def test_a_copy_that_the_broker_refused_is_no_acknowledgement(rig: RunnerRig) ->
 
 
 def test_a_superseded_delivery_goes_without_a_copy(rig: RunnerRig) -> None:
-    """Its copy with a higher number is alive: fifty duplicates leave one."""
+    """A delivery whose copy with a higher number is alive is acknowledged without another copy."""
     assert isinstance(inside(rig, **OTHER), Deferred)
     assert rig.deliver(**OTHER) == Dropped("superseded")
     assert isinstance(rig.deliver(**OTHER, deferrals=1), Completed)
@@ -213,7 +215,8 @@ def test_a_superseded_delivery_goes_without_a_copy(rig: RunnerRig) -> None:
 
 
 def test_a_message_older_than_the_record_is_not_run(rig: RunnerRig) -> None:
-    """MessageTooOldError where nothing is known of its work; what is known is answered."""
+    """A message older than `retention_s` raises MessageTooOldError if there is no record of its
+    work. Otherwise the record answers."""
     old = {"published_at_s": time.time() - 100, "retention_s": 50}
     with pytest.raises(MessageTooOldError, match="retention_s"):
         rig.deliver(**old)
@@ -223,7 +226,7 @@ def test_a_message_older_than_the_record_is_not_run(rig: RunnerRig) -> None:
 
 
 def test_a_retry_that_comes_after_a_purge_of_its_work_is_refused(rig: RunnerRig) -> None:
-    """Its record held attempts and steps, so the body does not start from the beginning."""
+    """A retry whose record was purged is refused, because its attempts and steps are lost."""
     with pytest.raises(ZeroDivisionError):
         rig.deliver(lambda guard: 1 / 0)
     day_us = 86_400_000_000
@@ -237,7 +240,8 @@ def test_a_retry_that_comes_after_a_purge_of_its_work_is_refused(rig: RunnerRig)
 def test_a_late_answer_to_a_new_message_names_once_per(
     rig: RunnerRig, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An hour after the work was done; not to a message of its own."""
+    """If another message gets the answer of work that ended over an hour ago, the log names
+    `once_per`."""
     rig.deliver()
     rig.change("update taskguard_work set finished = finished - 3600000000 - 1")
     rig.deliver()
@@ -247,7 +251,8 @@ def test_a_late_answer_to_a_new_message_names_once_per(
 
 
 def test_a_deadlock_runs_the_body_again_under_the_same_lease(rig: RunnerRig) -> None:
-    """A few times at most; then the delivery is put off, and the work given back."""
+    """After a deadlock the body runs again, a few times at most. Then the delivery is deferred, and
+    the work is given back."""
     fences: list[int] = []
 
     def body(guard: Guard) -> int:
@@ -288,7 +293,8 @@ def test_without_the_ledger_nothing_runs(rig: RunnerRig, monkeypatch: pytest.Mon
 
 
 def test_the_bodys_own_error_is_failed_and_goes_on(rig: RunnerRig) -> None:
-    """Its lease ends at once; a later delivery does the work."""
+    """An error of the body makes the work FAILED, ends the lease, and reaches the queue. A later
+    delivery does the work."""
     with pytest.raises(ZeroDivisionError):
         rig.deliver(lambda guard: 1 / 0)
     assert rig.state() is State.FAILED
@@ -297,7 +303,7 @@ def test_the_bodys_own_error_is_failed_and_goes_on(rig: RunnerRig) -> None:
 
 
 def test_an_error_after_done_leaves_done(rig: RunnerRig) -> None:
-    """It goes on to the queue, but the effects stand and are not repeated."""
+    """An error after DONE reaches the queue, and the effects are not repeated."""
 
     def body(guard: Guard) -> None:
         with guard.transaction():
@@ -312,7 +318,7 @@ def test_an_error_after_done_leaves_done(rig: RunnerRig) -> None:
 
 @pytest.mark.parametrize("leaves", [SystemExit, KeyboardInterrupt])
 def test_a_shutdown_gives_the_work_back(rig: RunnerRig, leaves: type[BaseException]) -> None:
-    """NEW at once, no crash; another worker need not wait for the lease."""
+    """After a shutdown the work is NEW at once, and counts no crash."""
 
     def body(guard: Guard) -> None:
         number = signal.SIGTERM if leaves is SystemExit else signal.SIGINT
@@ -326,8 +332,8 @@ def test_a_shutdown_gives_the_work_back(rig: RunnerRig, leaves: type[BaseExcepti
 
 
 def test_a_body_that_exits_is_a_crash_each_time(rig: RunnerRig) -> None:
-    """`sys.exit()` ends every process that runs the body: no lease is waited for, and the work is
-    DEAD in the end."""
+    """Each `sys.exit()` counts as a crash, without waiting for the lease. In the end the work is
+    DEAD."""
 
     def body(guard: Guard) -> None:
         attempts.append(guard.attempt)
@@ -349,7 +355,7 @@ def test_a_body_that_exits_is_a_crash_each_time(rig: RunnerRig) -> None:
 
 
 def test_an_exit_after_done_leaves_done(rig: RunnerRig) -> None:
-    """The effects stand."""
+    """An exit after DONE leaves the effects."""
 
     def body(guard: Guard) -> None:
         with guard.transaction():
@@ -364,7 +370,8 @@ def test_an_exit_after_done_leaves_done(rig: RunnerRig) -> None:
 def test_an_exit_that_the_ledger_never_hears_of_counts_too(
     rig: RunnerRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its lease runs out; the process does not report itself as alive later."""
+    """If the ledger does not learn of an exit, the lease expires, and the exit counts as a
+    crash."""
 
     def away(*_: Any) -> None:
         raise LedgerUnavailableError("away")
@@ -382,7 +389,8 @@ def test_an_exit_that_the_ledger_never_hears_of_counts_too(
 
 
 def test_a_cancelled_body_is_failed(rig: RunnerRig) -> None:
-    """The record says so, and the queue gets an error that does not end its worker."""
+    """A cancelled body makes the work FAILED, and the queue gets an error that does not end its
+    worker."""
 
     def body(guard: Guard) -> None:
         async def cancelled() -> None:
@@ -403,7 +411,7 @@ def test_a_cancelled_body_is_failed(rig: RunnerRig) -> None:
 
 
 def test_a_dead_work_is_raised_so_that_a_person_sees_it(rig: RunnerRig) -> None:
-    """After max_crashes; every later delivery is told the same."""
+    """After `max_crashes` every delivery raises."""
 
     def vanish(guard: Guard) -> None:
         rig.change("update taskguard_work set lease_until = 1")
@@ -481,7 +489,7 @@ def test_a_duplicate_waits_for_the_end_of_a_body_that_is_done(alone: RunnerRig) 
 def test_a_body_without_a_value_is_answered_once_it_ended(
     alone: RunnerRig, transacts: bool
 ) -> None:
-    """At once: that it ended is on record."""
+    """If a body returned None, a duplicate is answered at once."""
 
     def body(guard: Guard) -> None:
         if transacts:
@@ -497,7 +505,7 @@ def test_a_body_without_a_value_is_answered_once_it_ended(
 def test_a_body_that_fails_after_done_is_answered_at_once(
     alone: RunnerRig, error: type[BaseException]
 ) -> None:
-    """No value will come."""
+    """If a body raised after DONE, a duplicate is answered at once, because no value will come."""
 
     def body(guard: Guard) -> None:
         with guard.transaction():
@@ -512,7 +520,7 @@ def test_a_body_that_fails_after_done_is_answered_at_once(
 def test_a_holder_that_died_after_done_is_not_waited_for(
     alone: RunnerRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not for longer than a lease: what it would have returned is lost."""
+    """If a holder died after DONE, a duplicate waits for its value at most until the lease ends."""
 
     def body(guard: Guard) -> None:
         with guard.transaction():
@@ -568,7 +576,7 @@ def test_a_process_that_the_body_forked_ends_where_it_leaves_the_body(
 
 
 def test_a_plain_call_in_a_forked_process_is_nobodys_work(rig: RunnerRig) -> None:
-    """There is no queue that could be told twice: the child is told that it holds nothing."""
+    """A process that was forked in a plain call learns that it holds nothing."""
     me = os.getpid()
 
     def body(guard: Guard) -> int:
@@ -616,7 +624,8 @@ def test_an_error_without_words_is_failed_as_any_other(rig: RunnerRig) -> None:
 
 
 def test_an_exit_without_words_is_a_crash_that_names_its_class(rig: RunnerRig) -> None:
-    """The lease ends at once."""
+    """If `str()` of an exit raises, the exit counts as a crash, its lease ends at once, and the
+    record names the class."""
 
     class WordlessExit(SystemExit):  # as SystemExit
         def __str__(self) -> str:

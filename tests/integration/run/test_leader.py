@@ -267,7 +267,8 @@ def test_errors_of_other_locks_are_the_works_own(tg: TaskGuard) -> None:
 
 @pytest.mark.parametrize("on_lost", ["interrupt", "fence"])
 def test_stepping_down_ends_the_work_first_and_then_the_lease(tg: TaskGuard, on_lost: Any) -> None:
-    """Another leads at once, and `run()` returns None."""
+    """After a leader steps down, its work ends, and then another one leads at once. `run()` returns
+    None."""
     leader, other = (tg.leader("one", ttl_s=600.0, on_lost=on_lost) for _ in range(2))
     steps: list[str] = []
     began = threading.Event()
@@ -295,7 +296,7 @@ def test_stepping_down_ends_the_work_first_and_then_the_lease(tg: TaskGuard, on_
 
 
 def test_the_work_itself_may_step_down(tg: TaskGuard) -> None:
-    """Nothing of it is done after that."""
+    """If the work steps down, nothing after that runs."""
 
     def work(leadership: Leadership) -> None:
         leadership.step_down()
@@ -305,7 +306,7 @@ def test_the_work_itself_may_step_down(tg: TaskGuard) -> None:
 
 
 def test_a_candidate_that_steps_down_ends_without_having_led(tg: TaskGuard) -> None:
-    """Also one that has not begun."""
+    """A candidate that steps down returns without having led, also before it has begun."""
     leader, other = tg.leader("one"), tg.leader("one")
 
     def work(_: Leadership) -> None:
@@ -370,7 +371,7 @@ def test_a_leader_finds_what_the_last_one_remembered(tg: TaskGuard) -> None:
 
 
 def test_leaders_of_other_names_and_namespaces_are_others(tg: TaskGuard, redis_url: str) -> None:
-    """All three lead at one time."""
+    """Leaders of different names and namespaces lead at the same time."""
     other = taskguard.connect(locks=redis_url, ledger=tg.ledger, namespace="other")
 
     def work(leadership: Leadership, *left: Any) -> int:

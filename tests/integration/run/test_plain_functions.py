@@ -108,7 +108,8 @@ def test_several_keys_name_the_work_in_the_order_of_their_templates(app: Applica
 
 
 def test_a_body_that_raises_writes_nothing_and_may_run_again(app: Application) -> None:
-    """Its writes roll back, the state is FAILED, and the next call does the work."""
+    """If a body raises, its writes are rolled back, the work is FAILED, and the next call does
+    it."""
     attempts: list[int] = []
 
     @app.tg.guarded(key="order:<order>")
@@ -129,7 +130,7 @@ def test_a_body_that_raises_writes_nothing_and_may_run_again(app: Application) -
 
 
 def test_a_stale_holder_is_refused_and_gets_the_winners_result(app: Application) -> None:
-    """Its lease is taken over while it works: nothing of its own is written."""
+    """If another call takes over, the late holder writes nothing, and returns the stored result."""
 
     @app.tg.guarded(key="order:<order>")
     def ship(order: int, guard: Guard) -> str:
@@ -183,7 +184,7 @@ def test_swallowing_the_refusal_does_not_help(app: Application) -> None:
 
 
 def test_checkpoints_commit_progress_without_completing(app: Application) -> None:
-    """The next attempt finds the progress and goes on from there."""
+    """A checkpoint commits progress, from which the next attempt goes on."""
 
     @app.tg.guarded(key="import:<name>")
     def load(name: str, guard: Guard) -> int:
@@ -202,7 +203,7 @@ def test_checkpoints_commit_progress_without_completing(app: Application) -> Non
 
 
 def test_atomic_commits_the_return_value_with_the_effects(app: Application) -> None:
-    """guard.db is the whole body's transaction."""
+    """With `atomic=True`, the whole body runs in the transaction of `guard.db`."""
 
     @app.tg.guarded(key="account:<a>", atomic=True)
     def move(a: int, guard: Guard) -> dict[str, int]:
@@ -216,7 +217,8 @@ def test_atomic_commits_the_return_value_with_the_effects(app: Application) -> N
 
 
 def test_a_result_that_is_not_json_is_an_error_before_anything_is_written(app: Application) -> None:
-    """Set inside the transaction, it is known early and says what to do."""
+    """A result that is not JSON raises in the transaction, with what to do, and nothing is
+    written."""
 
     @app.tg.guarded(key="order:<order>")
     def ship(order: int, guard: Guard) -> None:
@@ -230,7 +232,7 @@ def test_a_result_that_is_not_json_is_an_error_before_anything_is_written(app: A
 
 
 def test_a_second_transaction_names_checkpoint(app: Application) -> None:
-    """DONE is committed once."""
+    """A second transaction raises an error that names `checkpoint()`."""
 
     @app.tg.guarded(key="order:<order>")
     def ship(order: int, guard: Guard) -> None:
@@ -245,7 +247,7 @@ def test_a_second_transaction_names_checkpoint(app: Application) -> None:
 
 
 def test_asking_for_a_key_that_is_held_here_is_an_error_at_once(app: Application) -> None:
-    """It would wait for itself."""
+    """A call for a key that its caller holds raises at once, because it would wait for itself."""
 
     @app.tg.guarded(key="order:<order>")
     def outer(order: int) -> None:
@@ -257,7 +259,8 @@ def test_asking_for_a_key_that_is_held_here_is_an_error_at_once(app: Application
 
 
 def test_the_plain_lock_excludes_and_its_fence_grows(app: Application) -> None:
-    """A second taker is refused, or waits; fences come from the ledger and grow."""
+    """A second taker of a plain lock is refused, or waits. Fences come from the ledger, and
+    grow."""
     with app.tg.lock("inventory:42", ttl_s=5) as first:
         refused: list[Exception] = []
 
@@ -292,7 +295,7 @@ def test_the_plain_lock_excludes_and_its_fence_grows(app: Application) -> None:
 def test_wrong_settings_say_what_to_write_and_hold_no_password(
     locks: Any, ledger: Any, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each is a ConfigurationError, raised before anything runs."""
+    """Wrong settings raise a ConfigurationError that says what to write, and shows no password."""
     monkeypatch.delenv("TASKGUARD_LEDGER_URL", raising=False)
     with pytest.raises(ConfigurationError, match=said) as caught:
         taskguard.connect(locks=locks, ledger=ledger)
@@ -300,7 +303,7 @@ def test_wrong_settings_say_what_to_write_and_hold_no_password(
 
 
 def test_an_outage_of_the_database_is_no_crash_of_its_holders(redis_url: str) -> None:
-    """Its end could not be told, and its lease ran out: told late, it counts as no crash."""
+    """If an outage kept a holder from reporting its end, its expired lease counts as no crash."""
     with Postgres(fsync="off") as server:
         app = Application(redis_url, server.create_database("app"))
 

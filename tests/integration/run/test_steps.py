@@ -46,7 +46,7 @@ def shop(request: pytest.FixtureRequest, make_shop: Any) -> Any:
 
 
 def test_a_later_attempt_gets_the_stored_result(shop: GuardedShop, provider: Provider) -> None:
-    """It is what JSON makes of it, for the first attempt as well."""
+    """A step returns its result as JSON makes it, in the first attempt and in later ones."""
     results: list[Any] = []
 
     def body(guard: Guard) -> Any:
@@ -68,7 +68,7 @@ def test_a_later_attempt_gets_the_stored_result(shop: GuardedShop, provider: Pro
 def test_steps_are_told_apart_by_name_and_stay_beside_progress(
     shop: GuardedShop, provider: Provider
 ) -> None:
-    """A checkpoint keeps the steps, and a step the progress."""
+    """A checkpoint keeps the results of steps, and a step keeps the progress."""
 
     def body(guard: Guard) -> None:
         for number in range(guard.progress or 0, 3):
@@ -87,7 +87,7 @@ def test_steps_are_told_apart_by_name_and_stay_beside_progress(
 
 
 def test_a_step_within_a_step_is_a_step(shop: GuardedShop, provider: Provider) -> None:
-    """Both are stored."""
+    """A step within a step is stored, too."""
 
     def outer(guard: Guard) -> str:
         return f"after {guard.step('inner', provider.charge, 1)['charge']}"
@@ -102,7 +102,8 @@ def test_a_step_within_a_step_is_a_step(shop: GuardedShop, provider: Provider) -
 
 
 def test_a_holder_that_was_overtaken_stores_nothing(shop: GuardedShop, provider: Provider) -> None:
-    """Its step is refused, and the delivery is put off; the new holder's claim stands."""
+    """A step of an overtaken holder is refused, and its delivery is deferred. The new holder's
+    claim is unchanged."""
 
     def body(guard: Guard) -> None:
         def late() -> str:
@@ -135,7 +136,7 @@ def test_a_holder_without_a_lease_calls_nobody(shop: GuardedShop, provider: Prov
 
 
 def test_what_a_body_does_to_a_result_is_not_stored(shop: GuardedShop) -> None:
-    """Not by the next step, nor by a checkpoint: what it got is its own."""
+    """If a body changes a step's result, the change is not stored."""
 
     def body(guard: Guard) -> None:
         orders = guard.step("find", lambda: ["a", "b"])
@@ -154,7 +155,7 @@ def test_what_a_body_does_to_a_result_is_not_stored(shop: GuardedShop) -> None:
 
 
 def test_what_a_body_does_to_its_progress_is_not_committed(shop: GuardedShop) -> None:
-    """A checkpoint that was rolled back leaves no trace for the body's next run."""
+    """If a checkpoint is rolled back, the body's next run has the earlier progress."""
     turns: list[int] = []
 
     def body(guard: Guard) -> None:
@@ -204,14 +205,15 @@ def test_a_result_whose_commit_failed_is_stored_by_the_next_run(
 
 
 def test_a_name_that_is_no_text_is_refused(shop: GuardedShop, provider: Provider) -> None:
-    """JSON would store it as a text, and no later attempt would find it."""
+    """A step's name has to be text, because JSON would change another type."""
     with pytest.raises(TypeError, match="a step's name is a text"):
         shop.deliver(lambda guard: guard.step(1, provider.charge, 1))
     assert provider.calls == []
 
 
 def test_a_result_that_is_not_json_fails_the_body(shop: GuardedShop) -> None:
-    """It says which step; the call has happened, and happens again at the next attempt."""
+    """A result that is not JSON raises an error with the step's name. The call is repeated by the
+    next attempt."""
 
     def body(guard: Guard) -> None:
         guard.step("charge", object)
@@ -254,7 +256,8 @@ def test_with_locks_only_a_step_is_refused(provider: Provider) -> None:
 
 
 def test_each_step_has_an_idempotency_key_that_stays(shop: GuardedShop) -> None:
-    """Over attempts; unlike that of another step, and that of the work."""
+    """A step's idempotency key stays the same over attempts, and differs from those of other steps
+    and of the work."""
     keys: list[tuple[str, str, str]] = []
 
     def body(guard: Guard) -> None:
@@ -277,7 +280,7 @@ def test_each_step_has_an_idempotency_key_that_stays(shop: GuardedShop) -> None:
 
 
 def test_a_duplicate_calls_nobody(shop: GuardedShop, provider: Provider) -> None:
-    """DONE is answered from the record."""
+    """A duplicate of done work calls no service."""
 
     def body(guard: Guard) -> int:
         return int(guard.step("charge", provider.charge, 1)["charge"])

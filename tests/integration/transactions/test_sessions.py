@@ -107,8 +107,7 @@ def test_what_a_body_sets_is_gone(
 def test_a_driver_that_commits_each_statement_is_not_used_again(
     request: pytest.FixtureRequest, make_shop: Any, database: str
 ) -> None:
-    """It was told so past SQLAlchemy, and nothing that follows on it could be a transaction: every
-    later body there failed."""
+    """If a body turns on autocommit past SQLAlchemy, its connection is not used again."""
     shop = make_shop(request.getfixturevalue(database))
 
     def leave(db: Any) -> None:
@@ -126,7 +125,8 @@ def test_a_driver_that_commits_each_statement_is_not_used_again(
 
 
 def test_a_connection_in_pipeline_mode_is_not_used_again(pg: GuardedShop) -> None:
-    """psycopg's, which a body left on: the ledger's own statements are not for that."""
+    """If a body leaves a connection of psycopg in pipeline mode, the connection is not used
+    again."""
     left: list[Any] = []
 
     @pg.tg.guarded(key="order:<order>")
@@ -182,7 +182,7 @@ def session_of(db: Any) -> int:
 
 
 def test_a_session_that_is_not_changed_is_used_again(pg: GuardedShop) -> None:
-    """And one that was reset: to connect anew takes long."""
+    """A session that a body did not change, or has reset, is used again."""
     seen: list[int] = []
 
     def leave(db: Any) -> None:
@@ -204,7 +204,7 @@ def test_a_session_that_is_not_changed_is_used_again(pg: GuardedShop) -> None:
 def test_bodies_that_change_nothing_have_one_connection(
     request: pytest.FixtureRequest, make_shop: Any, database: str
 ) -> None:
-    """On any database: a connection is not closed because its transaction has ended."""
+    """On each database, bodies that change nothing share one connection."""
     shop = make_shop(request.getfixturevalue(database))
     seen: list[Any] = []
     for order in range(4):
@@ -213,7 +213,7 @@ def test_bodies_that_change_nothing_have_one_connection(
 
 
 def test_what_was_set_when_it_was_opened_is_set_again(pg_url: str, make_shop: Any) -> None:
-    """The level of lone statements, where the database's default is another."""
+    """After a session was reset, the isolation level of single statements is set again."""
     shop = make_shop(pg_url)
     name = sa.make_url(pg_url).database
     with shop.engine.begin() as db:

@@ -65,7 +65,7 @@ def limited_once_lost(proxy: Proxy) -> Iterator[None]:
 def test_a_limit_after_commit_is_no_failure(
     behind_proxy: tuple[GuardedShop, Proxy], caught: bool
 ) -> None:
-    """The record says DONE, and so does what the queue is told."""
+    """If a time limit hits after COMMIT, the work is DONE, and the queue gets the result."""
     shop, proxy = behind_proxy
     then: list[int] = []
 
@@ -89,7 +89,7 @@ def test_a_limit_after_commit_is_no_failure(
 
 
 def test_a_limit_after_the_body_is_no_failure(behind_proxy: tuple[GuardedShop, Proxy]) -> None:
-    """DONE was on its way by itself."""
+    """If a time limit hits during the completion after the body, the work is DONE."""
     shop, proxy = behind_proxy
 
     def body(guard: Guard) -> int:
@@ -107,7 +107,7 @@ def test_a_limit_after_the_body_is_no_failure(behind_proxy: tuple[GuardedShop, P
 def test_a_limit_before_commit_is_one(
     request: pytest.FixtureRequest, make_shop: Any, url: str, caught: bool
 ) -> None:
-    """Nothing is written: FAILED, and told so."""
+    """If a time limit hits before COMMIT, nothing is written, and the work is FAILED."""
     shop = make_shop(request.getfixturevalue(url))
 
     def body(guard: Guard) -> None:
@@ -135,7 +135,7 @@ def test_a_limit_before_commit_is_one(
 def test_a_limit_right_after_commit_is_no_failure_anywhere(
     request: pytest.FixtureRequest, make_shop: Any, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On whatever database: COMMIT has happened, and is interrupted then."""
+    """On each database, a time limit right after COMMIT leaves the work DONE."""
     shop = make_shop(request.getfixturevalue(url))
     commit = sa.Connection.commit
 
@@ -157,7 +157,8 @@ def test_a_limit_right_after_commit_is_no_failure_anywhere(
 def test_what_a_body_raises_after_its_interrupted_commit_is_its_own(
     sqlite_url: str, make_shop: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An error after DONE leaves DONE, and goes on, as ever."""
+    """If a body raises after its COMMIT was interrupted, its error goes on, and the work stays
+    DONE."""
     shop = make_shop(sqlite_url)
     commit = sa.Connection.commit
 
@@ -185,7 +186,8 @@ def test_what_a_body_raises_after_its_interrupted_commit_is_its_own(
 def test_a_limit_while_a_claim_is_answered_holds_nothing(
     behind_proxy: tuple[GuardedShop, Proxy],
 ) -> None:
-    """The claim was granted: it is given back at once, and counts as no crash."""
+    """If a time limit hits while a claim's answer is awaited, the claim is given back, and counts
+    no crash."""
     shop, proxy = behind_proxy
     proxy.lose_reply_to(b"insert into taskguard_keys", then=Mode.SWALLOW)
     with limited_once_lost(proxy), pytest.raises(TimeLimitError):
@@ -200,7 +202,7 @@ def test_a_limit_while_a_claim_is_answered_holds_nothing(
 def test_a_limit_while_a_plain_lock_is_answered_holds_nothing(
     behind_proxy: tuple[GuardedShop, Proxy],
 ) -> None:
-    """Its key is free at once."""
+    """If a time limit hits while a lock's answer is awaited, the key is free at once."""
     shop, proxy = behind_proxy
     proxy.lose_reply_to(b"insert into taskguard_keys", then=Mode.SWALLOW)
     with limited_once_lost(proxy), pytest.raises(TimeLimitError), shop.tg.lock("stock:1"):
@@ -212,7 +214,8 @@ def test_a_limit_while_a_plain_lock_is_answered_holds_nothing(
 def test_a_claim_whose_answers_were_lost_is_settled_by_the_next_delivery(
     sqlite_url: str, make_shop: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An outage took both answers: the process tells the ledger that it lives."""
+    """If an outage took the answer of a claim, the process settles it with its next delivery,
+    without a crash."""
     shop = make_shop(sqlite_url)
     claim = shop.ledger.claim
 
@@ -233,7 +236,7 @@ def test_a_claim_whose_answers_were_lost_is_settled_by_the_next_delivery(
 def test_claims_whose_answers_were_lost_are_settled_by_several_deliveries_at_once(
     sqlite_url: str, make_shop: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After an outage the threads of a pool all do it, and none of them fails by that."""
+    """After an outage several threads settle such claims at once, and none of them fails."""
     shop = make_shop(sqlite_url)
     claim, view = shop.ledger.claim, shop.ledger.view
 
@@ -267,7 +270,7 @@ def test_claims_whose_answers_were_lost_are_settled_by_several_deliveries_at_onc
 def test_a_limit_on_the_way_in_holds_nothing(
     sqlite_url: str, make_shop: Any, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
-    """Wherever it comes after a grant."""
+    """A time limit between the grant and the body leaves nothing held."""
     locks = MemoryLocks()
     shop = make_shop(sqlite_url, locks=locks)
 

@@ -144,7 +144,7 @@ ENDS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("fails", [True, False])
 def test_a_body_that_ends_its_transaction_is_told(shop: GuardedShop, end: str, fails: bool) -> None:
-    """Neither what came before nor what came after is written; the work can be done again."""
+    """If a body ends its transaction, nothing of it is written, and the work can be done again."""
 
     @shop.tg.guarded(key="order:<n>")
     def ship(n: int, guard: Guard) -> None:
@@ -163,7 +163,8 @@ def test_a_body_that_ends_its_transaction_is_told(shop: GuardedShop, end: str, f
 
 
 def test_a_session_joins_the_block(shop: GuardedShop) -> None:
-    """Its commit is not the end: what fails after it takes it back."""
+    """A Session on `guard.db` joins the block: an error after its commit() rolls its writes
+    back."""
 
     @shop.tg.guarded(key="order:<n>")
     def ship(n: int, guard: Guard) -> None:
@@ -179,7 +180,7 @@ def test_a_session_joins_the_block(shop: GuardedShop) -> None:
 
 
 def test_a_session_that_is_closed_leaves_what_it_wrote(shop: GuardedShop) -> None:
-    """Without a commit of its own: the block commits."""
+    """The block commits the writes of a Session that was closed without a commit."""
 
     @shop.tg.guarded(key="order:<n>")
     def ship(n: int, guard: Guard) -> None:
@@ -193,7 +194,7 @@ def test_a_session_that_is_closed_leaves_what_it_wrote(shop: GuardedShop) -> Non
 
 
 def test_a_savepoint_may_be_rolled_back(shop: GuardedShop) -> None:
-    """For parts that may fail: the rest is committed with DONE."""
+    """A savepoint can be rolled back, and the rest commits with DONE."""
 
     @shop.tg.guarded(key="order:<n>")
     def ship(n: int, guard: Guard) -> None:
@@ -210,7 +211,8 @@ def test_a_savepoint_may_be_rolled_back(shop: GuardedShop) -> None:
 def test_an_sqlite_engine_that_commits_each_statement_is_refused(
     sqlite_url: str, make_shop: Any
 ) -> None:
-    """Effects and DONE could not commit together."""
+    """An SQLite Engine with autocommit is refused, because effects and DONE could not commit
+    together."""
     shop = make_shop(sqlite_url, sa.create_engine(sqlite_url, isolation_level="AUTOCOMMIT"))
 
     @shop.tg.guarded(key="order:<n>")
@@ -228,7 +230,7 @@ def test_an_sqlite_engine_that_commits_each_statement_is_refused(
 
 
 def test_a_child_that_leaves_the_block_ends_nothing(pg: GuardedShop) -> None:
-    """The socket is its parent's, which goes on and commits."""
+    """If a forked child leaves the block, its parent's transaction goes on, and commits."""
 
     class ChildIsDoneError(Exception):
         pass
@@ -251,7 +253,7 @@ def test_a_child_that_leaves_the_block_ends_nothing(pg: GuardedShop) -> None:
 
 @pytest.mark.parametrize("error", [SystemExit, ZeroDivisionError])
 def test_a_child_that_unwinds_ends_nothing(pg: GuardedShop, error: type[BaseException]) -> None:
-    """Neither its parent's claim nor its lease."""
+    """If a forked child leaves the body by an error, its parent's claim and lease remain."""
     me = os.getpid()
 
     @pg.tg.guarded(key="order:<n>")
@@ -272,7 +274,7 @@ def test_a_child_that_unwinds_ends_nothing(pg: GuardedShop, error: type[BaseExce
 
 
 def test_a_child_cannot_commit_for_its_parent(pg: GuardedShop) -> None:
-    """It holds nothing: transaction() raises in it."""
+    """In a forked child `transaction()` raises, because it holds nothing."""
 
     @pg.tg.guarded(key="order:<n>")
     def ship(n: int, guard: Guard) -> int:
@@ -298,7 +300,7 @@ def test_a_child_cannot_commit_for_its_parent(pg: GuardedShop) -> None:
 def test_a_checkpoint_whose_commit_got_no_answer_is_not_done_twice(
     behind_proxy: tuple[GuardedShop, Proxy],
 ) -> None:
-    """The state is PROCESSING before and after: PostgreSQL is asked for the transaction."""
+    """If a checkpoint's COMMIT got no answer, PostgreSQL is asked for the transaction's outcome."""
     shop, proxy = behind_proxy
     armed = [1]
 
@@ -320,7 +322,8 @@ def test_a_checkpoint_whose_commit_got_no_answer_is_not_done_twice(
 def test_several_keys_are_completed_again_over_a_new_connection(
     behind_proxy: tuple[GuardedShop, Proxy],
 ) -> None:
-    """The completion did not happen; the body did, and is not run again."""
+    """If the connection breaks in a completion of several keys, the completion is repeated, and the
+    body is not."""
     shop, proxy = behind_proxy
     runs = []
 
@@ -335,7 +338,8 @@ def test_several_keys_are_completed_again_over_a_new_connection(
 
 
 def test_a_constraint_that_fails_at_commit_is_the_bodys_error(pg: GuardedShop) -> None:
-    """Nothing is unknown about it: it is not run again, nor put off."""
+    """A constraint that fails at COMMIT is the body's error: it is neither repeated nor
+    deferred."""
     with pg.engine.begin() as db:
         db.execute(sa.text("create table u (id int unique deferrable initially deferred)"))
     runs, queue = [], NotingQueue()
