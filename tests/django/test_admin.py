@@ -96,7 +96,8 @@ def post(client: Any, page: str, ids: list[str], **fields: Any) -> Any:
 
 
 def test_pages_show_works_and_keys_and_no_way_to_write(office: Office) -> None:
-    """Filtered by state, found by id, times as times; and what is stored is text, not markup."""
+    """The pages list work and keys, filtered by state or found by id, with readable times. Stored
+    text is shown as text, and nothing can be changed."""
     office.ledger.fail(office.claim(7), "<b>no carrier</b>\nTraceback …")
     office.claim(8)
     client = office.client()
@@ -120,7 +121,7 @@ def test_pages_show_works_and_keys_and_no_way_to_write(office: Office) -> None:
 
 
 def test_posting_a_change_writes_nothing(office: Office) -> None:
-    """A form that the admin never showed writes nothing."""
+    """A posted form that the admin never showed writes nothing."""
     office.claim(7)
     page = change_page(7)
     answer = office.client().post(page, {"state": "DONE", "owner": "me", "_save": "Save"})
@@ -129,7 +130,7 @@ def test_posting_a_change_writes_nothing(office: Office) -> None:
 
 
 def test_requeue_asks_for_a_reason_and_takes_failed_works_alone(office: Office) -> None:
-    """The reason and who gave it stand in the record, and in the admin's log."""
+    """A requeue asks for a reason. The record and the admin's log have it, and the user's name."""
     from django.contrib.admin.models import LogEntry
 
     office.ledger.fail(office.claim(7), "no carrier")
@@ -154,7 +155,7 @@ def test_requeue_asks_for_a_reason_and_takes_failed_works_alone(office: Office) 
 
 
 def test_release_takes_a_key_from_the_holder_that_was_shown(office: Office) -> None:
-    """Key and work; another holder than the one on the page keeps it."""
+    """A release takes key and work from the holder on the page. Another holder keeps them."""
     office.claim(7)
     office.claim(8)
     client, both = office.client(), ["order:7", "order:8"]
@@ -173,7 +174,7 @@ def test_release_takes_a_key_from_the_holder_that_was_shown(office: Office) -> N
 
 
 def test_who_may_only_look_gets_no_action(office: Office) -> None:
-    """Also if the form is made by hand."""
+    """A user who may only view gets no action, even by a form that was made by hand."""
     office.ledger.fail(office.claim(7), "no carrier")
     office.claim(8)
     client = office.client("looker")
@@ -267,8 +268,8 @@ class TestWholeLists:
         return fields
 
     def test_requeue(self, office: Office) -> None:
-        """Each is requeued; not what became DEAD after the page was shown, nor what the filter
-        leaves out."""
+        """All chosen work is requeued, except what became DEAD after the page was shown, and what
+        the filter excludes."""
         self.fill(office, "DEAD")
         office.ledger.fail(office.claim(8_000), "no carrier")
         client, page = office.client(), WORKS_PAGE + "?state__exact=DEAD"
@@ -285,7 +286,8 @@ class TestWholeLists:
         assert office.state(7) == "DEAD"
 
     def test_release(self, office: Office) -> None:
-        """Each holder loses its key; not one that has claimed since the page was shown."""
+        """All chosen holders lose their keys, except one that has claimed since the page was
+        shown."""
         self.fill(office, "PROCESSING")
         client = office.client()
         fields = self.choose(client, KEYS_PAGE, ["order:1"], "release")
@@ -300,7 +302,7 @@ class TestWholeLists:
     def test_what_takes_too_long_is_left(
         self, office: Office, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A web server ends requests that take long: the page says how many rows are left."""
+        """An action that takes too long ends, and the page shows how many rows are left."""
         monkeypatch.setattr("taskguard_django.admin._LONGEST_S", -1.0)
         self.fill(office, "DEAD")
         client = office.client()
@@ -311,7 +313,7 @@ class TestWholeLists:
 
 
 def test_what_a_leader_remembers_is_no_work(office: Office) -> None:
-    """Its record is not among the work."""
+    """A leader's record is not listed as work."""
     tg = taskguard.connect(locks=None, ledger=office.ledger)
     pages: list[str] = []
 
@@ -324,7 +326,7 @@ def test_what_a_leader_remembers_is_no_work(office: Office) -> None:
 
 
 def test_the_ledgers_own_mark_is_no_key(office: Office) -> None:
-    """It stands among them from the first worker's start on, until the year 148108."""
+    """The ledger's own mark is not listed as a key."""
     office.claim(1)
     assert office.ledger.mark(make=True)
     for filtered in ("", "?held=yes"):

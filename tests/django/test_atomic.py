@@ -115,7 +115,7 @@ def test_effects_and_done_commit_together(rig: DjangoRig) -> None:
 
 
 def test_a_body_that_fails_writes_nothing(rig: DjangoRig) -> None:
-    """Neither effect nor DONE; the next delivery does it."""
+    """If the body fails, there is neither effect nor DONE, and the next delivery does the work."""
     from taskguard_django import atomic
 
     def fails(guard: Guard) -> None:
@@ -135,7 +135,7 @@ def test_a_body_that_fails_writes_nothing(rig: DjangoRig) -> None:
 
 
 def test_a_holder_that_was_overtaken_writes_nothing(rig: DjangoRig) -> None:
-    """Its effects are rolled back with its DONE."""
+    """The effects of an overtaken holder are rolled back."""
     from taskguard_django import atomic
 
     heard: list[BaseException] = []
@@ -158,7 +158,7 @@ def test_a_holder_that_was_overtaken_writes_nothing(rig: DjangoRig) -> None:
 
 
 def test_a_savepoint_may_fail_and_another_one_stay(rig: DjangoRig) -> None:
-    """`transaction.atomic()` within it is Django's savepoint."""
+    """Within the block, `transaction.atomic()` is a savepoint of Django's."""
     from django.db import IntegrityError, transaction
 
     from support.django_orders.models import Effect
@@ -178,7 +178,8 @@ def test_a_savepoint_may_fail_and_another_one_stay(rig: DjangoRig) -> None:
 
 
 def test_what_django_would_roll_back_is_not_done(rig: DjangoRig) -> None:
-    """`set_rollback(True)`, or an error in a block without savepoint that was caught."""
+    """After `set_rollback(True)`, or a caught error in a block without a savepoint, the work is not
+    DONE."""
     from django.db import transaction
 
     from taskguard_django import atomic
@@ -246,7 +247,8 @@ def test_the_block_refuses_a_commit(rig: DjangoRig) -> None:
 
 
 def test_a_block_within_atomic_is_refused(rig: DjangoRig) -> None:
-    """The outer one would decide; what was done before it is neither committed nor rolled back."""
+    """A block within `transaction.atomic()` is refused, because the outer block would decide.
+    Earlier writes are left alone."""
     from django.db import transaction
 
     from taskguard_django import atomic
@@ -261,7 +263,8 @@ def test_a_block_within_atomic_is_refused(rig: DjangoRig) -> None:
 
 
 def test_hooks_run_once_done_is_committed(rig: DjangoRig) -> None:
-    """Also `guard.after_commit()`'s; what a hook raises leaves DONE as it is."""
+    """Hooks of `on_commit()` and of `guard.after_commit()` run after DONE. An error of a hook
+    leaves DONE."""
     from django.db import transaction
 
     from taskguard_django import atomic
@@ -284,7 +287,7 @@ def test_hooks_run_once_done_is_committed(rig: DjangoRig) -> None:
 
 
 def test_a_constraint_that_fails_at_commit_is_the_bodys_error(rig: DjangoRig) -> None:
-    """As Django's foreign keys do; the connection is good for more."""
+    """A constraint that fails at COMMIT is the body's error, and the connection can go on."""
     from django.db import IntegrityError, connection
 
     from taskguard_django import atomic
@@ -309,7 +312,8 @@ def test_a_constraint_that_fails_at_commit_is_the_bodys_error(rig: DjangoRig) ->
 
 
 def test_a_connection_of_another_driver_is_refused(pg: DjangoRig) -> None:
-    """The ledger's statements could not go by it."""
+    """A connection of another driver is refused, because the ledger's statements could not use
+    it."""
     from taskguard.ledger.transactions.external import on_external
     from taskguard_django import connection
 
@@ -320,7 +324,8 @@ def test_a_connection_of_another_driver_is_refused(pg: DjangoRig) -> None:
 
 
 def test_a_hook_may_run_a_guarded_body_on_the_same_connection(rig: DjangoRig) -> None:
-    """The outer one's transaction is over by then."""
+    """A hook may run a guarded body on the same connection, because the outer transaction has
+    ended."""
     from django.db import transaction
 
     from taskguard_django import atomic
@@ -341,7 +346,7 @@ def test_a_hook_may_run_a_guarded_body_on_the_same_connection(rig: DjangoRig) ->
 
 
 def test_threads_share_a_ledger_and_each_has_its_connection(pg: DjangoRig) -> None:
-    """Six at the same work items: one effect each."""
+    """Six threads do the same work items, and each has one effect."""
     from django.db import connections
 
     from taskguard_django import atomic, checkpoint
@@ -365,7 +370,7 @@ def test_threads_share_a_ledger_and_each_has_its_connection(pg: DjangoRig) -> No
 
 
 def test_parts_commit_with_their_progress(rig: DjangoRig) -> None:
-    """A later attempt goes on where the last one was."""
+    """A checkpoint commits a part with its progress, from which a later attempt goes on."""
     from taskguard_django import atomic, checkpoint
 
     def body(guard: Guard) -> None:
@@ -385,7 +390,7 @@ def test_parts_commit_with_their_progress(rig: DjangoRig) -> None:
 
 
 def test_several_keys_complete_on_it_too(rig: DjangoRig) -> None:
-    """Which takes several statements."""
+    """Work with several keys completes in the block, too."""
     from taskguard_django import atomic
 
     @rig.tg.guarded(key=["order:<n>", "account:<n>"])
@@ -401,7 +406,7 @@ def test_several_keys_complete_on_it_too(rig: DjangoRig) -> None:
 def test_another_database_is_refused_with_the_reason(
     postgres: Any, pg_url: str, sqlite_url: str, kind: str
 ) -> None:
-    """Two databases do not commit together."""
+    """A block on another database is refused, because two databases do not commit together."""
     from taskguard_django import atomic
 
     other = postgres.create_database("django_other") if kind == "same" else sqlite_url
@@ -421,7 +426,7 @@ def test_another_database_is_refused_with_the_reason(
 
 
 def test_outside_a_guarded_body_it_is_refused(rig: DjangoRig) -> None:
-    """There is nothing to be DONE."""
+    """Outside a guarded body the block is refused."""
     from taskguard_django import atomic
 
     with pytest.raises(TransactionUsageError, match=r"taskguard_django\.atomic"), atomic():
@@ -430,7 +435,8 @@ def test_outside_a_guarded_body_it_is_refused(rig: DjangoRig) -> None:
 
 
 def test_a_commit_that_got_no_answer_is_resolved(postgres: Any, pg_url: str) -> None:
-    """It happened, so the body is not run again; the ledger asks by a connection of its own."""
+    """If a COMMIT that happened gets no answer, the ledger reads the record, and the body does not
+    run again."""
     from django.db import connections
 
     from taskguard_django import atomic
@@ -457,7 +463,7 @@ def test_a_commit_that_got_no_answer_is_resolved(postgres: Any, pg_url: str) -> 
 
 
 def test_a_deadlock_runs_the_body_again(pg: DjangoRig) -> None:
-    """The database says by its error that nothing stays."""
+    """After a deadlock the body runs again."""
     from django.db import connection
 
     from taskguard_django import atomic
@@ -501,7 +507,8 @@ def test_a_deadlock_runs_the_body_again(pg: DjangoRig) -> None:
 
 
 def test_a_server_that_was_restarted_costs_one_delivery(pg: DjangoRig) -> None:
-    """Django's connection is dead: nothing is written, and the next one does it."""
+    """If a restart broke Django's connection, one delivery is deferred, and the next one does the
+    work."""
     from django.db import connection
 
     from taskguard_django import atomic
@@ -522,7 +529,8 @@ def test_a_server_that_was_restarted_costs_one_delivery(pg: DjangoRig) -> None:
 
 @pytest.mark.parametrize("level", ["REPEATABLE_READ", "SERIALIZABLE"])
 def test_no_plain_call_is_lost_at_a_higher_level(pg: DjangoRig, level: str) -> None:
-    """Serialization failures come by the dozen there: run again under the same lease."""
+    """At a higher isolation level, serialization failures run the body again under the same
+    lease."""
     from django.db import connections
     from psycopg import IsolationLevel
 

@@ -29,7 +29,7 @@ def columns(url: str) -> dict[str, list[tuple[str, str, bool]]]:
 
 @pytest.mark.parametrize("name", ["pg_url", "sqlite_url"])
 def test_a_migrated_database_is_the_ledgers(request: pytest.FixtureRequest, name: str) -> None:
-    """Nothing more, nothing less; backwards nothing is left, and it can be done again."""
+    """The migration makes exactly the ledger's tables. It can be reverted and repeated."""
     from django.core.management import call_command
 
     url = request.getfixturevalue(name)
@@ -107,7 +107,7 @@ def _apply_older_migrations(url: str) -> None:
 def test_migrate_refuses_tables_that_an_older_checkout_created(
     request: pytest.FixtureRequest, name: str
 ) -> None:
-    """`taskguard ledger create` of that checkout made them, so no migration is recorded."""
+    """`migrate` refuses tables that an older checkout's `taskguard ledger create` made."""
     from django.core.management import call_command
 
     url = request.getfixturevalue(name)
@@ -123,7 +123,7 @@ def test_migrate_refuses_tables_that_an_older_checkout_created(
 def test_a_later_migration_upgrades_the_tables(
     request: pytest.FixtureRequest, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A made-up step runs once. `sqlmigrate` prints its SQL."""
+    """A later migration upgrades the tables once, and `sqlmigrate` prints its SQL."""
     url = request.getfixturevalue(name)
     to = SCHEMA_VERSION + 1
     add = "CREATE TABLE taskguard_colours (colour INTEGER)"
@@ -158,14 +158,14 @@ def test_a_later_migration_upgrades_the_tables(
 
 
 def test_only_the_ledgers_database_gets_tables(pg_url: str, sqlite_url: str) -> None:
-    """Every database is migrated in its turn."""
+    """Only the ledger's database gets tables, although each database is migrated."""
     with django_on(default=pg_url, other=sqlite_url):
         assert columns(pg_url)
         assert columns(sqlite_url) == {}
 
 
 def test_a_test_database_in_memory_is_migrated() -> None:
-    """Tests that guard nothing need no file."""
+    """A test database in memory can be migrated."""
     with django_on(default="sqlite:///:memory:"):
         from taskguard_django.models import Work
 

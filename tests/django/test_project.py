@@ -73,7 +73,7 @@ def run(project: Path, *arguments: str) -> str:
 
 
 def test_a_sweep_of_a_projects_celery_app_reads_djangos_settings(project: Path) -> None:
-    """`taskguard sweep --celery shop_celery:app` needs no URL; no more does `manage.py`."""
+    """`taskguard sweep --celery` and `manage.py` read Django's settings, and need no URL."""
     manage = "-m", "django"
     settings = "--settings", "shop_settings"
     run(project, *manage, "migrate", *settings)

@@ -26,7 +26,8 @@ def models(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 
 def test_a_models_row_is_moved_with_the_effects(models: Any) -> None:
-    """PAID -> SHIPPING -> SHIPPED, and a cancelled one is told; a body that fails leaves PAID."""
+    """The row moves from PAID over SHIPPING to SHIPPED. A cancelled row is reported, and a body
+    that fails leaves PAID."""
     from taskguard_django import atomic, row
 
     status = models.Order.Status
@@ -70,7 +71,7 @@ def test_a_models_row_is_moved_with_the_effects(models: Any) -> None:
 
 
 def test_ids_of_all_kinds_find_their_row(models: Any) -> None:
-    """A UUID, and fields that are unique together, with an integer and a text."""
+    """A row is found by a UUID, and by several fields that are unique together."""
     from taskguard_django import atomic, row
 
     tg = taskguard.connect()
@@ -106,7 +107,7 @@ def test_ids_of_all_kinds_find_their_row(models: Any) -> None:
     ],
 )
 def test_what_does_not_fit_is_told(models: Any, wrong: dict[str, Any], told: str) -> None:
-    """When it is declared."""
+    """A declaration that does not fit its model is refused."""
     from taskguard_django import row
 
     states = {"new": 0, "processing": 1, "done": 2}
@@ -130,7 +131,7 @@ def delivery(order: int) -> Delivery:
 
 
 def test_what_is_enqueued_stands_or_falls_with_djangos_transaction(models: Any) -> None:
-    """Sent after the COMMIT, and once; nothing is sent, nor on record, where it is rolled back."""
+    """Enqueued work is sent once after the COMMIT. After a rollback there is no record."""
     from django.db import transaction
 
     from taskguard_django import connection
@@ -160,7 +161,8 @@ def test_what_is_enqueued_stands_or_falls_with_djangos_transaction(models: Any) 
 
 
 def test_a_duplicate_in_djangos_transaction_is_told_of_the_first(models: Any) -> None:
-    """Attached or replaced; what is rolled back replaces nothing."""
+    """A duplicate attaches to the first message, or replaces it. After a rollback it replaces
+    nothing."""
     from django.db import transaction
 
     from taskguard_django import connection
@@ -187,7 +189,8 @@ def test_a_duplicate_in_djangos_transaction_is_told_of_the_first(models: Any) ->
 
 
 def test_enqueueing_outside_a_transaction_is_refused(models: Any) -> None:
-    """It would be committed apart from what it is about."""
+    """Enqueueing outside a transaction is refused, because it would commit apart from the user's
+    writes."""
     from taskguard_django import connection
 
     tg = taskguard.connect()
@@ -197,7 +200,7 @@ def test_enqueueing_outside_a_transaction_is_refused(models: Any) -> None:
 
 
 def test_what_a_body_enqueues_is_committed_with_done(models: Any) -> None:
-    """In `atomic()`."""
+    """Work that is enqueued in `atomic()` commits with DONE."""
     from taskguard_django import atomic, connection
 
     tg = taskguard.connect()

@@ -31,7 +31,8 @@ def migrated(pg_url: str) -> Iterator[str]:
 
 
 def test_celery_rq_and_connect_take_them(migrated: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before the environment, and behind what they are told themselves."""
+    """Celery, RQ and `connect()` use `settings.TASKGUARD`. Their own options go first, and the
+    environment last."""
     from celery import Celery
 
     import taskguard_celery
@@ -54,7 +55,7 @@ def test_celery_rq_and_connect_take_them(migrated: str, monkeypatch: pytest.Monk
 def test_without_locks_the_environment_has_them(
     migrated: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that a URL with a password can stay out of the settings."""
+    """Without LOCKS, the lock server's URL comes from the environment."""
     monkeypatch.setenv("TASKGUARD_LOCKS_URL", "memory://")
     with settings_as({}):
         assert isinstance(taskguard.connect().runner.locks, MemoryLocks)
@@ -82,7 +83,7 @@ def test_wrong_settings_are_told_without_a_password(migrated: str, given: Any, t
 
 
 def test_a_database_in_memory_or_of_another_kind_is_refused() -> None:
-    """Where no ledger could be."""
+    """A database that cannot have a ledger is refused."""
     set_up()
     from taskguard_django.conf import url_of
 
@@ -99,7 +100,7 @@ def test_a_database_in_memory_or_of_another_kind_is_refused() -> None:
 
 
 def test_the_url_is_that_of_djangos_connection() -> None:
-    """With what OPTIONS say to libpq, and a role that Django would assume."""
+    """The ledger's URL has Django's OPTIONS for libpq, and its role."""
     import psycopg
 
     set_up()
@@ -116,7 +117,8 @@ def test_the_url_is_that_of_djangos_connection() -> None:
 
 
 def test_check_tells_what_is_missing(migrated: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No lock server; no tables, where the database is asked."""
+    """`manage.py check` reports a missing lock server. With `--database` it reports missing
+    tables."""
     from django.core.checks import run_checks
     from django.core.management import call_command
 
@@ -175,7 +177,7 @@ def test_check_asks_the_servers_where_a_database_is_named(migrated: str) -> None
 
 
 def test_check_tells_of_tasks_that_can_lose_work(migrated: str) -> None:
-    """Those of Celery's current app, if they are guarded."""
+    """`manage.py check` reports guarded tasks of Celery's current app that can lose work."""
     from celery import Celery, current_app
 
     from taskguard_celery import guarded_task, safe_defaults

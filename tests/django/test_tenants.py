@@ -36,7 +36,8 @@ def findings(ledger: Any) -> dict[str, Any]:
 
 
 def test_tables_in_another_schema_only(tenant: str) -> None:
-    """A worker does not start; it says where the tables are, and what to do."""
+    """If the tables are in another schema only, a worker does not start, and says where they
+    are."""
     ledger = SqlLedger(tenant)
     with pytest.raises(errors.LedgerSchemaError, match=r"but in the schema acme.*SHARED_APPS"):
         ledger.check_schema()
@@ -53,7 +54,8 @@ def test_tables_in_another_schema_only(tenant: str) -> None:
 def test_start_doctor_and_check_name_the_setting(
     tenant: str, settings: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also where the public schema has tables, so that all works but in a tenant's schema."""
+    """The worker's start, the doctor and `check` name the setting, even if the public schema has
+    tables."""
     from celery import Celery
     from django.core.management import call_command
     from django.core.management.base import SystemCheckError
@@ -82,7 +84,8 @@ def test_start_doctor_and_check_name_the_setting(
 
 
 def test_without_tables_the_worker_does_not_start_and_names_the_setting(pg_url: str) -> None:
-    """`taskguard ledger create` would make tables that no tenant's message finds."""
+    """Without tables a worker does not start, and names the setting. New tables would not be found
+    by tenants' messages."""
     from django.test import override_settings
 
     import taskguard_django

@@ -275,7 +275,7 @@ def test_tests_that_know_nothing_of_it_pass(project: Project, more: list[str]) -
 
 
 def test_a_guarded_test_case(project: Project) -> None:
-    """Its locks are in memory, its events are at hand, its ledger is empty."""
+    """A guarded test case has locks in memory, its events, and an empty ledger."""
     project.locks_are_away()
     project.write("shop/tests/test_ours.py", OURS)
     assert "Ran 3 tests" in project.test()
@@ -283,7 +283,7 @@ def test_a_guarded_test_case(project: Project) -> None:
 
 
 def test_a_guarded_test_case_on_sqlite(tmp_path: Path, sqlite_url: str) -> None:
-    """Its test database is a file, and is removed."""
+    """On SQLite the test database is a file, which is removed."""
     project = Project(tmp_path, sqlite_url)
     project.locks_are_away()
     project.write("shop/tests/test_ours.py", OURS)
@@ -292,7 +292,7 @@ def test_a_guarded_test_case_on_sqlite(tmp_path: Path, sqlite_url: str) -> None:
 
 
 def test_a_test_that_may_not_use_the_database_claims_nothing(project: Project) -> None:
-    """Django's own error: there need not be a test database, and then it would be the program's."""
+    """In a test without database access, a claim raises Django's own error."""
     forbidden = "shop/tests/test_plain.py"
     project.write(forbidden, FORBIDDEN)
     assert "Ran 1 test" in project.test()
@@ -302,7 +302,8 @@ def test_a_test_that_may_not_use_the_database_claims_nothing(project: Project) -
 
 @pytest.mark.parametrize("more", [["-n", "2"], ["--nomigrations"]])
 def test_pytests_fixtures_have_djangos_test_database(project: Project, more: list[str]) -> None:
-    """Bodies with `atomic()` are delivered twice, killed and overtaken, as others are."""
+    """The fixtures deliver bodies with `atomic()` twice, kill them, and overtake them, in Django's
+    test database."""
     need_redis_in_memory()
     project.locks_are_away()
     assert "7 passed" in project.by_pytest(*more)

@@ -51,12 +51,13 @@ class TestServer:
     """Faults 8, 10 and 13."""
 
     def test_frozen(self, server: Postgres | MariaDB, make_rivals: Any, connect: Any) -> None:
-        """A rival is refused, other work is done, and all is well afterwards."""
+        """If the server freezes, a rival is refused, and other work is done."""
         rivals = make_rivals(locks=lambda: connect(answer_s=0.5))
         expect_work_beside_a_frozen_server(rivals, server)
 
     def test_killed(self, server: Postgres | MariaDB, make_rivals: Any, connect: Any) -> None:
-        """Killed and started again: every lock is free, and a rival is refused."""
+        """After the server was killed and started, every lock is free, and the ledger refuses a
+        rival."""
 
         def fault() -> None:
             server.kill()
@@ -71,7 +72,7 @@ class TestSessionEnds:
     def test_the_ledger_keeps_the_key(
         self, server: Postgres | MariaDB, make_rivals: Any, connect: Any
     ) -> None:
-        """Ended by an administrator in the middle of a body: a rival is refused by the ledger."""
+        """If an administrator ends the session in a body, the ledger refuses a rival."""
         rivals = make_rivals(locks=connect)
         locks = rivals.first.tg.runner.locks
         expect_one_effect(rivals, lambda: kill(server.url_of("locks"), session_of(locks)))
@@ -79,7 +80,7 @@ class TestSessionEnds:
     def test_its_holder_takes_it_again(
         self, server: Postgres | MariaDB, make_rivals: Any, connect: Any
     ) -> None:
-        """The holder's next renewal takes the lock again, and rivals are refused by it."""
+        """The holder's next renewal takes the lock again."""
         rivals = make_rivals(locks=connect)
         locks, other = rivals.first.tg.runner.locks, connect()
 
@@ -100,7 +101,7 @@ class TestSessionEnds:
 
 
 def test_a_pooler_of_transactions(postgres: Postgres, pg_url: str, make_rivals: Any) -> None:
-    """Fault 30: nothing is granted through it, and the ledger alone decides."""
+    """Fault 30: a pooler of transactions grants no lock, and the ledger decides alone."""
     need(PgBouncer)
     with PgBouncer(postgres.port) as pooler:
         pooled = pooler.url_of(str(sa.make_url(pg_url).database))

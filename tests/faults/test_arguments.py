@@ -37,7 +37,8 @@ TAKEN = {
 def test_what_cannot_be_a_key_is_refused_by_name(
     make_rivals: Any, redis_url: str, name: str
 ) -> None:
-    """Nothing runs, nothing is written down, and the error does not carry the value."""
+    """An argument that cannot be a key is refused. Nothing runs or is recorded, and the error does
+    not show the value."""
     shop = make_rivals(locks=redis_url).first
 
     @shop.tg.guarded(key="order:<order>")
@@ -51,7 +52,7 @@ def test_what_cannot_be_a_key_is_refused_by_name(
 
 
 def test_what_can_be_a_key_is_one_of_its_own(make_rivals: Any, redis_url: str) -> None:
-    """Each twice: as many effects as there are texts."""
+    """Each text is work of its own, and has one effect although it is sent twice."""
     shop = make_rivals(locks=redis_url).first
 
     @shop.tg.guarded(key="order:<order>")

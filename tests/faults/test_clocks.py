@@ -57,7 +57,8 @@ class TestLockServer:
     def test_a_ledger_lets_one_of_them_in(
         self, lock_server: Valkey, make_rivals: Any, jump_s: float
     ) -> None:
-        """Forward, the lock server gives the key away; the ledger does not. Back, neither does."""
+        """After a jump forward the lock server gives the key away, and the ledger does not. After a
+        jump back neither does."""
         rivals = make_rivals(locks=lock_server.url)
         expect_one_effect(rivals, lambda: lock_server.jump(jump_s))
 
@@ -89,7 +90,7 @@ class TestLockServer:
     def test_a_far_deadline_of_a_live_holder_keeps_others_out(
         self, lock_server: Valkey, make_rivals: Any
     ) -> None:
-        """The ledger knows of it."""
+        """A far deadline of a live holder counts, because the ledger knows the holder."""
         rivals = make_rivals(locks=lock_server.url)
 
         def during(guard: Guard) -> None:
@@ -110,7 +111,8 @@ class TestDatabase:
         return made
 
     def test_forward_the_first_one_is_refused(self, database: Postgres, rivals: Rivals) -> None:
-        """Its lease is over too early: another takes over and commits, its own commit is stale."""
+        """After a jump forward another delivery takes over and commits, and the first one's commit
+        is refused."""
 
         def during(guard: Guard) -> None:
             database.jump(FORWARD_S)
@@ -124,8 +126,7 @@ class TestDatabase:
     def test_back_nobody_is_let_in_and_fences_grow(
         self, database: Postgres, rivals: Rivals
     ) -> None:
-        """The lease seems to last for an hour, and ends with its body. No delivery is
-        fenced out."""
+        """After a jump back the lease ends with its body. Fences still grow."""
         fences: list[int] = []
 
         def during(guard: Guard) -> None:

@@ -98,8 +98,8 @@ def move(two: Cluster) -> Iterator[Move]:
 
 class TestSlotMoves:
     def test_a_lock_moves_with_all_that_belongs_to_it(self, two: Cluster, move: Move) -> None:
-        """One slot holds all of its entries; at the new node the same owner holds the same lease,
-        and who knew the old node finds the new one."""
+        """All entries of a lock move with its slot. At the new node its owner has the same
+        lease."""
         locks, owner = locks_of(two), new_owner("m")
         granted = take(locks, owner)
         assert isinstance(granted, Granted)
@@ -120,14 +120,14 @@ class TestSlotMoves:
         assert after.fence > granted.fence
 
     def test_one_server_is_no_cluster(self, move: Move) -> None:
-        """redis:// to one node says what to write."""
+        """A plain `redis://` URL of a node raises an error with the correct URL."""
         move.begin()
         with pytest.raises(LockServerUnavailableError, match=r"Write redis\+cluster://"):
             take(RedisLocks(move.source.url))
 
     @pytest.mark.parametrize("moved", [False, True])
     def test_holders_stay_in_the_middle(self, two: Cluster, move: Move, moved: bool) -> None:
-        """Before and after its entries have gone a lease is renewed, and released for others."""
+        """While a slot moves, its lease can be renewed and released."""
         locks, owner = locks_of(two), new_owner("m")
         take(locks, owner)
         move.begin()
@@ -167,7 +167,7 @@ class TestSlotMoves:
             assert locks.release(KEY, owner) is True
 
     def test_several_keys_in_the_middle(self, two: Cluster, move: Move) -> None:
-        """One of them is on its way: none is taken."""
+        """If one of several keys is on its way, none is taken."""
         locks = locks_of(two)
         move.begin()
         with pytest.raises(LockServerUnavailableError):
@@ -189,7 +189,7 @@ class TestSlotMoves:
         expect_one_effect(rivals, fault)
 
     def test_fenced_values_follow_their_slot(self, two: Cluster, move: Move) -> None:
-        """A cluster's client sets them wherever they are; moved, they refuse an older holder."""
+        """Fenced values follow their slot, and still refuse an older holder."""
         with RedisCluster(host="127.0.0.1", port=two.nodes[0].port) as client:
             here = "{order:1}:stock"
             assert client.keyslot(here) == move.slot
@@ -300,7 +300,7 @@ def hand_over(pair: Pair) -> None:
 class TestFailover:
     @pytest.mark.parametrize("fault", [kill, freeze, hand_over])
     def test_locks_go_on(self, three: Cluster, fault: Callable[[Pair], None]) -> None:
-        """The lease is the replica's; locks work within a second of its promotion."""
+        """The replica has the lease, and locks work within a second of its promotion."""
         # A machine that is busy may take longer at times.
         assert any(self._outage_s(pair_of(three), fault) < 1.0 for _ in range(3))
 
@@ -343,7 +343,8 @@ class TestFailover:
 
     @pytest.mark.parametrize("fault", [kill, freeze, hand_over])
     def test_one_effect(self, pair: Pair, make_rivals: Any, fault: Callable[[Pair], None]) -> None:
-        """With a ledger: the holder ends its work, and a rival is refused before and after."""
+        """With a ledger the holder ends its work, and a rival is refused before and after the
+        failover."""
         rivals = make_rivals(locks=pair.cluster.url)
         order = int(pair.key.removeprefix("order:"))
 
@@ -400,7 +401,7 @@ class TestLostGrant:
     """A lease that the replica did not get. The holder uses the master directly, past the proxy."""
 
     def test_locks_only_it_is_granted_twice(self, pair: Pair) -> None:
-        """Without a ledger two hold one key: what the page of lock servers says may be lost."""
+        """Without a ledger, a lease that the replica lacks can be granted twice."""
         with unreplicated(pair):
             before = take(RedisLocks(pair.master.url), keys=(pair.key,))
             assert isinstance(before, Granted)
@@ -409,7 +410,7 @@ class TestLostGrant:
         assert after.fence > before.fence
 
     def test_the_ledger_keeps_it(self, pair: Pair, make_rivals: Any) -> None:
-        """With one, the rival is let in by the lock server and refused by the ledger."""
+        """With a ledger, the lock server grants the rival, and the ledger refuses it."""
         rivals = make_rivals(locks=pair.master.url, second_locks=pair.cluster.url)
         order = int(pair.key.removeprefix("order:"))
         with ExitStack() as fault:
@@ -434,7 +435,7 @@ def taken_at_last(locks: RedisLocks, key: str) -> Granted | None:
 
 
 def test_a_worker_goes_on_through_a_failover(pair: Pair, make_shop: Any) -> None:
-    """A Celery worker with bodies in hand: the master dies, each order has one effect."""
+    """If the master dies while a Celery worker runs bodies, each order has one effect."""
     shop = make_shop(SHOP_LOCKS=pair.cluster.url)
     order = int(pair.key.removeprefix("order:"))
     with shop.worker(concurrency=3) as worker:
@@ -452,7 +453,7 @@ def test_a_worker_goes_on_through_a_failover(pair: Pair, make_shop: Any) -> None
 
 
 def test_locks_alone_through_a_failover(pair: Pair) -> None:
-    """Without a ledger a lease whose ttl is above the failover's time is kept through it."""
+    """Without a ledger, a lease with a ttl above the failover's time is kept."""
     tg = connect(locks=pair.cluster.url, ledger=None)
     try:
         with tg.lock(pair.key, ttl_s=60.0) as lock:

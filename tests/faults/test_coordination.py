@@ -100,7 +100,7 @@ class TestLedger:
     """Faults 8, 10, 13 and 31, with a ledger: one effect, none lost."""
 
     def test_killed(self, server: Kind, make_rivals: Any) -> None:
-        """Killed and started again in the middle of a body: a rival is refused."""
+        """If the server is killed and started in a body, a rival is refused."""
 
         def fault() -> None:
             server.kill()
@@ -109,7 +109,7 @@ class TestLedger:
         expect_one_effect(make_rivals(locks=server.url), fault)
 
     def test_killed_for_good(self, server: Kind, make_rivals: Any) -> None:
-        """The ledger alone decides, and work goes on."""
+        """If the server stays down, the ledger decides alone, and work goes on."""
         rivals = make_rivals(locks=lambda: impatient(server))
 
         def fault() -> None:
@@ -120,20 +120,21 @@ class TestLedger:
         assert "lock_unavailable" in rivals.second.happened
 
     def test_frozen(self, server: Kind, make_rivals: Any) -> None:
-        """A frozen server: the same, and all is well afterwards."""
+        """If the server freezes, a rival is refused, and other work is done."""
         rivals = make_rivals(locks=lambda: impatient(server))
         expect_work_beside_a_frozen_server(rivals, server)
 
     def test_emptied(self, server: Kind, make_rivals: Any) -> None:
-        """It comes back with a new data directory: the ledger's lease keeps the key."""
+        """If the server comes back with a new data directory, the ledger's lease keeps the key."""
         expect_one_effect(make_rivals(locks=server.url), lambda: emptied(server))
 
     def test_a_lease_that_is_ended(self, server: Kind, make_rivals: Any) -> None:
-        """Somebody ends all that the server has granted: the ledger's lease keeps the key."""
+        """If the server's leases are ended, the ledger's lease keeps the key."""
         expect_one_effect(make_rivals(locks=server.url), lambda: forget(server))
 
     def test_a_ttl_between_two_seconds(self, server: Kind, make_rivals: Any) -> None:
-        """They keep leases of whole seconds: no rival takes that for a stranger's."""
+        """The lock of a delivery that is about to claim keeps a rival out, although the server
+        rounds its ttl to whole seconds."""
         rivals = make_rivals(locks=server.url)
         # Somebody is about to claim.
         locks_on(server).acquire(KEY, new_owner("m"), ttl_s=20.2, with_fence=False, wait_s=0.0)
@@ -146,7 +147,8 @@ class TestLocksOnly:
     """The same with nothing but these."""
 
     def test_killed(self, server: Kind) -> None:
-        """The granted lease remains, and no other owner gets the key."""
+        """After the server was killed and started, the lease remains, and no other owner gets the
+        key."""
         locks, owner = patient(server), new_owner("m")
         granted = take(locks, owner)
         server.kill()
@@ -158,7 +160,7 @@ class TestLocksOnly:
         assert locks.release(KEY, owner) is True
 
     def test_frozen(self, server: Kind) -> None:
-        """Renewals get no answer: the old deadline stands, then the lease is lost."""
+        """If renewals get no answer, the lease is valid until its deadline, and then lost."""
         events: list[Event] = []
         locks = impatient(server, 1.5)
         tg = taskguard.connect(locks=locks, ledger=None, listeners=(events.append,))
@@ -177,7 +179,7 @@ class TestLocksOnly:
 
     @pytest.mark.parametrize("fault", [emptied, forget])
     def test_forgotten(self, server: Kind, fault: Any) -> None:
-        """Emptied, or its lease ended: the holder learns it by its next renewal, and the next
+        """If the server lost its data, or ended the lease, the next renewal says so. The next
         holder has a higher token."""
         tg = taskguard.connect(locks=brief(server), ledger=None)
         with (

@@ -122,7 +122,7 @@ def _empty_tables(made: Rivals) -> None:
 
 
 def test_a_lock_that_is_not_given_in_time_runs_the_body_again(make_rivals: Any) -> None:
-    """Fault 22. Under the same lease; what the first run wrote is not there."""
+    """Fault 22: if a body gets no row lock in time, it runs again under the same lease."""
     shop = make_rivals(locks=None).first
     fences: list[int] = []
     with shop.engine.begin() as db:
@@ -161,8 +161,7 @@ class TestPooler:
                 yield made
 
     def test_the_ledger_works(self, pooled: Rivals) -> None:
-        """Often enough that a statement which the driver prepared would be missed; two at a time
-        want the same work, and each work has one effect."""
+        """Behind a pooler, work that two calls want at once has one effect."""
         orders, waiting = range(20), {"busy": "wait", "wait_s": 60.0}
         with ThreadPoolExecutor(4) as pool:
             asked = [
@@ -174,7 +173,7 @@ class TestPooler:
         assert [pooled.shipped(order) for order in orders] == [["second"]] * len(orders)
 
     def test_leases_are_renewed_and_stale_holders_refused(self, pooled: Rivals) -> None:
-        """As without a pooler."""
+        """Behind a pooler, leases are renewed, and stale holders are refused."""
 
         def outlast(guard: Guard) -> None:
             lease_s = guard.remaining_s
@@ -215,7 +214,7 @@ class TestPooler:
     "url", ["pg_url", "sqlite_url", pytest.param("mariadb_url", marks=pytest.mark.debian)]
 )
 def test_keys_that_look_alike_are_different_keys(url: str, request: pytest.FixtureRequest) -> None:
-    """Fault 34: a, A, á, and a with a space are four work items, though to MariaDB they are one."""
+    """Fault 34: keys that differ in case, accents or a trailing blank are different work."""
     with rivals(request.getfixturevalue(url), locks=None) as made:
         texts = ["a", "A", "á", "a "]
 

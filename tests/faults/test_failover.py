@@ -106,7 +106,7 @@ class TestStaleReplica:
     """Fault 14."""
 
     def test_the_ledger_keeps_the_key(self, network: Network, make_rivals: Any) -> None:
-        """The new master never heard of the lease: a rival asks there, and the ledger says no."""
+        """If the new master lacks the lease, the ledger refuses a rival."""
         rivals = make_rivals(locks=network.near_the_master, second_locks=network.by_sentinel)
 
         def during(guard: Guard) -> None:
@@ -125,7 +125,7 @@ class TestStaleReplica:
         assert rivals.shipped() == ["first"]
 
     def test_fences_grow_over_it(self, network: Network) -> None:
-        """The token that only the dead master knew is below the next one."""
+        """The next token is higher than the one that only the dead master knew."""
         network.cut()
         before = take(network.near_the_master())
         network.master.kill()
@@ -139,7 +139,7 @@ class TestSplitBrain:
     """Fault 15."""
 
     def test_two_masters_one_effect(self, network: Network, make_rivals: Any) -> None:
-        """Each side's lock server lets its own client in; the ledger lets in one of them."""
+        """Each side's lock server grants its own client, and the ledger lets one of them in."""
         rivals = make_rivals(locks=network.near_the_master, second_locks=network.by_sentinel)
 
         def fault() -> None:
@@ -155,8 +155,8 @@ class TestSplitBrain:
         expect_one_effect(rivals, fault)
 
     def test_after_it_heals_nobody_ends_the_others_lease(self, network: Network) -> None:
-        """Two holders with tokens of their own: what the old side releases and renews is its own,
-        and what is left is the new side's lease."""
+        """After the network heals, neither holder has renewed or released the other's lease, and
+        the new side's lease is left."""
         network.cut()
         network.wait_for_promotion()
         old, new = new_owner("old"), new_owner("new")

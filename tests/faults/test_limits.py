@@ -17,8 +17,8 @@ from support.waiting import patience_s, wait_until
 def test_work_beyond_its_time_limit_can_be_done_again(
     make_shop: Callable[..., Shop], limit: str
 ) -> None:
-    """Soft: the body's own failure, FAILED at once. Hard: its child is killed, and the lease runs
-    out. Either way the next message takes the row, and there is one effect."""
+    """After a soft time limit the work is FAILED at once. After a hard one its child is killed, and
+    the lease expires. The next message does the work."""
     shop = make_shop()
     with shop.worker(concurrency=1):
         result = shop.tasks.ship.apply_async((1, 60.0), **{limit: 5})
@@ -32,7 +32,8 @@ def test_work_beyond_its_time_limit_can_be_done_again(
 
 
 def test_a_soft_shutdown_gives_the_work_back(make_shop: Callable[..., Shop]) -> None:
-    """The body has a second to end and does not: NEW, no crash, and done by another worker."""
+    """If a body does not end within a soft shutdown, its work is NEW without a crash, and another
+    worker does it."""
     if celery.VERSION < (5, 5):
         pytest.skip("Celery before 5.5 knows no soft shutdown")
     shop = make_shop(SHOP_SETTINGS='{"worker_soft_shutdown_timeout": 1}')

@@ -64,14 +64,14 @@ class TestPaused:
     """Fault 8."""
 
     def test_the_ledger_decides_and_work_goes_on(self, server: Valkey, make_rivals: Any) -> None:
-        """A frozen server: a rival is refused, other work is done, and all is well afterwards."""
+        """If the server freezes, a rival is refused, and other work is done."""
         rivals = make_rivals(locks=lambda: impatient(server))
         expect_work_beside_a_frozen_server(rivals, server)
 
     def test_with_locks_only_the_deadline_stands_and_then_the_lease_is_lost(
         self, server: Valkey
     ) -> None:
-        """Renewals get no answer: no trust is added, none is taken away before its time."""
+        """If renewals get no answer, the lease is valid until its deadline, and not longer."""
         events: list[Event] = []
         locks = impatient(server, 1.0)
         tg = taskguard.connect(locks=locks, ledger=None, listeners=(events.append,))
@@ -99,11 +99,12 @@ class TestEviction:
     def test_a_lock_that_was_thrown_away_lets_nobody_in(
         self, evicting: Valkey, make_rivals: Any
     ) -> None:
-        """The ledger's lease keeps the key."""
+        """If the server evicts a lock, the ledger's lease keeps the key."""
         expect_one_effect(make_rivals(locks=evicting.url), lambda: crowd_out(evicting))
 
     def test_fences_grow_over_it(self, evicting: Valkey) -> None:
-        """A thrown away fence is followed by a higher one; the server's setting is warned about."""
+        """If the server evicts a fence, the next one is still higher. The server's setting causes a
+        warning."""
         locks = RedisLocks(evicting.url)
         before = take(locks)
         crowd_out(evicting)
@@ -125,7 +126,8 @@ class TestFull:
         return server
 
     def test_locks_alone_fail_closed(self, full: Valkey) -> None:
-        """No lease, no body: an error that names the reason."""
+        """With locks only, a full server grants no lease, and no body runs. The error names the
+        reason."""
         ran: list[int] = []
         tg = taskguard.connect(locks=full.url, ledger=None)
 
@@ -139,7 +141,7 @@ class TestFull:
         tg.close()
 
     def test_the_ledger_alone_decides(self, full: Valkey, make_rivals: Any) -> None:
-        """Many callers at once: one effect, and each gets an answer."""
+        """With a ledger, many callers at once cause one effect, and each gets an answer."""
         rivals = make_rivals(locks=full.url)
         callers = 8
         with ThreadPoolExecutor(callers) as pool:
@@ -155,7 +157,7 @@ class TestKilled:
     def test_without_persistence_the_ledger_keeps_the_key(
         self, server: Valkey, make_rivals: Any
     ) -> None:
-        """Killed and started empty in the middle of a body: a rival is refused."""
+        """If the server comes back empty in a body, a rival is refused."""
 
         def fault() -> None:
             server.kill()
@@ -164,7 +166,7 @@ class TestKilled:
         expect_one_effect(make_rivals(locks=server.url), fault)
 
     def test_without_persistence_fences_grow(self, server: Valkey) -> None:
-        """The clock makes them higher than those that were forgotten."""
+        """Fences are higher than the forgotten ones, because they follow the clock."""
         locks = RedisLocks(server.url)
         before = take(locks)
         server.kill()

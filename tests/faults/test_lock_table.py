@@ -62,13 +62,13 @@ class TestFrozen:
     def test_the_ledger_decides_and_work_goes_on(
         self, server: Postgres, make_rivals: Any, connect: Any
     ) -> None:
-        """A rival is refused, other work is done, and all is well afterwards."""
+        """If the database freezes, a rival is refused, and other work is done."""
         connect(server.url, unlogged=True)
         rivals = make_rivals(locks=lambda: TableLocks(server.url, answer_s=0.5))
         expect_work_beside_a_frozen_server(rivals, server)
 
     def test_with_locks_only_the_lease_is_lost(self, server: Postgres, connect: Any) -> None:
-        """After its time: renewals got no answer."""
+        """With locks only, a lease without renewals is lost after its time."""
         tg = taskguard.connect(locks=connect(server.url, unlogged=False), ledger=None)
         try:
             with (
@@ -89,7 +89,7 @@ class TestKilled:
     def test_the_ledger_keeps_the_key(
         self, server: Postgres, make_rivals: Any, connect: Any, unlogged: bool
     ) -> None:
-        """Killed and started in the middle of a body: a rival is refused."""
+        """If the database is killed and started in a body, a rival is refused."""
         connect(server.url, unlogged=unlogged)
 
         def fault() -> None:
@@ -110,7 +110,8 @@ class TestKilled:
         assert take(locks, owner) == granted
 
     def test_a_table_without_a_log_loses_all(self, server: Postgres, connect: Any) -> None:
-        """Another gets the key while its holder trusts its lease; tokens grow over it."""
+        """An unlogged table loses its locks: another owner gets the key while the holder trusts its
+        lease. Tokens still grow."""
         locks, owner = connect(server.url, unlogged=True), new_owner("m")
         before = take(locks, owner)
         server.kill()
@@ -121,7 +122,7 @@ class TestKilled:
 
     @pytest.mark.debian
     def test_mariadb_loses_nothing(self, connect: Any) -> None:
-        """With its default, which flushes each commit."""
+        """With its default, MariaDB flushes each commit, and loses no lock."""
         need(MariaDB)
         with MariaDB() as server:
             url = server.create_database("locks")
@@ -143,7 +144,8 @@ class TestOfTheLedger:
         return rivals
 
     def test_the_table_is_emptied(self, beside: Any, pg_url: str) -> None:
-        """The ledger's lease keeps the key, and the rival's lock is handed to its holder."""
+        """If the table is emptied, the ledger's lease keeps the key, and the rival's lock is handed
+        to its holder."""
 
         def fault() -> None:
             with beside.first.engine.begin() as db:
@@ -152,7 +154,7 @@ class TestOfTheLedger:
         expect_one_effect(beside, fault)
 
     def test_the_table_is_dropped(self, beside: Any) -> None:
-        """Every caller is told that the table is missing, and the ledger decides."""
+        """If the table is dropped, the log says so, and the ledger decides."""
 
         def fault() -> None:
             with beside.first.engine.begin() as db:
@@ -164,7 +166,7 @@ class TestOfTheLedger:
     def test_a_rival_costs_the_ledger_no_claim(
         self, beside: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """It is refused by the lock; nothing is left once all is done."""
+        """The lock refuses a rival before the ledger is asked. In the end no lock is left."""
         # Some releases look for old rows in passing, and note that.
         monkeypatch.setattr("taskguard.lock_table.provider._RELEASES_PER_LOOK", 10**9)
         expect_one_effect(beside, lambda: None)
@@ -182,7 +184,7 @@ class TestReplyLost:
     def test_a_release_that_was_not_answered(
         self, request: pytest.FixtureRequest, connect: Any, kind: str
     ) -> None:
-        """The key is free, and what came of it is not told; the next call works."""
+        """If a release gets no answer, the key is free, and the next call works."""
         url = sa.make_url(request.getfixturevalue(kind))
         connect(url, unlogged=False)
         assert url.port is not None
@@ -198,7 +200,7 @@ class TestReplyLost:
             locks.close()
 
     def test_of_a_dead_connection_it_is_asked_again(self, pg_url: str, connect: Any) -> None:
-        """As after a restart: the same grant, and a release that may have been one."""
+        """On a dead connection an acquire is repeated, and is the same grant. So is a release."""
         locks, owner = connect(pg_url, unlogged=False), new_owner("m")
         granted = take(locks, owner)
         with sa.create_engine(pg_url, poolclass=sa.NullPool).begin() as db:
@@ -219,7 +221,8 @@ class TestStandby:
     def test_it_takes_no_locks_and_says_so(
         self, server: Postgres, connect: Any, make_rivals: Any, unlogged: bool
     ) -> None:
-        """Promoted in the middle of a body it does, and the ledger keeps the key."""
+        """A standby grants no lock, and says so. After its promotion in a body it does, and the
+        ledger keeps the key."""
         locks = connect(server.url, unlogged=unlogged)
         with Standby(server) as standby, closing(TableLocks(standby.url)) as there:
             names = {finding.name for finding in there.check()}
@@ -248,7 +251,8 @@ class TestStandby:
                 expect_one_effect(rivals, fault)
 
     def test_what_it_had_not_got_is_lost(self, server: Postgres, connect: Any) -> None:
-        """With locks only, another owner gets the key, with a higher token."""
+        """With locks only, a lock that the standby lacks is lost: another owner gets the key, with
+        a higher token."""
         locks = connect(server.url, unlogged=False)
         with Standby(server) as standby, closing(TableLocks(standby.url)) as there:
             with sa.create_engine(

@@ -59,7 +59,8 @@ def frozen(pids: list[int]) -> Iterator[None]:
 def test_a_whole_worker_is_frozen_beyond_its_lease(
     make_shop: Any, freeze: Callable[..., Any]
 ) -> None:
-    """Fault 2. Parent and children: another worker ships; thawed, they are refused and answer."""
+    """Fault 2: parent and children are frozen, and another worker ships. After they wake, they are
+    refused, and answer."""
     shop = make_shop()
     first = shop.tasks.hold.delay(5, 1.0)
     with shop.worker(concurrency=1) as worker:
@@ -94,7 +95,7 @@ class TestStuckInC:
         assert guard.lost.wait(patience_s())
 
     def test_the_holder_is_told_at_once_and_commits_if_nobody_came(self, make_rivals: Any) -> None:
-        """`check()` raises as soon as the call is over; the fence still stands: one effect."""
+        """`check()` raises right after the call. If no other delivery came, the commit succeeds."""
         rivals = make_rivals(locks=None)
         assert rivals.ship(self.stuck, ttl_s=self.TTL_S) == "first"
         assert rivals.shipped() == ["first"]

@@ -63,8 +63,8 @@ def rivals(five: Independent, make_rivals: Any) -> Rivals:
 def test_a_minority_in_trouble_is_not_felt(
     five: Independent, rivals: Rivals, strike: Strike
 ) -> None:
-    """Two of five, in the middle of a body: one effect; other work neither waits nor misses the
-    lock server."""
+    """If two servers of five fail in a body, there is one effect, and other work goes on as
+    before."""
     expect_one_effect(rivals, lambda: strike(five, [1, 3]))
     took = []
     for order in range(2, 12):
@@ -90,7 +90,7 @@ def test_of_a_majority_in_trouble_the_ledger_decides(
 
 
 def test_split_between_two_sides(five: Independent, make_rivals: Any) -> None:
-    """Each side of the network reaches two or three servers: the smaller side asks the ledger."""
+    """If one side of the network reaches two servers of five, the ledger decides there."""
     rivals = make_rivals(
         locks=lambda: _side(five, [0, 1, 2]), second_locks=lambda: _side(five, [3, 4])
     )

@@ -93,7 +93,7 @@ class TestWithALedger:
     def test_the_new_master_lacks_the_lease(
         self, group: Group, make_rivals: Any, fault: Callable[[Group], None]
     ) -> None:
-        """A rival asks there and is refused by the ledger: one effect, and none is lost."""
+        """If the new master lacks the lease, the ledger refuses a rival. There is one effect."""
         rivals = make_rivals(locks=lambda: RedisLocks(group.url))
         replica = strand(group)
 
@@ -110,7 +110,7 @@ class TestWithALedger:
         assert rivals.shipped(2) == ["second"]
 
     def test_in_the_middle_of_it_work_goes_on(self, make_rivals: Any) -> None:
-        """Nobody is master: the ledger alone decides, and another's work is not put off."""
+        """While there is no master, the ledger decides alone, and no work is deferred."""
         need(DebianRedis)
         with groups(down_after_ms=60_000) as group:  # so that the middle lasts
             rivals = make_rivals(locks=lambda: RedisLocks(group.url))
@@ -125,7 +125,7 @@ class TestWithALedger:
     def test_without_replicas_to_write_to_work_goes_on(
         self, group: Group, make_rivals: Any
     ) -> None:
-        """NOREPLICAS is a lock server that is not available, and no error of the task's."""
+        """A master that refuses writes for want of replicas counts as down, and work goes on."""
         with redis.Redis(port=group.master.port) as client:
             client.config_set("min-replicas-to-write", 1)
         rivals = make_rivals(locks=lambda: RedisLocks(group.url))
@@ -156,7 +156,7 @@ class TestWithLocksOnly:
         assert _renewal(locks, second) == Renewal.RENEWED
 
     def test_a_grant_that_the_replica_has_stays(self, group: Group) -> None:
-        """The holder is asked for its owner by the new master, and renews there."""
+        """A grant that the replica has remains, and is renewed at the new master."""
         locks, owner = RedisLocks(group.url), new_owner("m")
         granted = take(locks, owner)
         wait_until(lambda: _has(group.replica), message="the replica has the lock")
@@ -179,8 +179,8 @@ class TestWorksAgain:
     def test_within_a_second_of_the_groups_own_time(
         self, fault: Callable[[Group], None], frozen_sentinels: int
     ) -> None:
-        """From when the first Sentinel names the new master; a busy machine may need a turn more.
-        One frozen Sentinel, the first in the URL, changes nothing."""
+        """Locks work within a second after the first Sentinel names the new master, even if the
+        first Sentinel of the URL is frozen."""
         need(DebianRedis)
         assert any(self.late_by_s(fault, frozen_sentinels) <= 1.0 for _ in range(3)), (
             "works too late"
@@ -201,7 +201,7 @@ class TestWorksAgain:
             return works_at_s - named.at_s()
 
     def test_many_threads(self, group: Group) -> None:
-        """All of them find the new master, each asking for itself."""
+        """All threads find the new master."""
         locks, owners = RedisLocks(group.url), [new_owner(f"m{number}") for number in range(16)]
         with ThreadPoolExecutor(len(owners)) as pool:
             for owner in owners:
@@ -211,7 +211,8 @@ class TestWorksAgain:
             assert all(isinstance(each, Granted) for each in granted)
 
     def test_a_master_that_is_held_for_down_is_not_waited_for(self) -> None:
-        """Once the Sentinels say so, calls fail at once; when it is back, they work."""
+        """After the Sentinels hold the master for down, calls fail at once. When it is back, they
+        work."""
         need(DebianRedis)
         with groups(sentinels=1, replicas=0, quorum=1, down_after_ms=500) as group:
             locks = RedisLocks(group.url, socket_timeout_s=2.0)
@@ -259,7 +260,7 @@ class TestWorksAgain:
         assert role(old) == "master"
 
     def test_a_sentinel_that_knows_of_no_failover_is_overruled(self, group: Group) -> None:
-        """The highest configuration epoch wins, wherever in the URL it comes from."""
+        """The Sentinel with the highest configuration epoch counts, wherever it is in the URL."""
         with DebianRedis() as other, SentinelOf(other.port, down_after_ms=60_000) as stale:
             replica = group.replica
             replace_master(group)

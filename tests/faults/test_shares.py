@@ -82,7 +82,8 @@ def start(server: Server) -> Iterator[Start]:
 
 
 def test_a_holder_is_killed(server: Server, start: Start) -> None:
-    """One of two: who waits comes in when its lease has ended, while the other keeps its share."""
+    """After a holder of a share was killed, a waiter gets the share when the lease ends. The other
+    holder keeps its own."""
     first, second = start(limit=2), start(limit=2)
     taken_s = max(first.got_it_s(), second.got_it_s())
     third = start(limit=2)
@@ -114,7 +115,7 @@ def test_a_holder_is_frozen(server: Server, start: Start) -> None:
 
 
 def test_the_last_reader_is_killed(server: Server, start: Start) -> None:
-    """A writer comes in when its lease has ended."""
+    """After the last reader was killed, a writer gets the key when the lease ends."""
     first, second = start(mode="read"), start(mode="read")
     for each in (first, second):
         each.got_it_s()
@@ -128,7 +129,7 @@ def test_the_last_reader_is_killed(server: Server, start: Start) -> None:
 
 
 def test_a_writer_that_waits_is_killed(server: Server, start: Start) -> None:
-    """It stops readers for some seconds at most, as long as it may still be alive."""
+    """A killed writer that waited stops readers for some seconds at most."""
     reader = start(mode="read")
     reader.got_it_s()
     writer = start()

@@ -78,8 +78,8 @@ def next_of(waiting: list[WaitingProcess]) -> WaitingProcess:
 
 
 def test_killed(valkey: Valkey, client: Any, stack: ExitStack) -> None:
-    """SIGKILL for the first three of a line: the fourth has the lock nearly at once, and the others
-    follow it in order."""
+    """If the first three waiters are killed, the fourth gets the lock almost at once, and the
+    others follow in order."""
 
     def seen() -> bool:
         held = Held(valkey, client, stack, 5)
@@ -98,8 +98,8 @@ def test_killed(valkey: Valkey, client: Any, stack: ExitStack) -> None:
 
 
 def test_frozen(valkey: Valkey, client: Any, stack: ExitStack) -> None:
-    """SIGSTOP for the first one: the second has the lock nearly at once, and the first one, when it
-    goes on, comes before the third."""
+    """If the first waiter is frozen, the second gets the lock almost at once. After it wakes, the
+    first one comes before the third."""
 
     def seen() -> bool:
         held = Held(valkey, client, stack, 3)
@@ -143,7 +143,7 @@ def test_the_holder_is_killed(valkey: Valkey, client: Any, stack: ExitStack) -> 
 
 
 def test_the_wait_ends_on_time(valkey: Valkey, client: Any) -> None:
-    """After `wait_s` the caller has its answer, and its place in the line is gone."""
+    """After `wait_s` the caller gets its answer, and leaves the line."""
     locks, owner = RedisLocks(valkey.url), new_owner("m")
     locks.acquire((KEY,), owner, ttl_s=60, with_fence=False, wait_s=0)
     tg = taskguard.connect(locks=valkey.url, ledger=None)

@@ -75,7 +75,7 @@ def test_a_clock_that_is_set_back_or_a_higher_rate() -> None:
 
 
 def test_an_interval_is_never_too_short() -> None:
-    """Where it is no whole number of µs, either."""
+    """An interval that is no whole number of µs is rounded up."""
     assert rate_of("7/s", 1).interval_us * 7 >= 1_000_000
     assert rate_of("10000/s", 1).interval_us == 100
 
@@ -98,7 +98,7 @@ def test_an_interval_is_never_too_short() -> None:
     ],
 )
 def test_refused_where_it_is_decorated(options: dict[str, object], said: str) -> None:
-    """With the reason."""
+    """A wrong limit or rate is refused at decoration, with the reason."""
 
     def pay(account: int) -> None: ...
 
@@ -108,7 +108,7 @@ def test_refused_where_it_is_decorated(options: dict[str, object], said: str) ->
 
 
 def test_a_callable_that_makes_several_keys() -> None:
-    """Is found out at the call."""
+    """A limit with a callable that makes several keys is refused at the call."""
 
     def pay(account: int) -> None: ...
 

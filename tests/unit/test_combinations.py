@@ -80,7 +80,8 @@ def enqueue(compiled: GuardedFunction, duplicate: Any) -> None:
 
 @pytest.mark.parametrize("busy", DIMENSIONS["busy"])
 def test_each_is_refused_for_its_reason_or_says_what_happens(busy: str) -> None:
-    """Where it is decorated, or enqueued; and the table says no less than the code does."""
+    """Each combination of options is refused with the reason in the table, or does what the table
+    says."""
     for chosen in combinations():
         if chosen["busy"] != busy:
             continue
@@ -102,7 +103,7 @@ def test_each_is_refused_for_its_reason_or_says_what_happens(busy: str) -> None:
 
 @pytest.mark.parametrize("rule", [*REFUSALS, *DELIVERIES, *ENQUEUES])
 def test_each_rule_decides_something(rule: Rule) -> None:
-    """And names options and values that there are."""
+    """Each rule applies to a combination, and names existing options and values."""
     assert all(set(values) <= set(DIMENSIONS[name]) for name, values in rule.fits.items())
     table = next(each for each in (REFUSALS, DELIVERIES, ENQUEUES) if rule in each)
     allowed = (c for c in combinations() if table is REFUSALS or rule_for(REFUSALS, c) is None)

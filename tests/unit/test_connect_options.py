@@ -62,18 +62,18 @@ def with_defaults(**options: object) -> dict[str, str]:
 
 
 def test_defaults_are_bounded() -> None:
-    """A URL that says nothing."""
+    """A URL without options gets bounded time-outs."""
     assert known(connecting(PG)) == with_defaults()
 
 
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_the_url_wins(name: str) -> None:
-    """For each option by itself; the others keep their defaults."""
+    """Each option of the URL replaces its default alone."""
     assert known(connecting(f"{PG}?{name}=7")) == with_defaults(**{name: 7})
 
 
 def test_the_environment_wins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """PGCONNECT_TIMEOUT is left to the driver, which reads it; a URL's option still wins."""
+    """PGCONNECT_TIMEOUT replaces the default, and an option of the URL replaces both."""
     monkeypatch.setenv("PGCONNECT_TIMEOUT", "9")
     assert "connect_timeout" not in connecting(PG)
     assert connecting(f"{PG}?connect_timeout=3")["connect_timeout"] == "3"
@@ -110,7 +110,8 @@ def test_a_service_file_wins(by: str, tmp_path: Path, monkeypatch: pytest.Monkey
     ],
 )
 def test_all_hosts_share_the_time(url: str, each_s: int) -> None:
-    """A silent first host leaves time for the others; libpq waits for two seconds at least."""
+    """Several hosts share the time, so that a silent first host leaves time for the others. libpq
+    waits for two seconds at least."""
     assert connecting(url)["connect_timeout"] == each_s
 
 
@@ -128,7 +129,8 @@ def test_all_hosts_share_the_time(url: str, each_s: int) -> None:
     ],
 )
 def test_how_long_a_failover_takes(query: str, takes_s: float) -> None:
-    """Until the last host is asked; of locks in a table it is among their traits."""
+    """A failover takes until the last host was tried. Locks in a table have this time among their
+    traits."""
     url = f"postgresql+psycopg:///d?{query}"
     assert Database(url, lock_timeout_s=1.0).failover_s == takes_s
     assert TableLocks(url).traits.failover_s == takes_s
@@ -150,7 +152,7 @@ def test_leases_that_are_shorter_are_found() -> None:
 
 @pytest.mark.parametrize("name", ["connect_timeout", "read_timeout", "write_timeout"])
 def test_the_url_of_a_mariadb_wins(name: str) -> None:
-    """As it always has."""
+    """On MariaDB an option of the URL replaces the default."""
     asked = connecting(f"mariadb+pymysql://u@h/d?{name}=7")
     assert asked[name] == 7
     others = {"connect_timeout", "read_timeout"} - {name}
@@ -158,6 +160,6 @@ def test_the_url_of_a_mariadb_wins(name: str) -> None:
 
 
 def test_the_url_of_a_sqlite_wins() -> None:
-    """`timeout=` is how long a locked file is waited for."""
+    """On SQLite `timeout=` of the URL replaces the default."""
     assert connecting("sqlite:///shop.db?timeout=20")["timeout"] == 20.0
     assert connecting("sqlite:///shop.db")["timeout"] == 5.0

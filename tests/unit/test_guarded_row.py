@@ -79,7 +79,8 @@ def ids(declared: GuardedRow, *args: Any, **options: Any) -> tuple[Any, ...]:
 
 
 def test_an_orm_class_and_its_attributes_do_too() -> None:
-    """As the Table and its Columns, or their names."""
+    """A declaration takes an ORM class and its attributes, a Table and its Columns, or their
+    names."""
     by_class = row(Order, state=Order.status, fence=Order.fence)
     by_name = row(Order.__table__)
     assert (by_class.state, by_class.fence) == (by_name.state, by_name.fence)
@@ -96,12 +97,13 @@ def test_an_orm_class_and_its_attributes_do_too() -> None:
     ],
 )
 def test_an_id_is_what_its_column_holds(kind: Any, given: Any, value: Any) -> None:
-    """Not what a key would make of it, and the same however the queue sent it."""
+    """An id has the type of its column, however the queue sent it."""
     assert ids(row(table(id=kind)), given) == (value,)
 
 
 def test_an_id_of_several_columns_is_a_mapping() -> None:
-    """From columns, or their names, to templates; text around a placeholder is part of it."""
+    """An id of several columns maps columns, or their names, to templates, which may have literal
+    text."""
     of = table(tenant=sa.Text, no=sa.Integer)
     declared = row(of, id={of.c.no: "<order_id>", "tenant": "x-<tenant>"})
     assert [column.name for column in declared.id] == ["no", "tenant"]
@@ -109,7 +111,7 @@ def test_an_id_of_several_columns_is_a_mapping() -> None:
 
 
 def test_a_unique_column_is_an_id() -> None:
-    """It need not be the primary key."""
+    """An id may be a unique column that is not the primary key."""
     assert ids(row(id={"slip": "<order_id>"}), 7) == ("7",)
 
 
@@ -139,7 +141,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", WRONG)
 def test_what_cannot_work_is_refused(case: str) -> None:
-    """With the table, the column and what there is."""
+    """A wrong declaration is refused with the table, the column, and the columns that exist."""
     options, problem = WRONG[case]
     with pytest.raises(ConfigurationError, match=problem):
         row(**options)
@@ -147,12 +149,13 @@ def test_what_cannot_work_is_refused(case: str) -> None:
 
 @pytest.mark.parametrize("fence", [sa.BIGINT(), sa.Numeric(20), sa.Numeric(19, 0), sa.Numeric()])
 def test_any_column_of_64_bits_is_a_fence(fence: Any) -> None:
-    """A NUMERIC, too."""
+    """A fence may be any column of 64 bits, or a NUMERIC."""
     assert row(table(fence=fence)).fence.name == "fence"
 
 
 def test_an_enum_is_compared_by_what_is_stored() -> None:
-    """Its members, their names, or with values_callable their values."""
+    """A state of an enum is compared as the database stores it: by name, or by
+    `values_callable`."""
     declared = row(
         table(state=sa.Enum(Status)),
         new=Status.PAID,
@@ -169,13 +172,13 @@ def test_an_enum_is_compared_by_what_is_stored() -> None:
 
 @pytest.mark.parametrize("template", ["<order>", "<order_id|hash>", "<order_id", 7])
 def test_a_template_of_an_id_is_checked_at_decoration(template: Any) -> None:
-    """Against the task's parameters, as a key's is; a digest is no id."""
+    """The template of an id is checked at decoration. A digest is refused."""
     with pytest.raises(KeyTemplateError, match="Parameters: order_id"):
         GuardedFunction(ship, key="order:<order_id>", row=row(id=template))
 
 
 def test_two_rows_must_not_be_one_work() -> None:
-    """The second order of a customer would be taken for the first."""
+    """The id has to be in the key or in `once_per=`. Otherwise two rows would be one work."""
     with pytest.raises(ConfigurationError, match=r"<order_id>.*once_per="):
         GuardedFunction(ship, key="customer:<tenant>", row=row())
     for once_per in ("message", "order:<order_id>"):
@@ -200,6 +203,6 @@ def test_a_text_of_an_id_is_in_no_message() -> None:
 
 
 def test_something_else_than_a_guarded_row_is_refused() -> None:
-    """It names what is wanted."""
+    """`row=` refuses other objects, and names what it takes."""
     with pytest.raises(ConfigurationError, match=r"taskguard\.GuardedRow"):
         GuardedFunction(ship, key="order:<order_id>", row=table())
