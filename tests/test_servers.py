@@ -49,7 +49,7 @@ REDIS_KINDS = [Valkey, Redis62, pytest.param(DebianRedis, marks=pytest.mark.debi
 
 
 def test_no_command_line_has_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everybody on the machine may read those, and secrets are in an environment."""
+    """No command line of a server shows its environment, which may have secrets."""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush-hush")
     need(Valkey)
     with Valkey():
@@ -203,7 +203,7 @@ TAKEN = [
 
 
 def test_ports_that_are_asked_for_together_differ(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Members of a cluster are told all of them before the first one listens."""
+    """Ports for members of a cluster differ, although none of them listens yet."""
     first = process.free_port()
     monkeypatch.setenv(process.PORTS_VARIABLE, f"{first}-{first + 99}")
     assert len({process.free_port() for _ in range(25)}) == 25
@@ -213,7 +213,8 @@ def test_ports_that_are_asked_for_together_differ(monkeypatch: pytest.MonkeyPatc
 def test_a_port_that_was_taken_meanwhile_is_chosen_anew(
     kind: type[Server], number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Free when it was chosen, and another's by the time that the server wants it."""
+    """If another process takes a chosen port before the server does, the server gets another
+    one."""
     need(kind)
     choose, chosen = process.free_port, 0
     with socket.socket() as other:
@@ -234,7 +235,7 @@ def test_a_port_that_was_taken_meanwhile_is_chosen_anew(
 
 
 def test_postgres_keeps_what_it_committed_when_it_is_killed() -> None:
-    """With fsync on, the default, and every process killed in an open transaction."""
+    """A killed PostgreSQL keeps its commits, because fsync is on by default."""
     need(Postgres)
     with Postgres() as server:
         assert sql(server, "show fsync") == [("on",)]
@@ -246,7 +247,8 @@ def test_postgres_keeps_what_it_committed_when_it_is_killed() -> None:
 
 @pytest.mark.parametrize("kind", REDIS_KINDS)
 def test_redis_keeps_what_it_appended_when_it_is_killed(kind: type[RedisServer]) -> None:
-    """With an append-only file; and options reach the server as given."""
+    """A killed Redis with an append-only file keeps its data. Options reach the server
+    unchanged."""
     need(kind)
     user = "worker on >secret ~taskguard:* +@read"
     options = {"appendonly": "yes", "appendfsync": "always", "maxmemory": "10mb"}
@@ -357,7 +359,7 @@ def _orphaned_memory() -> set[str]:
 
 
 def test_a_forked_child_does_not_stop_its_parents_server() -> None:
-    """A worker forked inside `with Valkey()` may end as it likes."""
+    """A forked child does not stop its parent's server."""
     need(Valkey)
     with Valkey() as server:
         child = os.fork()
@@ -370,7 +372,7 @@ def test_a_forked_child_does_not_stop_its_parents_server() -> None:
 
 
 def test_a_missing_server_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """available() names the package and the extra; start() raises the same words."""
+    """`available()` and `start()` name the package that is missing."""
     monkeypatch.setattr(servers.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(servers.shutil, "which", lambda name: None)
     monkeypatch.setattr(RabbitMQ, "SCRIPT", Path("/no/such/script"))

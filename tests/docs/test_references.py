@@ -63,7 +63,7 @@ def faults() -> list[tuple[int, str]]:
 
 
 def test_architecture_has_each_invariant_that_a_test_cites() -> None:
-    """S1 to S12 and L1 to L6, each with its sentence."""
+    """The page on architecture has S1 to S12 and L1 to L6, each with its sentence."""
     texts = [file.read_text(encoding="utf-8") for file in TESTS.glob("**/*.py")]
     texts += [file.read_text(encoding="utf-8") for file in TESTS.glob("model/*.tla")]
     cited = set(re.findall(r"\b(?:S[1-9]\d?|L[1-9])\b", "\n".join(texts)))
@@ -79,7 +79,7 @@ def test_architecture_has_each_fault_of_the_catalogue() -> None:
 
 
 def test_the_table_of_states_has_each_transition() -> None:
-    """And none that the code does not know."""
+    """The table has each transition of the code, and no other."""
     known = {str(state) for state in State}
     rows = re.findall(r"^\| (\S+) \| (\S+) \| .+ \|$", page("reference/states.md"), re.MULTILINE)
     told = {(old, new) for old, new in rows if {old, new} <= known}
@@ -87,7 +87,7 @@ def test_the_table_of_states_has_each_transition() -> None:
 
 
 def test_the_table_of_final_states_has_each_reason_to_drop_a_message() -> None:
-    """With what RQ's record says of it; nothing is told where a live copy answers."""
+    """The table has each reason to drop a message, with RQ's own words for it."""
     pattern = re.compile(r"^\| `(\w+)`: .*? \| (.*?) \| (.*?) \|$", re.MULTILINE)
     rows = pattern.findall(page("reference/states.md"))
     assert {reason for reason, _, _ in rows} == DROPPED.keys()
@@ -159,7 +159,8 @@ def test_options_have_one_type_each() -> None:
 def test_a_signature_shows_the_type_of_its_options(
     function: Callable[..., Any], kind: str, own: list[str]
 ) -> None:
-    """In its signature, for Sphinx and editors. Its docstring does not describe them again."""
+    """A signature shows the type of its options, for Sphinx and editors. Its docstring does not
+    describe them again."""
     *named, last = [p for p in signature(function).parameters.values() if p.name != "self"]
     assert [each.name for each in named] == own
     assert (last.name, last.annotation) == ("options", f"Unpack[{kind}]")
@@ -168,7 +169,8 @@ def test_a_signature_shows_the_type_of_its_options(
 
 
 def test_options_of_messages_are_those_of_their_queues() -> None:
-    """Celery's by the texts of `apply_async()` and by `Producer.publish()`, and RQ's each."""
+    """The options of a message are those of Celery's `apply_async()` and `Producer.publish()`, and
+    of RQ."""
     celery = {*re.findall(r"^ +(\w+) \(", Task.apply_async.__doc__ or "", re.MULTILINE)}
     celery |= {*signature(Producer.publish).parameters, *signature(Celery.send_task).parameters}
     assert MessageOptions.__annotations__.keys() - celery == set()
@@ -188,7 +190,7 @@ def test_the_pages_of_combinations_have_each_rule() -> None:
 
 
 def test_the_table_of_events_has_each_event() -> None:
-    """With the level at which the default log has it."""
+    """The table has each event with its level in the default log."""
     rows = re.findall(r"^\| (\w+) \| .*? \| (\w+)", page("reference/events.md"), re.MULTILINE)
     kinds = [
         kind
@@ -203,14 +205,14 @@ def test_the_table_of_events_has_each_event() -> None:
 
 
 def test_the_page_of_findings_has_each_finding() -> None:
-    """With its level, its texts, and a link that the next test follows."""
+    """The page has each finding with its level, its texts and a link."""
     assert PAGE.read_text(encoding="utf-8") == page_as_generated(), (
         "run `PYTHONPATH=tests python tests/support/findings_page.py`"
     )
 
 
 def test_each_name_of_a_finding_has_one_level() -> None:
-    """Several rooms may find the same problem; it is as bad in each."""
+    """A finding has one level, wherever it is found."""
     levels: dict[str, set[Level]] = {}
     for each in templates():
         levels.setdefault(each.name, set()).add(each.level)
@@ -248,7 +250,7 @@ def importing(name: str) -> Iterator[tuple[Any, ast.Module]]:
 
 
 def test_each_finding_has_a_test() -> None:
-    """That names it."""
+    """A test names each finding."""
     texts = [file.read_text(encoding="utf-8") for file in TESTS.glob("**/test_*.py")]
     cited = set(re.findall(r"([\w-]+)[\"']", "\n".join(texts)))
     assert {each.name for each in templates()} <= cited
@@ -256,7 +258,7 @@ def test_each_finding_has_a_test() -> None:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_what_a_page_links_to_is_there(name: str) -> None:
-    """Files and headings; of the README, which is no page of Sphinx's, too."""
+    """Files and headings that a page links to exist, also those of the README."""
     text = (ROOT / name).read_text(encoding="utf-8")
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if target.startswith(("http:", "https:")):
@@ -271,7 +273,7 @@ def test_what_a_page_links_to_is_there(name: str) -> None:
 
 
 def test_each_error_that_a_page_names_exists() -> None:
-    """Ours; those of others are named with whose they are."""
+    """Each error that a page names exists, or is named with its package."""
     others = {"DuplicateJobError", "CancelledError", "TaskRevokedError", *vars(builtins)}
     for name in PAGES:
         named = set(re.findall(r"`(\w+Error)`", (ROOT / name).read_text(encoding="utf-8")))
@@ -279,7 +281,7 @@ def test_each_error_that_a_page_names_exists() -> None:
 
 
 def test_the_page_of_errors_has_each_error() -> None:
-    """With the classes that it derives from, and what to do."""
+    """The page has each error with its base classes, and with what to do."""
     rows = re.findall(r"^\| `(\w+)` \| .+ \| (.+) \|$", page("reference/errors.md"), re.MULTILINE)
     bases = {name: [each.__name__ for each in getattr(errors, name).__bases__] for name, _ in rows}
     assert {name: re.findall(r"`(\w+)`", told) for name, told in rows} == bases
@@ -287,7 +289,7 @@ def test_the_page_of_errors_has_each_error() -> None:
 
 
 def test_the_readme_is_short_and_defines_its_words() -> None:
-    """At most 12 KB."""
+    """The README has at most 12 KB, and defines its words."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(text.encode()) <= 12 * 1024
     for word in ("key", "Work", "lease", "fencing token"):
@@ -295,7 +297,7 @@ def test_the_readme_is_short_and_defines_its_words() -> None:
 
 
 def test_quotes_in_code_stay_as_they_are() -> None:
-    """Sphinx would print `busy="retry"` with curly quotes, which is no Python."""
+    """Quotes in code stay straight, because curly ones are no Python."""
     conf = runpy.run_path(str(ROOT / "docs" / "conf.py"))
     assert conf["smartquotes"] is False
     assert "smartquotes" not in conf["myst_enable_extensions"]

@@ -23,7 +23,7 @@ from taskguard.ledger.sql import SqlLedger
 
 
 def test_every_engine_is_listened_to() -> None:
-    """Also one that lies where another lay: SQLAlchemy's register may still have that one."""
+    """Each Engine gets the listeners, even if it has the address of a former one."""
     begun: list[int] = []
 
     def listener(_: sa.Connection) -> None:
@@ -41,7 +41,7 @@ def test_every_engine_is_listened_to() -> None:
 
 
 def test_it_is_listened_once() -> None:
-    """However often it is asked for; each listener for itself."""
+    """An Engine gets each listener once, however often that is requested."""
     engine = sa.create_engine("sqlite://")
     begun: list[str] = []
 
@@ -72,7 +72,7 @@ def test_an_engine_is_not_kept() -> None:
 
 
 def test_another_way_to_the_same_database_leaves_no_listeners(tmp_path: Path) -> None:
-    """Each guarded transaction on a session of the user's own takes one."""
+    """Another Engine of the same database gets no listeners of the ledger."""
     database = SqlLedger(f"sqlite:///{tmp_path / 'ledger'}")._database
     engine = sa.create_engine("sqlite://")
     for _ in range(3):

@@ -61,7 +61,8 @@ def refusals(seen: View) -> list[str]:
     ],
 )
 def test_a_claim_has_the_gates_of_its_request(values: dict[str, Any], expected: list[str]) -> None:
-    """The rate comes last: a start is charged only where nothing else refuses it."""
+    """A claim has the gates of its options. The rate comes last, so that a refused start is not
+    charged."""
     assert names(**values) == expected
 
 
@@ -79,7 +80,7 @@ def test_a_holder_is_named() -> None:
 
 
 def test_slots_that_are_taken() -> None:
-    """One that is free is of no use while as many hold the key as may."""
+    """A free slot is refused while as many holders as the limit have the key."""
     held = tuple(Key("other", NOW_US + 1, key=f"order:1#{number}") for number in (1, 2))
     seen = view(Key(), base=Key(), others=held, keys=("order:1#0",), bounds=SLOTS)
     assert seen.room == 0
@@ -87,7 +88,7 @@ def test_slots_that_are_taken() -> None:
 
 
 def test_a_start_too_early_changes_no_more_than_its_own_time() -> None:
-    """The later start of a clock that was set back is noted as one interval from now."""
+    """If the clock was set back, the noted start is at most one interval from now."""
     base = Key(next_start=NOW_US + 3_600_000_000)
     seen = view(Key(), base=base, keys=("order:1#0",), bounds=SLOTS)
     assert refusals(seen) == ["RateOfStarts"]

@@ -18,7 +18,7 @@ def ship(order_id: int, express: bool = False, *, guard: Any = None) -> None:
 
 
 def test_an_async_function_is_refused_without_a_word_of_queues() -> None:
-    """A plain function has none: neither Celery nor RQ is to blame."""
+    """A plain async function is refused, and the error names neither Celery nor RQ."""
 
     async def ship(order: int) -> None: ...
 
@@ -29,7 +29,7 @@ def test_an_async_function_is_refused_without_a_word_of_queues() -> None:
 
 
 def test_the_signature_is_the_callers() -> None:
-    """`guard` is not part of it."""
+    """The signature of a guarded function has no `guard`."""
     assert str(inspect.signature(ship)).count("guard") == 1
     assert list(GuardedFunction(ship, key="order:<order_id>").signature.parameters) == [
         "order_id",
@@ -126,7 +126,7 @@ def test_calls_with_other_arguments_are_other_work(
 
 
 def test_a_fingerprint_of_several_texts_is_theirs_in_their_order() -> None:
-    """As a callable returns them."""
+    """A fingerprint of several texts depends on their order."""
     compiled = GuardedFunction(move, key="all", fingerprint=LISTS[3][0])
     seen = [
         compiled.delivery(args, {}, namespace="", message=M1) for args in ((1, 2), (2, 1), (1, 2))
@@ -135,7 +135,7 @@ def test_a_fingerprint_of_several_texts_is_theirs_in_their_order() -> None:
 
 
 def test_a_set_has_no_order() -> None:
-    """It is not the same in two processes, so a callable's set names the work sorted."""
+    """A callable's set names the work sorted, because its order differs between processes."""
     compiled = GuardedFunction(move, key=lambda **_: {"c", "a", "b", "d"})
     delivery = compiled.delivery((1, 2), {}, task="t", namespace="", message=M1)
     assert delivery.work == "t a%;b%;c%;d"
@@ -172,7 +172,8 @@ def test_ids_of_works_are_short_enough_for_every_index(once_per: str, name: str)
 
 
 def test_ids_that_are_short_stay_as_they_are() -> None:
-    """Up to 500 bytes for a work, 200 for a message; longer ones keep their beginning."""
+    """A work id of up to 500 bytes and a message id of up to 200 stay as they are. Longer ones keep
+    their beginning."""
     assert MessageRef("m" * 200).id == "m" * 200
     long = MessageRef("ü" * 101).id
     assert long.startswith("ü" * 80)
@@ -184,13 +185,14 @@ def test_ids_that_are_short_stay_as_they_are() -> None:
 
 
 def test_a_template_that_does_not_fit_is_found_at_decoration() -> None:
-    """The message names the parameters there are."""
+    """A template that does not fit is refused at decoration, with the existing parameters."""
     with pytest.raises(KeyTemplateError, match="order_id"):
         GuardedFunction(ship, key="order:<orderid>")
 
 
 def test_guard_must_not_stand_before_what_callers_pass() -> None:
-    """A caller's second argument would land in it."""
+    """`guard` before a parameter of callers is refused, because a caller's argument would be taken
+    for it."""
 
     def wrong(order_id: int, guard: Any, express: bool = False) -> None: ...
 
@@ -199,7 +201,7 @@ def test_guard_must_not_stand_before_what_callers_pass() -> None:
 
 
 def test_async_bodies_are_refused() -> None:
-    """Neither queue awaits them."""
+    """Async bodies are refused, because neither queue awaits them."""
 
     async def wrong(order_id: int) -> None: ...
 
@@ -209,7 +211,7 @@ def test_async_bodies_are_refused() -> None:
 
 @pytest.mark.parametrize("takes_guard", [True, False])
 def test_a_body_may_leave_guard_out(takes_guard: bool) -> None:
-    """It is passed to those that take it only."""
+    """The guard is passed only to a body that takes it."""
 
     def without(order_id: int) -> str:
         return "without"
