@@ -71,6 +71,10 @@ _OF_DEBIAN = {
     "sentinel_group",
     "zookeeper",
 }
+# Values of parameters that choose a server: with --once-each each of them is tried.
+_SERVERS = frozenset(
+    ("pg_url", "sqlite_url", "redis_url", "mariadb_url", "mysql_url", "postgresql", "sqlite")
+) | frozenset(("valkey", "cluster", "fakeredis", "memory", "pg_table"))
 ServerT = TypeVar("ServerT", bound=Server)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -92,6 +96,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option of `make explore`."""
     parser.addoption(
         "--explore", type=int, metavar="SEED", help="leave nothing out; draw by this seed"
+    )
+    parser.addoption(
+        "--once-each", action="store_true", help="run each test once for each of its servers"
     )
 
 
@@ -115,14 +122,26 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)  # before it is looked for
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests that use a server that only Debian has."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark tests that use a server that only Debian has. With --once-each, choose parameters."""
+    seen: set[tuple[str, frozenset[str]]] = set()
+    chosen: list[pytest.Item] = []
     for item in items:
         asked = set(getattr(item, "fixturenames", ()))
+        values: set[str] = set()
         if hasattr(item, "callspec"):
-            asked |= {each for each in item.callspec.params.values() if isinstance(each, str)}
-        if asked & _OF_DEBIAN:
+            values = {each for each in item.callspec.params.values() if isinstance(each, str)}
+        if (asked | values) & _OF_DEBIAN:
             item.add_marker("debian")
+        test = (item.nodeid.partition("[")[0], frozenset(values & _SERVERS))
+        if item.get_closest_marker("debian") or item.get_closest_marker("once"):
+            continue  # would be chosen and not run
+        if test not in seen:
+            chosen.append(item)
+            seen.add(test)
+    if config.getoption("--once-each"):
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+        items[:] = chosen
 
 
 def pytest_collection_finish() -> None:

@@ -38,11 +38,11 @@ KINDS = [
     "cluster",
     pytest.param("debian_redis", marks=pytest.mark.debian),
     pytest.param("sentinel", marks=pytest.mark.debian),
-    "redlock",
+    pytest.param("redlock", marks=pytest.mark.once),  # so does it
     "pg_table",
     pytest.param("mariadb_table", marks=pytest.mark.debian),
     pytest.param("mysql_table", marks=pytest.mark.debian),
-    "pg_advisory",
+    pytest.param("pg_advisory", marks=pytest.mark.once),  # through the driver of "pg_table"
     pytest.param("mariadb_get_lock", marks=pytest.mark.debian),
     pytest.param("mysql_get_lock", marks=pytest.mark.debian),
     pytest.param("etcd", marks=pytest.mark.debian),
