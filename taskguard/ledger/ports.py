@@ -345,8 +345,9 @@ class Lines(Protocol):
         """Store the work with its call in the line of its key. Return False if it may not wait.
 
         Nor may a message wait whose call was replaced. With `only_new`, work or a message that is
-        on record may not wait. Raise CallTooLargeError. Raise LineFullError if the work has never
-        started and `max_waiting` others wait. Work that is on record is FAILED then.
+        on record may not wait. Raise CallTooLargeError. Raise LineFullError if the message may
+        wait, its work has never started, and `max_waiting` others wait. Work that is on record is
+        FAILED then.
         """
         ...
 

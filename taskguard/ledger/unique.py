@@ -4,7 +4,8 @@ Guarantees: the report is from a committed record, or from this transaction. If 
 enqueue the same work, one waits for the other's COMMIT, and then gets a report of the other's
 message. A call is replaced only while no delivery has begun it, by one conditional statement on its
 locked row. Its message is superseded in the same transaction. A delivery of that message is
-answered without running, even if its claim was waiting for the row.
+answered without running, even if its claim was waiting for the row. A repeated enqueue of a
+replaced message, whose COMMIT got no answer, replaces nothing.
 
 A superseded message gets the highest numbers, so that each delivery of it counts as an old copy. A
 claim may read the numbers before it waits for the row. Then it reads them again once it has the
@@ -22,14 +23,14 @@ import sqlalchemy as sa
 
 from taskguard.errors import TransactionRetryError
 from taskguard.ledger.connections.database import Database
-from taskguard.ledger.messages import raise_deferrals
+from taskguard.ledger.messages import is_replaced, raise_deferrals
 from taskguard.ledger.records import message_of
 from taskguard.ledger.tables import MESSAGES, NO_POSITION, WORK
 from taskguard.model.claims import ClaimRequest, MessageRef
 from taskguard.model.records import Once, Standing
 from taskguard.model.states import REPLACED_RETRIES, State
 
-__all__ = ["decide", "failed_message", "not_superseded", "supersede"]
+__all__ = ["decide", "failed_message", "not_superseded", "supersede", "was_replaced"]
 
 _OPEN = (State.NEW.value, State.PROCESSING.value)
 _COLUMNS = ("id", "state", "message", "call", "due", "fingerprint", "progress", "attempts", "fence")
@@ -43,6 +44,8 @@ def decide(
     row = row or _open(database, db, request)
     if row is None or message_of(row) == request.message.name:
         return  # the work has ended, or the record is this request's own
+    if once.replaces and was_replaced(db, request):
+        return  # the record has the newer message
     found = Standing(
         work=row.id,
         message=message_of(row),
@@ -119,6 +122,14 @@ def supersede(database: Database, db: sa.Connection, request: ClaimRequest, mess
     highest = MessageRef(message, retries=REPLACED_RETRIES)
     now_us = database.now_us(db)
     raise_deferrals(database, db, highest, REPLACED_RETRIES, work=str(request.work), now_us=now_us)
+
+
+def was_replaced(db: sa.Connection, request: ClaimRequest) -> bool:
+    """Return True if the call of this message was replaced.
+
+    A snapshot that is older than the replacement does not show it.
+    """
+    return bool(db.execute(sa.select(is_replaced(request))).scalar())
 
 
 def not_superseded() -> sa.ColumnElement[bool]:

@@ -86,12 +86,15 @@ class BoundedHistory(LineHistory):
         self._world.counts["called before one who was sent earlier"] += bool(earlier)
 
     def refused(self, request: ClaimRequest, rows: dict[str, Work]) -> None:
-        """S7: only a full line refuses a message, and never one that is queued or has begun."""
+        """S7: only a full line refuses a message, and never one that is queued, has begun, or was
+        replaced."""
         self._refused.add((request.message.name, request.task))
         self._world.counts["messages refused by a full line"] += 1
         mine = rows.get(request.work or "")
         if mine is not None and (mine.parked is not None or mine.attempts):
             raise ViolationError("S7", f"{mine.id} has begun, or has a place, and is refused")
+        if self._is_replaced(request.message.name, request.task):
+            raise ViolationError("S7", f"{request.message.name} was replaced, and is refused")
         if _standing(rows, request) < (request.max_waiting or 0):
             raise ViolationError("S7", f"{request.work} is refused, and fewer wait")
 

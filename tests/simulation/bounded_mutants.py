@@ -250,6 +250,21 @@ def _full_for_who_has_begun(world: BoundedWorld) -> None:
     world.patch(stored_calls, "_is_full", lambda ledger, row, request: right(ledger, (), request))
 
 
+def _full_for_the_replaced(world: BoundedWorld) -> None:
+    """A full line refuses a message that was replaced."""
+    right = world.ledger.park
+
+    def park(request: ClaimRequest, **how: Any) -> bool:
+        numbered = request.message.name, str(request.work)
+        replaced = world.ledger.numbers.get(numbered) == stored_calls.SUPERSEDED
+        row = world.ledger.work_items.get(str(request.work))
+        if replaced and stored_calls._is_full(world.ledger, (row,), request):
+            raise LineFullError("full", key=request.line)
+        return right(request, **how)
+
+    world.ledger.park = park  # type: ignore[method-assign]
+
+
 BOUNDED_MUTANTS = (
     Mutant("slot without a fence", _slot_without_a_fence, ("S1", "S6")),
     Mutant("slot whatever others hold", _slot_whatever_others_hold, ("S5", "S9", "S12")),
@@ -270,4 +285,5 @@ BOUNDED_MUTANTS = (
     Mutant("one of several is promoted", _one_at_a_time, ("L6",)),
     Mutant("full, and silent", _full_and_silent, ("L1", "S7")),
     Mutant("full for begun work", _full_for_who_has_begun, ("S7",)),
+    Mutant("full for a replaced message", _full_for_the_replaced, ("S7",)),
 )

@@ -152,7 +152,7 @@ class StoredCalls:
                 if is_untold(row):
                     self.work_items[row.id] = replace(row, due=None, line=None, parked=None)
                     return True
-                if row.state is State.PROCESSING and not _left(row, now_us):
+                if row.final or (row.state is State.PROCESSING and not _left(row, now_us)):
                     return False
                 self.work_items[row.id] = replace(
                     row,
@@ -183,6 +183,9 @@ class StoredCalls:
                 numbered = (message, request.work) in self.numbers
                 if only_new and (row is not None or numbered):
                     return False
+                of_work = (request.work, *request.formerly)
+                if any(self.numbers.get((message, work)) == SUPERSEDED for work in of_work):
+                    return False
                 if _is_full(self, (row, *former), request):
                     fresh = row is not None and row.line is None and not row.attempts
                     if fresh and row.message == message:
@@ -190,9 +193,6 @@ class StoredCalls:
                         self.work_items[row.id] = replace(row, **refused)
                     raise LineFullError(f"{request.max_waiting} messages wait", key=request.keys[0])
                 if not all(may_park(each, request) for each in (row, *former) if each):
-                    return False
-                of_work = (request.work, *request.formerly)
-                if any(self.numbers.get((message, work)) == SUPERSEDED for work in of_work):
                     return False
                 kept = [each.parked for each in former if each.parked is not None]
                 for each in former:
@@ -416,7 +416,7 @@ def _records(ledger: Rows, ids: Sequence[str]) -> list[Work]:
 
 
 def _is_full(ledger: Rows, records: Sequence[Work | None], request: ClaimRequest) -> bool:
-    known = any(row is not None and (row.parked or row.attempts) for row in records)
+    known = any(row and (row.parked or row.attempts or row.final) for row in records)
     if request.max_waiting is None or known:
         return False
     of_key = [each for each in ledger.work_items.values() if each.key in request.lines]
@@ -554,6 +554,8 @@ class _Enqueue:
         request, known = self.request, row.fingerprint
         fits = known is None or request.fingerprint is None or known == request.fingerprint
         if row.state is State.FAILED and not row.final:
+            if self._was_replaced():
+                return row
             replaces = self.once is not None and self.once.replaces
             if not replaces and not fits:
                 return row
@@ -570,6 +572,11 @@ class _Enqueue:
                 self._put(replace(row, call=request.call, sends=None, due=self.due_us))
         return self._row() or row
 
+    def _was_replaced(self) -> bool:
+        """Return whether the call of this message was replaced."""
+        numbered = self.request.message.name, self.work
+        return SUPERSEDED in (self.tx.numbers.get(numbered), self.ledger.numbers.get(numbered))
+
     def _supersede(self, message: str) -> None:
         self.tx.numbers[message, self.work] = SUPERSEDED
 
@@ -578,6 +585,8 @@ class _Enqueue:
         so."""
         message = message_of(row)
         if self.once is None or row.state not in _OPEN or message == self.request.message.name:
+            return
+        if self.once.replaces and self._was_replaced():
             return
         begun = row.state is not State.NEW or row.progress is not None
         standing = Standing(row.id, message, row.call, row.fingerprint, begun)

@@ -28,6 +28,10 @@ from taskguard.model.states import State
 __all__ = ["is_on_record", "may_wait", "park", "position_of"]
 
 
+class _MayNotWaitError(Exception):
+    """The work may not wait. Its transaction is rolled back."""
+
+
 def park(database: Database, request: ClaimRequest, *, only_new: bool = False) -> bool:
     """Store the work with its call, at the end of its key's line or in the position that it has.
 
@@ -38,13 +42,17 @@ def park(database: Database, request: ClaimRequest, *, only_new: bool = False) -
 
     Raises LineFullError. If two messages arrive at once, both may get the last position.
     """
-    with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
-        if only_new and is_on_record(db, request):
-            return False
-        full = request.max_waiting is not None and _is_full(db, request)
-        parked = not full and _park(database, db, request)
-        if full:
-            _refuse(database, db, request)
+    try:
+        with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
+            if only_new and is_on_record(db, request):
+                return False
+            full = request.max_waiting is not None and _is_full(db, request)
+            if full:
+                _refuse(database, db, request)
+            else:
+                _park(database, db, request)
+    except _MayNotWaitError:
+        return False
     if full:
         raise LineFullError(
             f"{request.task} {request.line}: {request.max_waiting} messages wait for this key, "
@@ -53,12 +61,16 @@ def park(database: Database, request: ClaimRequest, *, only_new: bool = False) -
             "allow more.",
             key=request.line,
         )
-    return parked
+    return True
 
 
 def _is_full(db: sa.Connection, request: ClaimRequest) -> bool:
-    """Return True if `max_waiting` is reached. Work that is in line or has begun never counts."""
-    known = sa.or_(WORK.c.line.is_not(None), WORK.c.attempts > 0)
+    """Return True if `max_waiting` others wait, and refuse this message.
+
+    They never refuse work that is in line or has begun. Nor do they refuse a message that never
+    runs, because its work was revoked, or its call was replaced.
+    """
+    known = sa.or_(WORK.c.line.is_not(None), WORK.c.attempts > 0, WORK.c.final == 1)
     ids = (str(request.work), *request.formerly)
     is_known = sa.select(WORK.c.id).where(WORK.c.id.in_(ids), known)
     if db.execute(is_known).first() is not None:
@@ -67,7 +79,9 @@ def _is_full(db: sa.Connection, request: ClaimRequest) -> bool:
     standing = sa.select(sa.literal(1).label("one")).where(*of_lines)
     first = standing.limit(request.max_waiting).subquery()
     count: int = db.execute(sa.select(sa.func.count()).select_from(first)).scalar_one()
-    return count >= (request.max_waiting or 0)
+    if count < (request.max_waiting or 0):
+        return False
+    return not db.execute(sa.select(is_replaced(request))).scalar()
 
 
 def _refuse(database: Database, db: sa.Connection, request: ClaimRequest) -> None:
@@ -91,18 +105,17 @@ def _refuse(database: Database, db: sa.Connection, request: ClaimRequest) -> Non
     )
 
 
-def _park(database: Database, db: sa.Connection, request: ClaimRequest) -> bool:
+def _park(database: Database, db: sa.Connection, request: ClaimRequest) -> None:
+    """Park the message, or raise _MayNotWaitError."""
     now_us = database.now_us(db)
     position, kept = position_of(request, now_us, LineState.WAITING), None
+    former: list[Any] = []
     if request.formerly:
         former = _former_records(db, request)
         if not all(may_wait(row, request) for row in former):
-            return False
-        if db.execute(sa.select(is_replaced(request))).scalar():
-            return False
+            raise _MayNotWaitError
         kept = min((row.parked for row in former if row.parked is not None), default=None)
         position["parked"] = position["parked"] if kept is None else kept
-        _leave_former(db, former)
     values = {**waiting_values(request, due=None), **position}
     new = new_record(request, created_us=now_us, **values)
     db.execute(database.dialect.insert_missing(WORK, new))
@@ -135,7 +148,9 @@ def _park(database: Database, db: sa.Connection, request: ClaimRequest) -> bool:
         )
         .ordered_values(*ordered.items(), *((n, v) for n, v in values.items() if n not in ordered))
     )
-    return changed.rowcount == 1
+    if changed.rowcount != 1:
+        raise _MayNotWaitError
+    _leave_former(db, former)
 
 
 def _former_records(db: sa.Connection, request: ClaimRequest) -> list[Any]:

@@ -269,6 +269,7 @@ class SqlOutbox(Part):
                     WORK.c.id == work.work,
                     WORK.c.due == work.due_us,
                     WORK.c.attempts == work.attempts,
+                    WORK.c.final == 0,
                     sa.or_(WORK.c.state.in_([State.NEW.value, State.FAILED.value]), left),
                 )
                 .values(
@@ -298,7 +299,9 @@ def write(
 
     Work on record does not change, unless it failed, or the user's own row was set back. But if it
     is NEW, or its lease has expired, and no call is stored for it, it gets this call. Work with
-    another fingerprint does not change: this message gets an error when it is delivered.
+    another fingerprint does not change: this message gets an error when it is delivered. Nor does
+    work whose call of this message was replaced: then an earlier COMMIT got no answer, and this is
+    its repetition.
 
     `once` decides about work that is waiting or in progress.
     """
@@ -317,13 +320,15 @@ def write(
     fits = sa.or_(fits, WORK.c.fingerprint.is_(None), sa.literal(request.fingerprint is None))
     named = sa.func.coalesce(WORK.c.fingerprint, request.fingerprint)
     failed = sa.and_(WORK.c.state == State.FAILED.value, WORK.c.final == 0)
-    if once is not None and once.replaces and (older := unique.failed_message(db, request)):
-        # Its queue may yet retry it, with its older arguments.
-        values = {**NO_POSITION, **fresh, "fingerprint": request.fingerprint}
-        _update(db, request, failed, **values)
-        unique.supersede(database, db, request, older)
-    else:
-        _update(db, request, failed, fits, **fresh, fingerprint=named)
+    older = unique.failed_message(db, request)
+    if older is not None and not unique.was_replaced(db, request):
+        if once is not None and once.replaces:
+            # Its queue may yet retry it, with its older arguments.
+            values = {**NO_POSITION, **fresh, "fingerprint": request.fingerprint}
+            _update(db, request, failed, **values)
+            unique.supersede(database, db, request, older)
+        else:
+            _update(db, request, failed, fits, **fresh, fingerprint=named)
     # The row of a holder that is alive is left alone: this transaction would lock it.
     left = sa.and_(WORK.c.state == State.PROCESSING.value, WORK.c.lease_until <= now)
     left = sa.or_(WORK.c.state == State.NEW.value, left)

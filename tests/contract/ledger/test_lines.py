@@ -816,6 +816,53 @@ class TestMaxWaiting:
         assert (book.work(3).state, book.work(3).due) == ("FAILED", None)
         assert park(book, 3, max_waiting=2)  # the refusal is not final
 
+    @pytest.mark.parametrize("formerly", [(), ("ship order:9",)], ids=["", "formerly"])
+    def test_a_replaced_message(self, book: Any, formerly: tuple[str, ...]) -> None:
+        """A replaced message is answered as replaced, not refused, whether or not its line is
+        full."""
+        claimed(book, 1)
+        park(book, 2)
+        newer = delivery(3, MessageRef("newer"), call='{"queue": "test"}')
+        with book.transaction() as db:
+            book.ledger.enqueue(db, delivery(3, call='{"queue": "test"}'), due_in_s=600)
+        with book.transaction() as db:
+            once = Once(lambda found: newer, replaces=True)
+            book.ledger.enqueue(db, newer, due_in_s=600, once=once)
+        before = book.work(3)
+        assert park(book, 3, max_waiting=1, formerly=formerly) is False
+        assert book.work(3) == before
+        answer = book.ledger.peek(delivery(3))
+        assert isinstance(answer, Answer)
+        assert answer.replaced_by == "newer"
+
+    def test_revoked_work(self, book: Any) -> None:
+        """A message whose work was revoked is answered as revoked, not refused, whether or not its
+        line is full."""
+        claimed(book, 1)
+        park(book, 2)
+        with book.transaction() as db:
+            book.ledger.enqueue(db, delivery(3, call='{"queue": "test"}'), due_in_s=600)
+        book.ledger.revoke("ship order:3", message="m3")
+        assert park(book, 3, max_waiting=1) is False
+        assert (book.work(3).state, book.work(3).final) == ("FAILED", 1)
+
+    def test_a_replaced_message_leaves_nothing(self, book: Any) -> None:
+        """A replaced message under a former id changes no record."""
+        former = delivery(9, call='{"queue": "test"}')
+        newer = delivery(9, MessageRef("newer"), call='{"queue": "test"}')
+        with book.transaction() as db:
+            book.ledger.enqueue(db, former, due_in_s=600)
+        with book.transaction() as db:
+            once = Once(lambda found: newer, replaces=True)
+            book.ledger.enqueue(db, newer, due_in_s=600, once=once)
+        book.ledger.fail(claimed(book, 9, message=newer.message).claim, "boom")
+        claimed(book, 1)
+        before = book.work(9)
+        old = former.message
+        assert park(book, 3, old, formerly=("ship order:9",)) is False
+        assert book.work(9) == before
+        assert book.work(3) is None
+
 
 class TestNamespaces:
     """Two applications in one ledger, each with a broker of its own."""

@@ -27,7 +27,7 @@ from contract.ledger import test_newest as newest_wins
 from contract.ledger import test_unique as uniqueness
 from contract.ledger.conftest import Book
 
-from taskguard.errors import LedgerSchemaError, StaleTokenError
+from taskguard.errors import LedgerSchemaError, LineFullError, StaleTokenError
 from taskguard.ledger import decisions as answers
 from taskguard.ledger import retention, unique
 from taskguard.ledger.connections.database import Database
@@ -518,6 +518,16 @@ def without_superseding(made: Mutation) -> None:
     made.replace(unique, "supersede", lambda *_: None)
 
 
+def repeated_after_a_replacement(made: Mutation) -> None:
+    """A repeated enqueue writes its message, although a newer one replaced it."""
+    made.replace(unique, "was_replaced", lambda *_: False)
+
+
+def full_for_the_replaced(made: Mutation) -> None:
+    """A full line refuses a message that was replaced."""
+    made.replace(park, "is_replaced", lambda _: sa.false())
+
+
 def replace_what_is_begun(made: Mutation) -> None:
     """A stored message is replaced although its work has begun."""
     standing = unique.Standing
@@ -624,6 +634,20 @@ def replace_what_has_progress(book: Any) -> None:
     uniqueness.test_a_call_that_was_begun_is_not_replaced(book, "given back after progress")
 
 
+def repeat_what_was_replaced(book: Any) -> None:
+    """A repeated enqueue of a replaced message writes nothing."""
+    again = uniqueness.test_a_repeated_enqueue_of_a_replaced_message_writes_nothing
+    again(book, "waits", "replace")
+
+
+def park_what_was_replaced(book: Any) -> None:
+    """A full line does not refuse a replaced message."""
+    try:
+        in_line.TestMaxWaiting().test_a_replaced_message(book, ())
+    except LineFullError as error:
+        raise AssertionError from error
+
+
 def lose_the_work_to_another(book: Any) -> None:
     """The key that was taken for work of another claim is free again."""
     claims.test_a_key_that_was_got_without_its_work_is_free_again(lambda **_: book)
@@ -663,6 +687,8 @@ MUTANTS: list[tuple[Callable[[Mutation], None], Callable[[Any], None]]] = [
     (without_a_limit, endings.test_a_crash_too_many_is_dead),
     (without_superseding, uniqueness.test_a_replaced_call_does_not_run_and_the_newer_one_does),
     (without_superseding, uniqueness.test_a_failed_call_whose_retry_may_come_is_replaced),
+    (repeated_after_a_replacement, repeat_what_was_replaced),
+    (full_for_the_replaced, park_what_was_replaced),
     (replace_what_is_begun, replace_what_has_progress),
     (without_former_records, claim_after_the_former_guard),
     (without_copies_of_the_end, claim_before_the_former_guard),

@@ -17,7 +17,7 @@ from contract.ledger.test_claims import ClaimByThread
 from contract.ledger.test_concurrency import at_once
 
 from taskguard.ledger.tables import MESSAGES, WORK
-from taskguard.model.claims import Answer, Busy, Claimed, ClaimRequest
+from taskguard.model.claims import Answer, Busy, Claimed, ClaimRequest, MessageRef, Overdue
 from taskguard.model.records import Once, Standing
 from taskguard.model.states import Decision, State
 
@@ -83,6 +83,40 @@ def test_asked_again_for_the_same_message_it_is_no_duplicate(book: Any) -> None:
     attach(book, "a")
     assert attach(book, "a").standing is None
     assert put_instead(book, "a").standing is None
+
+
+@pytest.mark.parametrize("duplicate", ["answer", "attach", "replace"])
+@pytest.mark.parametrize("end", ["waits", "failed"])
+def test_a_repeated_enqueue_of_a_replaced_message_writes_nothing(
+    book: Any, end: str, duplicate: str
+) -> None:
+    """If COMMIT got no answer, an enqueue is repeated. Another message may have replaced the first
+    one by then. That message remains the work's message, and runs it."""
+    attach(book, "a")
+    put_instead(book, "b")
+    if end == "failed":
+        book.ledger.fail(book.claim(message="b").claim, "boom")
+    before = book.work()
+    if duplicate == "replace":
+        assert not put_instead(book, "a").replaced
+    elif duplicate == "attach":
+        standing = attach(book, "a").standing
+        assert (standing and standing.message) == (None if end == "failed" else "b")
+    else:
+        book.ledger.enqueue(None, asked(book, "a"))
+    assert book.work() == before
+    assert decision(book.ledger.claim(book.request(message="a"))) is Decision.SUPERSEDED
+    book.claim(message="b", retries=int(end == "failed"))
+
+
+def test_a_replaced_message_is_not_written_in_the_same_transaction(book: Any) -> None:
+    """A transaction that enqueues a message again after it replaced it keeps the newer one."""
+    with book.transaction() as db:
+        attach(book, "a", db)
+        assert put_instead(book, "b", db).replaced
+        assert not put_instead(book, "a", db).replaced
+    assert json.loads(book.work().call)["message"] == "b"
+    book.claim(message="b")
 
 
 def test_work_in_progress_is_told_as_begun(book: Any) -> None:
@@ -215,6 +249,18 @@ def test_a_replaced_call_that_cannot_be_sent_is_failed_and_not_revoked(book: Any
     assert (book.work().state, book.work().final) == (State.FAILED, 0)
     assert attach(book, "c").standing is None
     book.claim(message="c")
+
+
+def test_work_that_has_failed_for_good_is_not_abandoned(book: Any) -> None:
+    """A sweep that found its message overdue leaves FAILED, final work as it is."""
+    final = {"state": "FAILED", "final": 1, "fence": 7, "owner": "", "lease_until": 0}
+    stored = {"message": "m", "retries": 0, "call": "{}", "due": 1, "error": "revoked"}
+    numbers = {"attempts": 0, "crashes": 0, "crashed_owner": ""}
+    book.put(work={**final, **stored, **numbers}, key=None, recorded=(0, 0))
+    before = book.work()
+    found = Overdue("ship order:1", "ship", MessageRef("m"), "{}", due_us=1)
+    assert book.ledger.abandon(found, error="no such task") is False
+    assert book.work() == before
 
 
 def test_a_message_of_another_sender_may_begin_what_waits(book: Any) -> None:
