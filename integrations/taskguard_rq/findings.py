@@ -18,7 +18,7 @@ NO_RETRY = FindingTemplate(
     what="The job was enqueued without retry=.",
     why="If its work horse is killed, the job is FAILED and nothing runs it again.",
     fix="Enqueue it with retry=Retry(max=3), or use recoverable=True and a sweep.",
-    link="docs/tutorial.md#the-same-with-rq",
+    link="docs/tutorial-rq.md#2-guard-a-job",
 )
 NO_TIME_LIMIT = FindingTemplate(
     "no_time_limit",

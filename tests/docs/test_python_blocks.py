@@ -22,7 +22,9 @@ from support.pages import PAGES, blocks_of
 
 pytestmark = pytest.mark.once
 
-WITH_PYTHON = [page for page in PAGES if blocks_of(page, "python")]
+# Their blocks are files of a project, which `test_tutorial.py` runs with the commands of the page.
+PROJECTS = {"docs/tutorial-rq.md", "docs/tutorial-django.md"}
+WITH_PYTHON = [page for page in PAGES if blocks_of(page, "python") and page not in PROJECTS]
 # SQLite's asynchronous driver is no dependency, and it has no schemas.
 ON_POSTGRESQL = {"docs/how-to/asyncio.md", "docs/how-to/tenants.md"}
 BY_SETTINGS = {"docs/how-to/django.md"}  # `atomic()` belongs to the ledger of Django's settings

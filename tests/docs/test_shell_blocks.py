@@ -35,8 +35,13 @@ LANGUAGES |= {"toml"}  # `tests/packaging` builds a package of it
 LANGUAGES |= {"yaml", "ini"}  # their commands are tried here
 COMMANDS = sorted({command for page in PAGES for _, command in commands_of(page)})
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-IN_THE_TUTORIAL = {"celery", "sqlite3", "rq"}  # `test_tutorial.py` runs them
-IN_THE_README = {"python3", ".", "cd", "python", "celery"}  # and these
+# `test_tutorial.py` runs these.
+IN_TUTORIALS = {
+    "docs/tutorial.md": {"celery", "sqlite3"},
+    "docs/tutorial-rq.md": {"python3", ".", "cd", "rq", "sqlite3", "python"},
+    "docs/tutorial-django.md": {"python3", ".", "cd", "celery", "django-admin", "python"},
+    "README.md": {"python3", ".", "cd", "python", "celery"},
+}
 SHOP = """
 from celery import Celery
 from taskguard_celery import guarded_task
@@ -69,8 +74,8 @@ def test_no_block_is_in_a_language_that_nobody_tries() -> None:
 def test_every_command_has_somebody_who_tries_it() -> None:
     """One of another program needs its test."""
     tried = {"make", "pip", "taskguard", "alembic", ".ci/run"}
-    more = {"docs/tutorial.md": IN_THE_TUTORIAL, "README.md": IN_THE_README}
-    more["docs/how-to/deploy.md"] = {"valkey-server", "celery", "sh"}  # the last starts celery
+    services = {"valkey-server", "celery", "sh"}  # the last starts celery
+    more = {**IN_TUTORIALS, "docs/how-to/deploy.md": services}
     for page in PAGES:
         programs = {shlex.split(command)[0] for _, command in commands_of(page)}
         assert programs <= tried | more.get(page, set()), page

@@ -172,7 +172,6 @@ AROUND = {
     from taskguard import Guard
     from taskguard_celery import guarded_task
     """,
-        "",
     ),
     "docs/reference/options.md": (_APP,),
     "docs/reference/events.md": (
@@ -182,11 +181,13 @@ AROUND = {
         """,
     ),
 }
-# The type of a fixture is unknown, and a short class on a page has no types.
+# The type of a fixture is unknown, a short class on a page has no types, and Django ships none.
 UNTYPED = {"docs/how-to/lock-provider.md", "docs/how-to/queue.md", "docs/how-to/testing.md"}
+UNTYPED |= {"docs/tutorial-django.md"}
 # No dependencies of the developers': what is known of them is what the pages use.
 NOT_INSTALLED = {
     "fastapi": "def __getattr__(name: str) -> Any: ...",
+    "jobs": "ship: Any",
     "flask": "Flask: Any\ndef abort(code: int) -> NoReturn: ...",
     "shop": "ship: Any",
     "prometheus_client": "def __getattr__(name: str) -> Any: ...",
