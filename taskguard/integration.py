@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from taskguard.model.delivery import Parking as Parking
     from taskguard.model.delivery import Queue as Queue
     from taskguard.model.policy import Policy as Policy
-    from taskguard.model.records import Standing as Standing
+    from taskguard.model.records import Existing as Existing
     from taskguard.model.states import EXPIRED as EXPIRED
     from taskguard.outbox.enqueue import Duplicate as Duplicate
     from taskguard.outbox.enqueue import OutcomeOfEnqueue as OutcomeOfEnqueue
@@ -79,7 +79,7 @@ else:
                 "Parked Parking Queue"
             ),
             "taskguard.model.policy": "Policy",
-            "taskguard.model.records": "Standing",
+            "taskguard.model.records": "Existing",
             "taskguard.model.states": "EXPIRED",
             "taskguard.outbox.enqueue": (
                 "Duplicate OutcomeOfEnqueue Placed check_delay enqueue_in not_before_s Send"

@@ -32,7 +32,7 @@ from kombu.exceptions import OperationalError
 from kombu.serialization import dumps, loads, prepare_accept_content
 
 from taskguard import errors
-from taskguard.integration import NOT_BEFORE, MessageRef, Standing
+from taskguard.integration import NOT_BEFORE, Existing, MessageRef
 from taskguard_celery.eager import failed_eagerly
 from taskguard_celery.forwarding import came, forward, outside, signature_in_hand
 from taskguard_celery.hand_off import to_hand_off
@@ -98,11 +98,11 @@ def call_in_hand(task: Task) -> dict[str, Any]:
     )
 
 
-def id_in(standing: Standing, sender: CelerySender) -> str:
+def id_in(existing: Existing, sender: CelerySender) -> str:
     """Return the task id of the message of this work, under which its result will be."""
-    if standing.call is not None:
-        return sender.task_id_of(json.loads(standing.call))
-    return task_id_in(standing.message)
+    if existing.call is not None:
+        return sender.task_id_of(json.loads(existing.call))
+    return task_id_in(existing.message)
 
 
 def task_id_in(message: str) -> str:

@@ -269,7 +269,7 @@ def _tell_caller(task: Task, request: Any, dropped: Dropped, *, key: str) -> Non
 
     That can be a live copy of the message, or a newer call that has its id.
     """
-    told = dropped.told(key)
+    told = dropped.reason_for_caller(key)
     if told is not None and task_id_in(dropped.by or "") != request.id:
         revoke_unrun(task, told)
 

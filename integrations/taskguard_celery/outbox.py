@@ -45,10 +45,10 @@ if TYPE_CHECKING:
     from taskguard.integration import (
         Delivery,
         Duplicate,
+        Existing,
         GuardedFunction,
         OutcomeOfEnqueue,
         Placed,
-        Standing,
         Swept,
     )
     from taskguard_celery.options import MessageOptions
@@ -186,7 +186,7 @@ def enqueue(
     runtime, sender = runtime_of(task.app), CelerySender(task.app)
     message = _Message(runtime, compiled, signature, time.time(), _fix_time(runtime, signature))
 
-    def in_place_of(first: Standing) -> Delivery:
+    def replacement_of(first: Existing) -> Delivery:
         message.id = id_in(first, sender)
         if first.call is not None:
             # Its chord or chain gets the result of the call that takes its place.
@@ -199,7 +199,7 @@ def enqueue(
         message.delivery(),
         sender.send_first,
         duplicate=duplicate,
-        in_place_of=in_place_of,
+        replacement_of=replacement_of,
     )
     if placed.outcome == "skipped":
         return None

@@ -31,7 +31,7 @@ class Routes:
     def __init__(self, app: Celery) -> None:
         self._app = app
         self._served: frozenset[str] = frozenset()
-        self._asked_at_s = -_ASK_EVERY_S
+        self._requested_at_s = -_ASK_EVERY_S
 
     def present(self, signature: Signature, *, asks: bool) -> dict[str, Any]:
         """Return options for the queue of the present route, or no options if the queue is kept.
@@ -58,9 +58,9 @@ class Routes:
 
     def _ask(self) -> None:
         now_s = time.monotonic()
-        if now_s - self._asked_at_s < _ASK_EVERY_S:
+        if now_s - self._requested_at_s < _ASK_EVERY_S:
             return
-        self._asked_at_s = now_s
+        self._requested_at_s = now_s
         replies: Mapping[str, Any] = (
             self._app.control.inspect(timeout=_ANSWER_S).active_queues() or {}
         )

@@ -285,10 +285,10 @@ class ConsulLocks:
                 age_s = time.monotonic() - session.renewed_at_s
                 if age_s < whole_s * _AGE_SHARE or self._keep(session):
                     return session
-            asked_at_s = time.monotonic()
+            requested_at_s = time.monotonic()
             lasts_s = math.ceil(whole_s * (1 + _AGE_SHARE))
             id_, reply = self._link.open_session(lasts_s)
-            session = self._sessions[whole_s] = _Session(id_, whole_s, asked_at_s)
+            session = self._sessions[whole_s] = _Session(id_, whole_s, requested_at_s)
             self._raise_epoch(reply)
             return session
 
@@ -302,9 +302,9 @@ class ConsulLocks:
                 except BaseException:
                     self._doubts.append(doubt)
                     raise
-        asked_at_s = time.monotonic()
+        requested_at_s = time.monotonic()
         if self._link.keep_session(session.id):
-            session.renewed_at_s = asked_at_s
+            session.renewed_at_s = requested_at_s
             return True
         self._sessions.pop(session.ttl_s, None)
         return False

@@ -32,7 +32,7 @@ from rq.registry import DeferredJobRegistry, FailedJobRegistry, ScheduledJobRegi
 from rq.utils import import_attribute
 
 from taskguard import errors
-from taskguard.integration import NOT_BEFORE, MessageRef, Standing
+from taskguard.integration import NOT_BEFORE, Existing, MessageRef
 from taskguard_rq.expiry import kept_by_redis
 from taskguard_rq.marks import LINE, PROMOTED, WAITS, Marks, StoredJob, outside, set_mark
 from taskguard_rq.recognition import guarded_function_of
@@ -94,13 +94,13 @@ def _text(value: Any) -> str:
     return base64.b64encode(raw).decode()
 
 
-def job_in(standing: Standing, sender: RQSender) -> Job:
+def job_in(existing: Existing, sender: RQSender) -> Job:
     """Return the job of this work. Redis may not have its record yet."""
-    if standing.call is not None:
-        return sender.job_of(json.loads(standing.call))
+    if existing.call is not None:
+        return sender.job_of(json.loads(existing.call))
     # `message_of()` joins the job's id and its time of creation.
-    name, _, created = standing.message.rpartition("@")
-    return Job(name if created else standing.message, connection=sender.connection)
+    name, _, created = existing.message.rpartition("@")
+    return Job(name if created else existing.message, connection=sender.connection)
 
 
 class RQSender:
@@ -134,7 +134,7 @@ class RQSender:
         self._send(call, message, is_first=True)
 
     def _send(self, call: dict[str, Any], message: MessageRef, *, is_first: bool = False) -> None:
-        job = self._standing(call)
+        job = self._job_to_send(call)
         if job.marks.line:
             self.hand_off(call, message)
             return
@@ -162,7 +162,7 @@ class RQSender:
         Its dependencies were met before. Raises the errors that calling the sender raises.
         """
         del message  # its numbers are not needed: all executions of a job share one record
-        self._put_at_front(call, lambda: self._standing(call))
+        self._put_at_front(call, lambda: self._job_to_send(call))
 
     def send_waiting(self, call: dict[str, Any]) -> None:
         """Enqueue a job at the front if it still waits for its key. Otherwise do nothing."""
@@ -198,7 +198,7 @@ class RQSender:
     def _queue_of(self, job: Job) -> Queue:
         return Queue(job.origin, connection=self.connection, serializer=job.serializer)
 
-    def _standing(self, call: dict[str, Any]) -> StoredJob:
+    def _job_to_send(self, call: dict[str, Any]) -> StoredJob:
         """Read or restore the job. Raises CallWithdrawnError, StoredCallError."""
         serializer = self._serializer or call.get("serializer")
         try:

@@ -22,8 +22,8 @@ from taskguard import errors
 from taskguard.integration import (
     NOT_BEFORE,
     Delivery,
+    Existing,
     MessageRef,
-    Standing,
     Sweeper,
     check_delay,
     enqueue_in,
@@ -176,7 +176,7 @@ def enqueue(
         delivery,
         replacing,
         duplicate=duplicate,
-        in_place_of=replacing.in_place_of,
+        replacement_of=replacing.replacement_of,
         again_after_s=again_after_s,
     )
     if placed.outcome == "skipped":
@@ -197,8 +197,8 @@ class _Replacing:
         self._delivery = delivery
         self._older: str | None = None
 
-    def in_place_of(self, standing: Standing) -> Delivery:
-        self._older = standing.call
+    def replacement_of(self, existing: Existing) -> Delivery:
+        self._older = existing.call
         return self._delivery
 
     def __call__(self, call: dict[str, Any], message: MessageRef) -> None:

@@ -201,7 +201,7 @@ def never_runs(job: Job, dropped: Dropped, key: str) -> CanceledJob | None:
     further messages: RQ schedules them only after a result. In a stock worker, raise
     SupersededError or WorkRevokedError, and return None for a job that the user chose to skip.
     """
-    told = dropped.told(key)
+    told = dropped.reason_for_caller(key)
     if told is None or is_used_again(job):
         return None
     if getattr(job, _ALLOWED, False):

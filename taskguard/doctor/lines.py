@@ -21,13 +21,13 @@ _TARGETS = {"celery": "MODULE:APP", "rq": "REDIS_URL"}
 def check_lines(runtime: TaskGuard, configuration: Configuration) -> list[Finding]:
     """Find lines for which no relay runs, other than the one of a worker that starts."""
     ledger: Any = runtime.ledger
-    if not hasattr(ledger, "standing"):
+    if not hasattr(ledger, "count_waiting"):
         return []  # a ledger of the user's own
     mine = (runtime.namespace, *runtime.formerly_namespaces)
     try:
         return [
             _finding(named(ledger), app, queue, count, is_own=app in mine)
-            for (app, queue), count in sorted(ledger.standing().items())
+            for (app, queue), count in sorted(ledger.count_waiting().items())
             if not (configuration.starts and app in mine and queue == configuration.serves)
             and not _has_relay(ledger, runtime.namespace if app in mine else app, queue)
         ]

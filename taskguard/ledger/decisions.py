@@ -13,7 +13,7 @@ from taskguard.model.states import (
     OUTDATED,
     REPLACED_RETRIES,
     Decision,
-    Place,
+    RowState,
     State,
     WorkRow,
     decide,
@@ -179,7 +179,7 @@ def decide_row(
     row: DecidingRow | None,
     recorded: tuple[int, int],
     now_us: int,
-    place: Place | None = None,
+    row_state: RowState | None = None,
 ) -> Decision:
     """Return the decision of `states.decide()` for a work's row, and for the user's own row."""
     if request.work is None:
@@ -193,12 +193,12 @@ def decide_row(
         now_us=now_us,
         max_crashes=request.max_crashes,
         # If the record was deleted, the user's own row still has the state.
-        may_create=request.may_create or place is not None,
+        may_create=request.may_create or row_state is not None,
         fingerprint=request.fingerprint,
     )
-    if place is None:
+    if row_state is None:
         return decision
-    return decide_by_row(decision, None if row is None else State(row.state), place)
+    return decide_by_row(decision, None if row is None else State(row.state), row_state)
 
 
 def claimed(

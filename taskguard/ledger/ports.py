@@ -361,7 +361,7 @@ class Lines(Protocol):
         """
         ...
 
-    def told(self, work: str) -> None:
+    def note_notified(self, work: str) -> None:
         """Note that the caller of work that was superseded while it waited gets its answer."""
         ...
 
@@ -428,7 +428,7 @@ class Promotions(Protocol):
         """
         ...
 
-    def standing(self, *, most: int = 10_000) -> dict[tuple[str, str], int]:
+    def count_waiting(self, *, most: int = 10_000) -> dict[tuple[str, str], int]:
         """Return how many messages wait, by their namespace and the kind of their queue."""
         ...
 

@@ -22,11 +22,11 @@ __all__ = [
     "SCHEMA",
     "SCHEMA_VERSION",
     "WORK",
+    "claimed_by",
     "held",
     "holding",
     "of_claim",
     "processed",
-    "standing",
 ]
 
 # The first release's. See `schema/upgrades.py` before you change a table.
@@ -190,7 +190,7 @@ def holding(claim: Claim) -> sa.ColumnElement[bool]:
     return held(claim.keys, claim.fence, str(claim.owner))
 
 
-def standing(claim: Claim) -> sa.ColumnElement[bool]:
+def claimed_by(claim: Claim) -> sa.ColumnElement[bool]:
     """Return the condition that the work, under each id, still has this claim's fence and owner."""
     if not claim.formerly:
         return processed(claim.work, claim.fence, str(claim.owner))
@@ -203,7 +203,7 @@ def standing(claim: Claim) -> sa.ColumnElement[bool]:
 
 
 def of_claim() -> sa.ColumnElement[bool]:
-    """Return `standing()` with parameters for prepared statements. Attributes of the claim fit."""
+    """Return `claimed_by()` with parameters for prepared statements, named as the claim does."""
     return processed(*map(sa.bindparam, ("work", "fence", "owner")))
 
 

@@ -27,7 +27,7 @@ from taskguard.ledger.messages import is_replaced, raise_deferrals
 from taskguard.ledger.records import message_of
 from taskguard.ledger.tables import MESSAGES, NO_POSITION, WORK
 from taskguard.model.claims import ClaimRequest, MessageRef
-from taskguard.model.records import Once, Standing
+from taskguard.model.records import Existing, Once
 from taskguard.model.states import REPLACED_RETRIES, State
 
 __all__ = ["decide", "failed_message", "not_superseded", "supersede", "was_replaced"]
@@ -46,7 +46,7 @@ def decide(
         return  # the work has ended, or the record is this request's own
     if once.replaces and was_replaced(db, request):
         return  # the record has the newer message
-    found = Standing(
+    found = Existing(
         work=row.id,
         message=message_of(row),
         call=row.call,

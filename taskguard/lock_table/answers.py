@@ -42,7 +42,7 @@ class Answers:
         A call that timed out is not repeated, because the database is frozen or overloaded.
         """
         lost = refused = 0
-        asked_at_s = time.monotonic()
+        requested_at_s = time.monotonic()
         while True:
             try:
                 return ask()
@@ -52,7 +52,7 @@ class Answers:
                     raise self._unavailable(error) from error
             except LedgerUnavailableError as error:
                 lost += 1
-                if lost > 1 or time.monotonic() - asked_at_s >= self._answer_s:
+                if lost > 1 or time.monotonic() - requested_at_s >= self._answer_s:
                     raise self._unavailable(error) from error
                 on_retry()
             except LedgerSchemaError as error:

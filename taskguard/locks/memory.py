@@ -91,7 +91,7 @@ class MemoryLocks:
                     return self._refuse(
                         keys, key, owner, _Lock(last, held[last]), now_s, waits=wait_s > 0
                     )
-                lock = self._standing(key, now_s)
+                lock = self._unexpired(key, now_s)
                 if lock is None:
                     self._hear(key, owner, now_s)
                     lock = self._keep_for_first(key, now_s)
@@ -132,7 +132,7 @@ class MemoryLocks:
             return self._is_free(key, self._clock.monotonic_s())
 
     def _is_free(self, key: str, now_s: float) -> bool:
-        return self._standing(key, now_s) is None and not self._sharing(key, now_s)
+        return self._unexpired(key, now_s) is None and not self._sharing(key, now_s)
 
     def release_and_take_hint(self, key: str, owner: Owner) -> tuple[bool, bool]:
         """Release the key, and take its hint."""
@@ -185,7 +185,7 @@ class MemoryLocks:
                     Holder(key, owner, fence, until_s - now_s, shared=True)
                     for owner, until_s in shares.items()
                 ]
-            lock = self._standing(key, now_s)
+            lock = self._unexpired(key, now_s)
             return [] if lock is None else [Holder(key, lock.owner, fence, lock.until_s - now_s)]
 
     def close(self) -> None:
@@ -212,14 +212,14 @@ class MemoryLocks:
         """Return that they are locks of one process."""
         return [findings.LOCKS_IN_MEMORY.at("the locks")]
 
-    def _standing(self, key: str, now_s: float) -> _Lock | None:
+    def _unexpired(self, key: str, now_s: float) -> _Lock | None:
         lock = self._locks.get(key)
         return lock if lock is not None and now_s < lock.until_s else None
 
     def _owned(self, keys: tuple[str, ...], owner: Owner) -> list[str]:
         now_s = self._clock.monotonic_s()
-        standing = ((key, self._standing(key, now_s)) for key in keys)
-        return [key for key, lock in standing if lock is not None and lock.owner == owner]
+        unexpired = ((key, self._unexpired(key, now_s)) for key in keys)
+        return [key for key, lock in unexpired if lock is not None and lock.owner == owner]
 
     def _renew(self, hold: Hold) -> str:
         now_s = self._clock.monotonic_s()
@@ -229,7 +229,7 @@ class MemoryLocks:
             for each in shares:
                 each[hold.owner] = now_s + hold.ttl_s
             return Renewal.RENEWED
-        found = [self._standing(key, now_s) for key in hold.keys]
+        found = [self._unexpired(key, now_s) for key in hold.keys]
         if any(lock is not None and lock.owner != hold.owner for lock in found):
             return Renewal.TAKEN
         if not all(found):
@@ -276,14 +276,14 @@ class MemoryLocks:
         may = owner in held
         if not may and line is not None:
             self._join(key, owner, limit, now_s)  # if it does not wait, it leaves again below
-            if self._standing(key, now_s) is None:
+            if self._unexpired(key, now_s) is None:
                 self._keep_for_first(key, now_s)
             may = owner in self._sharing(key, now_s)
         elif not may:
-            may = self._standing(key, now_s) is None and len(held) < limit
+            may = self._unexpired(key, now_s) is None and len(held) < limit
         held = self._sharing(key, now_s)
         if not may:
-            lock = self._standing(key, now_s)
+            lock = self._unexpired(key, now_s)
             if lock is None:
                 first = min(held, key=lambda each: held[each])  # its share ends first
                 lock = _Lock(first, held[first])
@@ -373,7 +373,7 @@ class MemoryLocks:
         if waited and self._owned((key,), owner):
             del self._locks[key]
             self._keep_for_first(key, now_s)
-        elif waited and self._standing(key, now_s) is None:
+        elif waited and self._unexpired(key, now_s) is None:
             self._keep_for_first(key, now_s)  # waiters behind it may get a share now
         return waited
 
@@ -387,7 +387,7 @@ class MemoryLocks:
     def _is_turn(self, key: str, owner: Owner) -> bool:
         with self._mutex:
             now_s = self._clock.monotonic_s()
-            lock = self._standing(key, now_s)
+            lock = self._unexpired(key, now_s)
             if lock is None:
                 lock = self._keep_for_first(key, now_s)
             shares = self._sharing(key, now_s)

@@ -293,7 +293,7 @@ class Dropped:
     reason: str
     by: str | None = None
 
-    def told(self, key: str) -> str | None:
+    def reason_for_caller(self, key: str) -> str | None:
         """Return what the caller reads: the reason, then a sentence. None: a live copy answers."""
         text = DROPPED[self.reason]
         return None if text is None else text.format(key=key)

@@ -19,7 +19,7 @@ from typing import Any
 from taskguard.clock import Clock
 from taskguard.errors import LeaseLostError
 
-__all__ = ["UNKNOWN_HOLDER", "Lease", "Owner", "asked", "new_owner", "trusted_until_s"]
+__all__ = ["UNKNOWN_HOLDER", "Lease", "Owner", "limit_option", "new_owner", "trusted_until_s"]
 
 # A nonce is hexadecimal: the worker's number, the process's id, and a counter.
 _NUMBER_DIGITS = 8
@@ -120,13 +120,13 @@ def new_owner(message: str = "") -> Owner:
     return Owner(_nonces(), message)
 
 
-def trusted_until_s(*, asked_at_s: float, ttl_s: float) -> float:
-    """Return until when to trust a lease of `ttl_s` that was requested at `asked_at_s`.
+def trusted_until_s(*, requested_at_s: float, ttl_s: float) -> float:
+    """Return until when to trust a lease of `ttl_s` that was requested at `requested_at_s`.
 
     The margin is 1% of the ttl + 2 ms, for clocks that run at different speeds (the figures
     of the Redlock description).
     """
-    return asked_at_s + ttl_s - (ttl_s * _MARGIN_SHARE + _MARGIN_S)
+    return requested_at_s + ttl_s - (ttl_s * _MARGIN_SHARE + _MARGIN_S)
 
 
 class Lease:
@@ -238,6 +238,6 @@ class Lease:
 _UNSAID: dict[str, Any] = {}
 
 
-def asked(limit: int) -> dict[str, Any]:
+def limit_option(limit: int) -> dict[str, Any]:
     """Return the arguments for a limit. A provider without shares takes none."""
     return _UNSAID if limit == 1 else {"limit": limit}

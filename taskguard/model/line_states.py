@@ -78,7 +78,7 @@ class Event(StrEnum):
     CLAIM = "claim"
     KEEP = "keep"
     SUPERSEDE = "supersede"
-    TELL = "tell"
+    NOTIFY = "notify"
     LEAVE = "leave"
     END = "end"
     ABANDON = "abandon"
@@ -93,7 +93,7 @@ _ALL = (*_NEW, LineState.SUPERSEDED)
 
 _WAITS = (LineState.WAITING,)
 _KEEPS = (LineState.KEPT,)
-_TOLD = (LineState.SUPERSEDED,)
+_SUPERSEDED = (LineState.SUPERSEDED,)
 _LATE = (LineState.PROMOTED, LineState.RESENT, LineState.EXPIRED)
 
 # Event, old states, new state, and when.
@@ -132,7 +132,7 @@ _MOVES: tuple[tuple[Event, tuple[LineState | None, ...], LineState | None, str],
     ),
     (
         Event.SEND_AGAIN,
-        _TOLD,
+        _SUPERSEDED,
         LineState.SUPERSEDED,
         "`due` is past, and the message was sent: `sends` + 1",
     ),
@@ -157,7 +157,7 @@ _MOVES: tuple[tuple[Event, tuple[LineState | None, ...], LineState | None, str],
         None,
         "its own delivery finds a newer message, or a newer message takes its key",
     ),
-    (Event.TELL, _TOLD, None, "a delivery of the message notifies its caller"),
+    (Event.NOTIFY, _SUPERSEDED, None, "a delivery of the message notifies its caller"),
     (Event.LEAVE, _KEEPS, None, "FAILED; the message does not come again"),
     (
         Event.END,
@@ -170,12 +170,12 @@ _MOVES: tuple[tuple[Event, tuple[LineState | None, ...], LineState | None, str],
     ),
     (
         Event.ABANDON,
-        (*_NONE, *_LATE, *_KEEPS, *_TOLD),
+        (*_NONE, *_LATE, *_KEEPS, *_SUPERSEDED),
         None,
         "`due` is past; the message cannot be sent, was sent too often, or moved to a namespace",
     ),
     (Event.REPLACE, _NEW, None, "NEW; a newer message of the work replaces the stored one"),
-    (Event.REQUEUE, (*_NONE, *_KEEPS, *_TOLD), None, "DEAD or FAILED"),
+    (Event.REQUEUE, (*_NONE, *_KEEPS, *_SUPERSEDED), None, "DEAD or FAILED"),
 )
 
 TRANSITIONS: Mapping[tuple[LineState | None, Event, LineState | None], str] = MappingProxyType(

@@ -12,7 +12,7 @@ from taskguard.model.line_states import LineState
 from taskguard.model.states import State
 from taskguard.values import value
 
-__all__ = ["Once", "Purged", "Seen", "Standing", "Waiting", "WorkView"]
+__all__ = ["Existing", "Once", "Purged", "Seen", "Waiting", "WorkView"]
 
 
 @value
@@ -84,7 +84,7 @@ class Waiting:
 
 
 @value
-class Standing:
+class Existing:
     """Work that was enqueued or claimed before, and has not ended.
 
     Attributes:
@@ -113,7 +113,7 @@ class Once:
         replaces: True if `found` may replace the call. The record is locked while `found` runs.
     """
 
-    found: Callable[[Standing], ClaimRequest | None]
+    found: Callable[[Existing], ClaimRequest | None]
     replaces: bool = False
 
 

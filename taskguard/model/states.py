@@ -19,7 +19,7 @@ __all__ = [
     "REPLACED_RETRIES",
     "TRANSITIONS",
     "Decision",
-    "Place",
+    "RowState",
     "State",
     "WorkRow",
     "decide",
@@ -109,7 +109,7 @@ class Decision(StrEnum):
     INELIGIBLE = "ineligible"
 
 
-class Place(StrEnum):
+class RowState(StrEnum):
     """The state of the user's own row, as one task sees it."""
 
     NEW = "new"
@@ -233,7 +233,7 @@ def decide(  # noqa: PLR0911  # one rule, one return: this is the table itself
     return Decision.BURY if row.crashes + 1 >= max_crashes else Decision.TAKEOVER
 
 
-def decide_by_row(recorded: Decision, work: State | None, place: Place) -> Decision:
+def decide_by_row(recorded: Decision, work: State | None, row_state: RowState) -> Decision:
     """Return what a claim does if the user's own row is the authority about the state.
 
     Only such a claim can leave DONE and DEAD, after the row was set back to NEW.
@@ -243,14 +243,14 @@ def decide_by_row(recorded: Decision, work: State | None, place: Place) -> Decis
     """
     ended = work in (State.DONE, State.DEAD)
     overdue = recorded in (Decision.SAME, Decision.TAKEOVER, Decision.BURY)
-    if place is Place.NEW and (ended or overdue):
+    if row_state is RowState.NEW and (ended or overdue):
         return Decision.AGAIN  # the row was set back
     if recorded is Decision.MISMATCH:
         return recorded
-    if place is Place.DONE:
+    if row_state is RowState.DONE:
         return Decision.DONE
     if recorded in (Decision.BUSY, Decision.REVOKED, Decision.SUPERSEDED, Decision.DONE):
         return recorded
-    if place in (Place.NEW, Place.HELD):
+    if row_state in (RowState.NEW, RowState.HELD):
         return recorded
-    return Decision.MISSING if place is Place.MISSING else Decision.INELIGIBLE
+    return Decision.MISSING if row_state is RowState.MISSING else Decision.INELIGIBLE

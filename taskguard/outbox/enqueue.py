@@ -33,7 +33,7 @@ from taskguard.ledger.transactions.external import ExternalConnection
 from taskguard.model.claims import ClaimRequest
 from taskguard.model.delivery import NOT_BEFORE, Delivery, MessageRef
 from taskguard.model.policy import DAY_S, check_number
-from taskguard.model.records import Once, Standing
+from taskguard.model.records import Existing, Once
 from taskguard.run.current import guard_on
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Placed:
 
     delivery: Delivery
     outcome: OutcomeOfEnqueue = "sent"
-    first: Standing | None = None
+    first: Existing | None = None
     publish: Callable[[], bool] | None = None
 
     def __call__(self) -> None:
@@ -123,7 +123,7 @@ def enqueue_in(
     send: Send,
     *,
     duplicate: Duplicate = "answer",
-    in_place_of: Callable[[Standing], Delivery] | None = None,
+    replacement_of: Callable[[Existing], Delivery] | None = None,
     again_after_s: float | None = None,
 ) -> Placed:
     """Write a delivery's work as NEW in the user's transaction, and send its message afterwards.
@@ -144,7 +144,7 @@ def enqueue_in(
             send this message as well; it gets the result. "attach", "skip": send nothing.
             "raise": raise AlreadyEnqueuedError. "replace": replace the waiting message by this one,
             and raise AlreadyEnqueuedError if a body has begun.
-        in_place_of: returns the delivery that replaces the work that it is given. By default
+        replacement_of: returns the delivery that replaces the work that it is given. By default
             `delivery` does.
         again_after_s: in how many seconds the message counts as lost if no delivery claims its
             work, counted from its sending or from its `NOT_BEFORE`. By default an hour.
@@ -162,7 +162,7 @@ def enqueue_in(
     placed = Placed(delivery)
     once = None
     if duplicate != "answer":
-        found = partial(_found, runtime, placed, duplicate, in_place_of)
+        found = partial(_found, runtime, placed, duplicate, replacement_of)
         once = Once(found, replaces=duplicate == "replace")
     request = runtime.runner.request(delivery)
     due_in_s = _DUE_IN_S
@@ -249,19 +249,19 @@ def _found(
     runtime: TaskGuard,
     placed: Placed,
     duplicate: Duplicate,
-    in_place_of: Callable[[Standing], Delivery] | None,
-    standing: Standing,
+    replacement_of: Callable[[Existing], Delivery] | None,
+    existing: Existing,
 ) -> ClaimRequest | None:
     """Decide about the work on record, and note the decision in `placed`."""
     asked = placed.delivery
-    placed.first = standing
-    if duplicate == "raise" or (duplicate == "replace" and standing.begun):
-        raise _already(asked, standing, duplicate)
+    placed.first = existing
+    if duplicate == "raise" or (duplicate == "replace" and existing.begun):
+        raise _already(asked, existing, duplicate)
     if duplicate == "replace":
-        placed.delivery = asked if in_place_of is None else in_place_of(standing)
+        placed.delivery = asked if replacement_of is None else replacement_of(existing)
         placed.outcome = "replaced"
         return runtime.runner.request(placed.delivery)
-    digests = asked.fingerprint, standing.fingerprint
+    digests = asked.fingerprint, existing.fingerprint
     if duplicate == "attach" and None not in digests and digests[0] != digests[1]:
         raise FingerprintMismatchError(
             f"{asked.task} {asked.key} stands there with other arguments (the task's fingerprint= "
@@ -273,8 +273,8 @@ def _found(
     return None
 
 
-def _already(asked: Delivery, standing: Standing, duplicate: str) -> AlreadyEnqueuedError:
-    how = "is in progress" if standing.begun else "is enqueued"
+def _already(asked: Delivery, existing: Existing, duplicate: str) -> AlreadyEnqueuedError:
+    how = "is in progress" if existing.begun else "is enqueued"
     if duplicate == "raise":
         then = 'Wait for its result (duplicate="attach"), or leave it at that ("skip").'
     else:
@@ -283,11 +283,11 @@ def _already(asked: Delivery, standing: Standing, duplicate: str) -> AlreadyEnqu
             "Enqueue this again when it has ended, or let the body read what is newest."
         )
     return AlreadyEnqueuedError(
-        f"{asked.task} {asked.key} {how}, by message {standing.message}. Nothing was written. "
+        f"{asked.task} {asked.key} {how}, by message {existing.message}. Nothing was written. "
         f"{then}",
         key=asked.key,
-        message_id=standing.message,
-        begun=standing.begun,
+        message_id=existing.message,
+        begun=existing.begun,
     )
 
 

@@ -40,7 +40,7 @@ from taskguard.locks.base import (
 from taskguard.model.bounds import slots_of
 from taskguard.model.claims import Answer, Busy
 from taskguard.model.delivery import Delivery
-from taskguard.model.lease import Lease, Owner, asked, new_owner, trusted_until_s
+from taskguard.model.lease import Lease, Owner, limit_option, new_owner, trusted_until_s
 from taskguard.run.claiming import Admitted, Claiming, named
 from taskguard.run.current import holders_around
 from taskguard.run.parking import PROMOTED_WAIT_S
@@ -144,24 +144,24 @@ class Admission:
         """
         owner, waits = waiter.owner, waiter.queued or wait_s > 0.0
         claiming = self._claiming_of(delivery)
-        asked_at_s = self._clock.monotonic_s()
+        requested_at_s = self._clock.monotonic_s()
         waiter.queued = False
         granted = self._acquire(delivery, owner, wait_s)
         if isinstance(granted, Granted) and claiming is None:
-            until_s = trusted_until_s(asked_at_s=asked_at_s, ttl_s=granted.ttl_s)
+            until_s = trusted_until_s(requested_at_s=requested_at_s, ttl_s=granted.ttl_s)
             if self._clock.monotonic_s() >= until_s:
                 self._connect_for_renewals(delivery, owner)
-                asked_at_s = self._clock.monotonic_s()
+                requested_at_s = self._clock.monotonic_s()
                 granted = self._acquire(delivery, owner, wait_s)
         if isinstance(granted, Held):
             waiter.queued = waits and self._locks is not None and self._locks.traits.fair
             if not last and self._is_lease(delivery, granted):
                 return Busy(granted.owner, granted.remaining_s, False, False, granted.key)
-            return self._refuse(delivery, waiter, granted, asked_at_s)
+            return self._refuse(delivery, waiter, granted, requested_at_s)
         if granted is not None:
             waited_s = self._clock.monotonic_s() - started_s
             self._events.about(delivery, Acquired, waited_s=waited_s)
-        tracked = self._tracked(delivery, owner, asked_at_s, granted)
+        tracked = self._tracked(delivery, owner, requested_at_s, granted)
         if claiming is not None:
             return claiming.claim(delivery, tracked)
         if granted is None:
@@ -180,7 +180,7 @@ class Admission:
         """Return the lock server's answer. None: it gave no answer, or there is no lock server."""
         if self._locks is None:
             return None
-        asked_at_s = self._clock.monotonic_s()
+        requested_at_s = self._clock.monotonic_s()
         undecided = self._claiming_of(delivery) is None
         try:
             if delivery.promoted and self._locks.traits.hints and not delivery.is_shared:
@@ -195,10 +195,10 @@ class Admission:
                 ttl_s=delivery.policy.ttl_s,
                 with_fence=undecided,
                 wait_s=wait_s,
-                **asked(delivery.limit),
+                **limit_option(delivery.limit),
             )
         except LockServerUnavailableError as error:
-            took_s = self._clock.monotonic_s() - asked_at_s
+            took_s = self._clock.monotonic_s() - requested_at_s
             kind = LockUndecided if undecided else LockUnavailable
             self._events.about(delivery, kind, error=str(error), took_s=took_s)
             if undecided:
@@ -212,7 +212,7 @@ class Admission:
         """Release what the owner may hold, and its position. If there is no answer, both expire."""
         assert self._locks is not None  # noqa: S101  # it was requested to grant the key
         with contextlib.suppress(LockServerUnavailableError):
-            self._locks.release(delivery.keys, owner, **asked(delivery.limit))
+            self._locks.release(delivery.keys, owner, **limit_option(delivery.limit))
 
     def _connect_for_renewals(self, delivery: Delivery, owner: Owner) -> None:
         """Connect for renewals, before a lease that expired on its way is acquired again."""
@@ -227,7 +227,7 @@ class Admission:
             raise
 
     def _tracked(
-        self, delivery: Delivery, owner: Owner, asked_at_s: float, granted: Granted | None
+        self, delivery: Delivery, owner: Owner, requested_at_s: float, granted: Granted | None
     ) -> TrackedLease:
         """Return a lease for the delivery. `granted`: the lock server's grant, if any."""
         policy = delivery.policy
@@ -239,18 +239,20 @@ class Admission:
             owner=owner,
             ttl_s=ttl_s,
             clock=self._clock,
-            taken_at_s=asked_at_s,
-            trusted_until_s=trusted_until_s(asked_at_s=asked_at_s, ttl_s=ttl_s),
+            taken_at_s=requested_at_s,
+            trusted_until_s=trusted_until_s(requested_at_s=requested_at_s, ttl_s=ttl_s),
             fence=0 if granted is None else granted.fence,
             limit=delivery.limit,
             of_work=self._claiming is not None and not delivery.is_lock,
-            max_hold_until_s=None if policy.max_hold_s is None else asked_at_s + policy.max_hold_s,
+            max_hold_until_s=None
+            if policy.max_hold_s is None
+            else requested_at_s + policy.max_hold_s,
         )
         return TrackedLease(
             lease,
             claim=None,
             at_lock_server=granted is not None,
-            asked_at_s=asked_at_s,
+            requested_at_s=requested_at_s,
             task=delivery.task,
             message=delivery.message.id,
             interrupt=policy.interrupts,
@@ -259,14 +261,14 @@ class Admission:
     # -- the lock server says that the key is held ----------------------------------------------
 
     def _refuse(
-        self, delivery: Delivery, waiter: _Waiter, held: Held, asked_at_s: float
+        self, delivery: Delivery, waiter: _Waiter, held: Held, requested_at_s: float
     ) -> Admitted | Answer | Busy:
         """Return the record's answer, or a grant of the ledger if it decides against the server."""
         found = self._peek(delivery, waiter.owner, held)
         claiming = self._claiming_of(delivery)
         if claiming is None or not isinstance(found, Busy):
             return found
-        tracked = self._tracked(delivery, waiter.owner, asked_at_s, None)
+        tracked = self._tracked(delivery, waiter.owner, requested_at_s, None)
         if not self._is_lease(delivery, held):
             return self._overrule(claiming, delivery, tracked, held)
         if not delivery.policy.replaces_holder or found.same_work or held.shared:
@@ -336,7 +338,7 @@ class Admission:
         if busy.retry_after_s is not None:
             timeout_s = min(timeout_s, busy.retry_after_s + 0.01)
         if self._locks is not None and busy.key is not None and not delivery.policy.has_slots:
-            limit = asked(delivery.limit)
+            limit = limit_option(delivery.limit)
             try:
                 self._locks.wait(busy.key, waiter.owner, timeout_s=timeout_s, **limit)
             except LockServerUnavailableError:

@@ -85,7 +85,7 @@ class Answers:
     def _outdated(self, delivery: Delivery, found: Answer) -> Outcome:
         """Drop a message that a newer one superseded, so that it never runs."""
         if delivery.parking is not None:
-            self._line.hear(delivery)
+            self._line.notified(delivery)
         if delivery.queue is not None:
             return drop(self._events, delivery, "outdated")
         self._events.about(delivery, Duplicate, reason="outdated")

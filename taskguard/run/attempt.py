@@ -136,7 +136,7 @@ class Attempt:
         """A transaction of the body that commits DONE: `Guard.transaction()`."""
         with self._transaction("transaction", on) as tx:
             yield tx.db if on is None else on
-            tx.complete_in_block(self.standing.claim, self._result_json)
+            tx.complete_in_block(self.required_claim.claim, self._result_json)
         self.note_completed()
         self._call_then()
 
@@ -146,7 +146,7 @@ class Attempt:
         text = self._encoded(self.progress.with_value(progress))
         with self._transaction("checkpoint", on) as tx:
             yield tx.db if on is None else on
-            tx.checkpoint(self.standing.claim, text)
+            tx.checkpoint(self.required_claim.claim, text)
         self.progress.committed(text)
         self._call_then()
 
@@ -156,14 +156,14 @@ class Attempt:
         text = self._encoded(record, f"result of step {name!r}, with those of the other steps,")
         self.called[name] = result  # if its commit fails, the body is run again
         with self._transaction("step") as tx:
-            tx.checkpoint(self.standing.claim, text)
+            tx.checkpoint(self.required_claim.claim, text)
         self.progress.committed(text)
 
     def note(self, progress: Any) -> bool:
         """Store a leader's progress without a transaction. Return False if the claim is stale."""
         assert self._ledger is not None  # noqa: S101  # there is no claim without a ledger
         text = self._encoded(self.progress.with_value(progress))
-        stored = self._ledger.note(self.standing.claim, text)
+        stored = self._ledger.note(self.required_claim.claim, text)
         if stored:
             self.progress.committed(text)
         return stored
@@ -185,7 +185,7 @@ class Attempt:
         return self.db is not None and self.db is db
 
     @property
-    def standing(self) -> Claimed:
+    def required_claim(self) -> Claimed:
         """The claim. Raise ConfigurationError if there is no ledger."""
         if self.claimed is None:
             raise ConfigurationError(
@@ -198,7 +198,7 @@ class Attempt:
 
     def refuse_transaction(self, name: str) -> None:
         """Raise TransactionUsageError or ConfigurationError if no transaction may begin."""
-        _ = self.standing
+        _ = self.required_claim
         if self.completed:
             raise TransactionUsageError(
                 f"guard.{name}() of {self.key} was called after DONE was committed. A body has "
@@ -221,7 +221,7 @@ class Attempt:
     @contextmanager
     def _transaction(self, name: str, on: Any = None) -> Iterator[LedgerTransaction]:
         self.refuse_transaction(name)
-        claim = self.standing.claim
+        claim = self.required_claim.claim
         assert self._ledger is not None  # noqa: S101  # there is no claim without a ledger
         if self.lease.is_parents:
             self.lease.check()  # raises: a forked child holds nothing

@@ -77,11 +77,11 @@ class Claiming:
             request = replace(request, held_by=held_by)
         if tracked.at_lock_server:
             request = _of_one_slot(request)
-        asked_at_s = self._clock.monotonic_s()
+        requested_at_s = self._clock.monotonic_s()
         try:
             found = self._ledger.claim(request)
             if isinstance(found, Claimed):
-                self._note_claim(delivery, tracked, found, asked_at_s)
+                self._note_claim(delivery, tracked, found, requested_at_s)
                 self._renew_if_late(tracked, found.claim)
                 return Admitted(tracked, found)
         except BaseException as error:
@@ -101,16 +101,16 @@ class Claiming:
         return found
 
     def _note_claim(
-        self, delivery: Delivery, tracked: TrackedLease, found: Claimed, asked_at_s: float
+        self, delivery: Delivery, tracked: TrackedLease, found: Claimed, requested_at_s: float
     ) -> None:
         lease = tracked.lease
         lease.fence = found.claim.fence
         lease.keys = found.claim.keys  # the slot that it got, if the key has several
         tracked.claim = found.claim
         tracked.decided_by_ledger = True
-        tracked.asked_at_s = asked_at_s
-        lease.extend(trusted_until_s(asked_at_s=asked_at_s, ttl_s=lease.ttl_s))
-        took_s = self._clock.monotonic_s() - asked_at_s
+        tracked.requested_at_s = requested_at_s
+        lease.extend(trusted_until_s(requested_at_s=requested_at_s, ttl_s=lease.ttl_s))
+        took_s = self._clock.monotonic_s() - requested_at_s
         fence, attempt = found.claim.fence, found.attempt
         self._events.about(delivery, ClaimedEvent, fence=fence, attempt=attempt, took_s=took_s)
         if found.takeover:
@@ -132,15 +132,15 @@ class Claiming:
         for _ in range(_LATE_RENEWALS):
             if lease.remaining_s > 0.0:
                 return
-            asked_at_s = self._clock.monotonic_s()
+            requested_at_s = self._clock.monotonic_s()
             try:
                 if self._ledger.renew([claim]) != [Renewal.RENEWED]:
                     return  # the watchdog finds it lost
             except TaskguardError as error:
                 logger.debug("%s: a late grant is not renewed: %s", lease.key, error)
                 return
-            tracked.asked_at_s = asked_at_s
-            lease.extend(trusted_until_s(asked_at_s=asked_at_s, ttl_s=lease.ttl_s))
+            tracked.requested_at_s = requested_at_s
+            lease.extend(trusted_until_s(requested_at_s=requested_at_s, ttl_s=lease.ttl_s))
 
     def _hand_over(
         self, delivery: Delivery, tracked: TrackedLease, *, to: Owner, ttl_s: float

@@ -36,14 +36,14 @@ class _Running:
     def __init__(self, attempt: Attempt) -> None:
         self.attempt = attempt
         self.guard = Guard(attempt)
-        self.enclosing = _standing(_innermost.get())
+        self.enclosing = _not_ended(_innermost.get())
         self.ended = False
         self._task = _reference(_current_task())
 
     @property
     def outer(self) -> _Running | None:
         """The innermost body or lock around it that has not ended."""
-        return _standing(self.enclosing)
+        return _not_ended(self.enclosing)
 
     def forget_ended(self) -> None:
         """Drop the references to bodies and locks around it that have ended."""
@@ -77,7 +77,7 @@ def running(attempt: Attempt) -> Iterator[Guard]:
         entered.ended = True
         here = _innermost.get()
         if here is not None:
-            _innermost.set(_standing(here))
+            _innermost.set(_not_ended(here))
             here.forget_ended()
 
 
@@ -119,7 +119,7 @@ def held_keys() -> set[str]:
 
 def _around() -> Iterator[_Running]:
     """Yield the bodies and locks around this call, innermost first."""
-    found = _standing(_innermost.get())
+    found = _not_ended(_innermost.get())
     task = _current_task()
     while found is not None:
         if found.is_around(task):
@@ -127,7 +127,7 @@ def _around() -> Iterator[_Running]:
         found = found.outer
 
 
-def _standing(running: _Running | None) -> _Running | None:
+def _not_ended(running: _Running | None) -> _Running | None:
     """Return this one, or the innermost one around it that has not ended."""
     while running is not None and running.ended:
         running = running.enclosing

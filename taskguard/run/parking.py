@@ -132,10 +132,10 @@ class Line:
         found = self._ledger.park_newest(request, only_new=only_new)
         if found is None or isinstance(found, Answer):
             return found or False
-        self.tell(delivery, found.replaced)
+        self.send_superseded(delivery, found.replaced)
         return True
 
-    def tell(self, delivery: Delivery, replaced: Iterable[Overdue]) -> None:
+    def send_superseded(self, delivery: Delivery, replaced: Iterable[Overdue]) -> None:
         """Send messages again that this delivery superseded, so that their callers are notified.
 
         A relay sends those that cannot be sent from here, except withdrawn ones.
@@ -147,17 +147,17 @@ class Line:
             try:
                 send_stored(work, senders)
             except CallWithdrawnError:
-                self._note_told(work.work)
+                self._note_notified(work.work)
             except Exception as error:  # noqa: BLE001  # whatever a broker raises
                 logger.debug("%s is superseded; a relay notifies its caller: %s", work.work, error)
 
-    def hear(self, delivery: Delivery) -> None:
+    def notified(self, delivery: Delivery) -> None:
         """Note that the message's caller is notified: no relay sends it again. Never raises."""
-        self._note_told(str(delivery.work))
+        self._note_notified(str(delivery.work))
 
-    def _note_told(self, work: str) -> None:
+    def _note_notified(self, work: str) -> None:
         try:
-            self._ledger.told(work)
+            self._ledger.note_notified(work)
         except TaskguardError as error:
             logger.debug("%s: whether its caller was notified got no answer: %s", work, error)
 

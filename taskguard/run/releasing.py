@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.locks.base import NO_LIMIT, NOBODY, Holder, LockProvider
-from taskguard.model.lease import Owner, asked
+from taskguard.model.lease import Owner, limit_option
 
 if TYPE_CHECKING:
     from taskguard.ledger.ports import Records
@@ -99,7 +99,7 @@ def _release_there(locks: LockProvider | None, holder: Holder, ledger: Records |
         return False
     limit = NO_LIMIT if holder.shared else 1
     try:
-        return locks.release((holder.key,), holder.owner, **asked(limit))
+        return locks.release((holder.key,), holder.owner, **limit_option(limit))
     except LockServerUnavailableError as error:
         if ledger is None:
             raise

@@ -224,7 +224,7 @@ class Runner:
         """Do what follows from the claim alone, before the body runs."""
         delivery, claimed = holding.delivery, holding.claimed
         if claimed is not None and claimed.replaced:
-            self.line.tell(delivery, claimed.replaced)
+            self.line.send_superseded(delivery, claimed.replaced)
         if delivery.parking is not None:
             self.line.begun(delivery)
         if delivery.redelivered and claimed is not None:

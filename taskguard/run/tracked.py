@@ -41,7 +41,7 @@ class TrackedLease:
         *,
         claim: Claim | None,
         at_lock_server: bool,
-        asked_at_s: float,
+        requested_at_s: float,
         task: str = "",
         message: str = "",
         interrupt: bool = False,
@@ -50,10 +50,10 @@ class TrackedLease:
         self.claim = claim
         self.decided_by_ledger = claim is not None
         self.at_lock_server = at_lock_server
-        self.asked_at_s = asked_at_s
+        self.requested_at_s = requested_at_s
         self.task = task
         self.message = message
-        self.renew_at_s = asked_at_s + lease.ttl_s / RENEWALS_PER_TTL
+        self.renew_at_s = requested_at_s + lease.ttl_s / RENEWALS_PER_TTL
         self.ended = False
         self.forgotten = False
         # A renewal in flight must not take the lease again after its release.

@@ -24,7 +24,7 @@ from taskguard.clock import SYSTEM_CLOCK, Clock
 from taskguard.errors import LockServerUnavailableError, TaskguardError
 from taskguard.events import Events, Lost, RenewalFailed, Renewed
 from taskguard.locks.base import Hold, LockProvider, Renewal
-from taskguard.model.lease import Lease, asked, trusted_until_s
+from taskguard.model.lease import Lease, limit_option, trusted_until_s
 from taskguard.native import Wakeup, allocate_lock, greenlets, start_thread
 from taskguard.run.tracked import RENEWALS_PER_TTL, TrackedLease
 
@@ -153,7 +153,7 @@ class Watchdog:
 
     def _free(self, lease: Lease) -> bool:
         assert self._locks is not None  # noqa: S101  # it holds the lease, or may
-        return self._locks.release(lease.keys, lease.owner, **asked(lease.limit))
+        return self._locks.release(lease.keys, lease.owner, **limit_option(lease.limit))
 
     # -- the thread ---------------------------------------------------------------------------
 
@@ -246,38 +246,40 @@ class Watchdog:
     def _renew(self, due: list[TrackedLease], now_s: float) -> None:
         self._renew_ledger([tracked for tracked in due if tracked.claim is not None])
         self._renew_locks([tracked for tracked in due if tracked.at_lock_server])
-        self._schedule(due, asked_at_s=now_s)
+        self._schedule(due, requested_at_s=now_s)
         self._expire(due)
 
-    def _schedule(self, due: Iterable[TrackedLease], *, asked_at_s: float) -> None:
+    def _schedule(self, due: Iterable[TrackedLease], *, requested_at_s: float) -> None:
         """Set the next renewal: a third of a ttl after a success, sooner after a failure."""
         now_s = self._clock.monotonic_s()
         for tracked in due:
             ttl_s = tracked.lease.ttl_s
-            renewed = tracked.asked_at_s >= asked_at_s or (
+            renewed = tracked.requested_at_s >= requested_at_s or (
                 tracked.decided_by_ledger and not tracked.claim
             )
             tracked.renew_at_s = (
-                asked_at_s + ttl_s / RENEWALS_PER_TTL if renewed else now_s + ttl_s * _RETRY_SHARE
+                requested_at_s + ttl_s / RENEWALS_PER_TTL
+                if renewed
+                else now_s + ttl_s * _RETRY_SHARE
             )
 
     def _renew_ledger(self, due: list[TrackedLease]) -> None:
         if not due or self._ledger is None:
             return
         claims = [(tracked, claim) for tracked in due if (claim := tracked.claim) is not None]
-        asked_at_s = self._clock.monotonic_s()
+        requested_at_s = self._clock.monotonic_s()
         ledger = self._ledger
         answers = self._ask(due, lambda: ledger.renew([claim for _, claim in claims]))
         for (tracked, _), answer in zip(claims, answers, strict=False):
             if answer == Renewal.RENEWED:
-                self._extend(tracked, asked_at_s)
+                self._extend(tracked, requested_at_s)
             elif answer == Renewal.TAKEN and tracked.claim is not None and not tracked.ended:
                 self.lose(tracked, "another holder took it over")
 
     def _renew_locks(self, due: list[TrackedLease]) -> None:
         if not due or self._locks is None:
             return
-        asked_at_s = self._clock.monotonic_s()
+        requested_at_s = self._clock.monotonic_s()
         leases = [tracked.lease for tracked in due]
         holds = [Hold(lease.keys, lease.owner, lease.ttl_s, lease.limit) for lease in leases]
         locks = self._locks
@@ -285,7 +287,7 @@ class Watchdog:
         for tracked, answer in zip(due, answers, strict=False):
             if answer == Renewal.RENEWED:
                 if not tracked.decided_by_ledger:
-                    self._extend(tracked, asked_at_s)
+                    self._extend(tracked, requested_at_s)
             elif tracked.ended or answer in (Renewal.UNANSWERED, Renewal.SKIPPED):
                 continue
             elif not tracked.decided_by_ledger:
@@ -333,9 +335,9 @@ class Watchdog:
             )
         )
 
-    def _extend(self, tracked: TrackedLease, asked_at_s: float) -> None:
-        tracked.asked_at_s = asked_at_s
-        until_s = trusted_until_s(asked_at_s=asked_at_s, ttl_s=tracked.lease.ttl_s)
+    def _extend(self, tracked: TrackedLease, requested_at_s: float) -> None:
+        tracked.requested_at_s = requested_at_s
+        until_s = trusted_until_s(requested_at_s=requested_at_s, ttl_s=tracked.lease.ttl_s)
         tracked.lease.extend(until_s)
 
     def _take_again(self, tracked: TrackedLease) -> None:

@@ -41,7 +41,7 @@ ELSEWHERE = {
     "parking.call": "the same",
     "parking.send": "the same",
     "ledger.park_newest": 'busy="latest" or "supersede" only; test_line_faults.py',
-    "ledger.told": "the same",
+    "ledger.note_notified": "the same",
     "ledger.note": "what a leader remembers; tests/celery/test_leader_beat.py",
     "ledger.uncount_crash": "a holder that was taken over and is alive; tests/integration",
     "locks.leave_hint": 'busy="park" only; test_parking_crashes.py',
@@ -51,7 +51,7 @@ ELSEWHERE = {
     "locks.wait": 'busy="wait" only; tests/integration',
     "locks.holders": "an operator releases a key; tests/integration/operations/test_release.py",
     "ledger.has_lines": "a relay starts; tests/celery/test_deploys.py",
-    "ledger.standing": "a worker or the doctor starts; tests/celery/test_deploys.py",
+    "ledger.count_waiting": "a worker or the doctor starts; tests/celery/test_deploys.py",
     "ledger.now_us": "an enqueue with a delay; tests/celery/test_unique.py",
 }
 

@@ -269,8 +269,13 @@ def test_what_waits_for_a_relay(rig: CrashRig, exploration: Exploration) -> None
 # In addition to the boundaries of a line: those of superseding a message and of telling its caller.
 NEWEST = [
     *("ledger.claim asked", "ledger.claim done", "locks.hand_over asked", "locks.hand_over done"),
-    *("ledger.park_newest asked", "ledger.park_newest done", "ledger.told asked"),
-    *("ledger.told done", "parking.send asked", "parking.send done", "locks.leave_hint asked"),
+    *("ledger.park_newest asked", "ledger.park_newest done", "ledger.note_notified asked"),
+    *(
+        "ledger.note_notified done",
+        "parking.send asked",
+        "parking.send done",
+        "locks.leave_hint asked",
+    ),
     *("transaction.statement done", "transaction.commit asked", "transaction.commit done"),
     *("ledger.promote_next asked", "ledger.promote_next done", "delivery done"),
 ]

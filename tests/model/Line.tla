@@ -194,7 +194,7 @@ Transitions == UNION {
     {"-", "waiting", "kept"} \X {"claim"} \X {"kept"},
     {"kept"} \X {"keep"} \X {"kept"},
     {"waiting", "promoted", "resent"} \X {"supersede"} \X {"superseded"},
-    {"superseded"} \X {"tell"} \X {"-"},
+    {"superseded"} \X {"notify"} \X {"-"},
     {"kept"} \X {"leave"} \X {"-"},
     {"waiting", "promoted", "resent", "expired", "kept"} \X {"end"} \X {"-"}}
 
@@ -342,7 +342,7 @@ Follows(w) == worker[w].m \in Chained
 Answer(w) ==
     LET m == worker[w].m IN
     IF row[m].line = "superseded"
-    THEN row' = [row EXCEPT ![m] = After(m, "tell", "-", "FAILED")] /\ UNCHANGED held /\ Flushed
+    THEN row' = [row EXCEPT ![m] = After(m, "notify", "-", "FAILED")] /\ UNCHANGED held /\ Flushed
     ELSE Read
 
 MayTake(w, k) ==

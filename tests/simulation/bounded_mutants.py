@@ -186,7 +186,7 @@ def _superseded_and_silent(world: BoundedWorld) -> None:
         found = right(request, **how)
         if isinstance(found, ParkedNewest):
             for each in found.replaced:
-                world.ledger.told(each.work)
+                world.ledger.note_notified(each.work)
             return ParkedNewest()
         return found
 

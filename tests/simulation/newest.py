@@ -130,7 +130,7 @@ class NewestMessages:
         finally:
             self.unlock(by)
 
-    def told(self: _Rows, work: str) -> None:
+    def note_notified(self: _Rows, work: str) -> None:
         by = object()
         try:
             with self.locking(by, [("work", work)]):

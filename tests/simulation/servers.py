@@ -334,8 +334,8 @@ class PortLedger(Boundary):
     def park_newest(self, request: ClaimRequest, *, only_new: bool = False) -> Any:
         return self._ask("park", lambda: self.world.park_newest(request, only_new=only_new))
 
-    def told(self, work: str) -> None:
-        self._ask("told", lambda: self.world.ledger.told(work))
+    def note_notified(self, work: str) -> None:
+        self._ask("note_notified", lambda: self.world.ledger.note_notified(work))
 
     def keep(self, claim: Claim, **how: Any) -> bool:
         return self._ask("keep", lambda: self.world.ledger.keep(claim, **how))

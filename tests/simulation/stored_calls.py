@@ -20,7 +20,7 @@ from taskguard.ledger.tables import NO_POSITION
 from taskguard.model.bounds import NO_RATES, Bounds, Rate, is_slot
 from taskguard.model.claims import Claim, ClaimRequest, Overdue
 from taskguard.model.line_states import LineState
-from taskguard.model.records import Once, Seen, Standing, Waiting
+from taskguard.model.records import Existing, Once, Seen, Waiting
 from taskguard.model.states import State
 
 if TYPE_CHECKING:
@@ -589,7 +589,7 @@ class _Enqueue:
         if self.once.replaces and self._was_replaced():
             return
         begun = row.state is not State.NEW or row.progress is not None
-        standing = Standing(row.id, message, row.call, row.fingerprint, begun)
+        standing = Existing(row.id, message, row.call, row.fingerprint, begun)
         instead = self.once.found(standing)
         if instead is None:
             return

@@ -36,7 +36,7 @@ _METHODS: Mapping[str, tuple[Event, ...]] = {
     "abandon": (Event.ABANDON,),
     "park": (Event.PARK, Event.END),
     "park_newest": (Event.PARK, Event.SUPERSEDE),
-    "told": (Event.TELL,),
+    "note_notified": (Event.NOTIFY,),
     "promote_next": (Event.PROMOTE,),
     "expired": (Event.EXPIRE,),
     "keep": (Event.KEEP,),

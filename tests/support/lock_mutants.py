@@ -310,7 +310,7 @@ class LooksAtTheLineOnlyWhenItReleases(Locks):
     def acquire(self, keys, owner, **asked):  # type: ignore[no-untyped-def]
         with self._mutex:
             for key in keys:
-                if self._standing(key, self._clock.monotonic_s()) is None:
+                if self._unexpired(key, self._clock.monotonic_s()) is None:
                     self._lines.pop(key, None)
         return super().acquire(keys, owner, **asked)
 
@@ -493,7 +493,7 @@ class StopsReadersForGood(Locks):
     def _step_back(self, key, owner, now_s):  # type: ignore[no-untyped-def]
         line = self._lines.get(key, {})
         waited = super()._step_back(key, owner, now_s)
-        if waited and self._standing(key, now_s) is None:
+        if waited and self._unexpired(key, now_s) is None:
             for each in line:
                 self._shares.get(key, {}).pop(each, None)
         return waited

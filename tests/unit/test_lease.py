@@ -26,14 +26,14 @@ def make_lease(clock: FakeClock, *, ttl_s: float = 10.0) -> Lease:
         ttl_s=ttl_s,
         clock=clock,
         taken_at_s=now_s,
-        trusted_until_s=trusted_until_s(asked_at_s=now_s, ttl_s=ttl_s),
+        trusted_until_s=trusted_until_s(requested_at_s=now_s, ttl_s=ttl_s),
         fence=7,
     )
 
 
 def test_trust_is_counted_from_before_the_call_less_a_margin() -> None:
     """One hundredth of the ttl and two milliseconds go off."""
-    assert trusted_until_s(asked_at_s=100.0, ttl_s=10.0) == pytest.approx(109.898)
+    assert trusted_until_s(requested_at_s=100.0, ttl_s=10.0) == pytest.approx(109.898)
 
 
 def test_a_lease_is_trusted_until_its_deadline_and_not_after() -> None:

@@ -7,9 +7,9 @@ from itertools import product
 import pytest
 
 from taskguard.ledger.decisions import CLAIMABLE
-from taskguard.model.states import BY_ROW, TRANSITIONS, Decision, Place, State, decide_by_row
+from taskguard.model.states import BY_ROW, TRANSITIONS, Decision, RowState, State, decide_by_row
 
-D, P, S = Decision, Place, State
+D, P, S = Decision, RowState, State
 # Possible results of `decide()` for a record in this state; None: there is no record.
 RECORDED: dict[State | None, list[Decision]] = {
     None: [D.CREATE, D.SUPERSEDED],
@@ -20,35 +20,35 @@ RECORDED: dict[State | None, list[Decision]] = {
     S.DEAD: [D.DEAD, D.MISMATCH],
 }
 CASES = [
-    (work, recorded, place)
+    (work, recorded, row_state)
     for (work, decisions) in RECORDED.items()
-    for recorded, place in product(decisions, Place)
+    for recorded, row_state in product(decisions, RowState)
 ]
 
 
-@pytest.mark.parametrize(("work", "recorded", "place"), CASES)
-def test_the_row_decides(work: State | None, recorded: Decision, place: Place) -> None:
+@pytest.mark.parametrize(("work", "recorded", "row_state"), CASES)
+def test_the_row_decides(work: State | None, recorded: Decision, row_state: RowState) -> None:
     """Only NEW and what this work itself holds can be claimed; DONE is done."""
-    decision = decide_by_row(recorded, work, place)
+    decision = decide_by_row(recorded, work, row_state)
     if decision in CLAIMABLE or decision is D.BURY:
-        assert place in (P.NEW, P.HELD)
+        assert row_state in (P.NEW, P.HELD)
     if decision in CLAIMABLE and work is not None:
-        by_row = place is P.NEW and (work, S.PROCESSING) in BY_ROW
+        by_row = row_state is P.NEW and (work, S.PROCESSING) in BY_ROW
         assert by_row or (work, S.PROCESSING) in TRANSITIONS
-    if place is P.DONE and recorded is not D.MISMATCH:
+    if row_state is P.DONE and recorded is not D.MISMATCH:
         assert decision is D.DONE
-    if place is P.HELD:
+    if row_state is P.HELD:
         assert decision is recorded
-    if recorded is D.BUSY and place is not P.DONE:
+    if recorded is D.BUSY and row_state is not P.DONE:
         assert decision is D.BUSY  # a live holder: its rivals wait, whatever the row says
     if decision is D.MISSING:
-        assert place is P.MISSING
+        assert row_state is P.MISSING
     if decision is D.INELIGIBLE:
-        assert place is P.OTHER
+        assert row_state is P.OTHER
 
 
 @pytest.mark.parametrize(
-    ("work", "recorded", "place", "decision"),
+    ("work", "recorded", "row_state", "decision"),
     [
         (None, D.CREATE, P.NEW, D.CREATE),
         (None, D.CREATE, P.OTHER, D.INELIGIBLE),
@@ -75,7 +75,7 @@ def test_the_row_decides(work: State | None, recorded: Decision, place: Place) -
     ],
 )
 def test_the_table(
-    work: State | None, recorded: Decision, place: Place, decision: Decision
+    work: State | None, recorded: Decision, row_state: RowState, decision: Decision
 ) -> None:
     """Each case of the table has its decision."""
-    assert decide_by_row(recorded, work, place) is decision
+    assert decide_by_row(recorded, work, row_state) is decision

@@ -91,12 +91,12 @@ class WatchdogRig:
             ttl_s=TTL_S,
             clock=self.clock,
             taken_at_s=now_s,
-            trusted_until_s=trusted_until_s(asked_at_s=now_s, ttl_s=TTL_S),
+            trusted_until_s=trusted_until_s(requested_at_s=now_s, ttl_s=TTL_S),
             max_hold_until_s=None if max_hold_s is None else now_s + max_hold_s,
         )
         request = ClaimRequest((key,), owner, TTL_S, work="w")
         claim = Claim(request, fence=1) if self.with_ledger else None
-        tracked = TrackedLease(lease, claim=claim, at_lock_server=True, asked_at_s=now_s)
+        tracked = TrackedLease(lease, claim=claim, at_lock_server=True, requested_at_s=now_s)
         self.watchdog.track(tracked)
         return tracked
 
@@ -329,9 +329,9 @@ def test_the_thread_renews_by_itself_and_a_forked_child_keeps_nothing() -> None:
             ttl_s=3.0,
             clock=clock,
             taken_at_s=now_s,
-            trusted_until_s=trusted_until_s(asked_at_s=now_s, ttl_s=3.0),
+            trusted_until_s=trusted_until_s(requested_at_s=now_s, ttl_s=3.0),
         )
-        watchdog.track(TrackedLease(lease, claim=None, at_lock_server=True, asked_at_s=now_s))
+        watchdog.track(TrackedLease(lease, claim=None, at_lock_server=True, requested_at_s=now_s))
     wait_until(
         lambda: sum(event.name == "renewed" for event in events) >= 3,
         message="three rounds",
@@ -349,7 +349,7 @@ def test_the_thread_renews_by_itself_and_a_forked_child_keeps_nothing() -> None:
             taken_at_s=now_s,
             trusted_until_s=now_s + 30,
         )
-        watchdog.track(TrackedLease(lease, claim=None, at_lock_server=False, asked_at_s=now_s))
+        watchdog.track(TrackedLease(lease, claim=None, at_lock_server=False, requested_at_s=now_s))
         os._exit(0 if len(watchdog) == 1 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 

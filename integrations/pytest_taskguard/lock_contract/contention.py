@@ -87,7 +87,7 @@ class Turn:
     """One turn at the counter; times are on the machine's monotonic scale."""
 
     fence: int
-    asked_at_s: float
+    requested_at_s: float
     answered_at_s: float
     released_at_s: float
 
@@ -119,7 +119,7 @@ def check_turns(turns: list[Turn], counter: Path, expected: int, *, tokens: bool
 def _turn(locks: LockProvider, counter: Path) -> Turn:
     owner = new_owner("counter")
     while True:
-        asked_at_s = time.monotonic()
+        requested_at_s = time.monotonic()
         answer = locks.acquire(KEYS, owner, ttl_s=TTL_S, with_fence=True, wait_s=30.0)
         if isinstance(answer, Granted):
             break
@@ -130,6 +130,6 @@ def _turn(locks: LockProvider, counter: Path) -> Turn:
     counter.write_text(str(value + 1))
     released_at_s = time.monotonic()
     if not locks.traits.session:  # no watchdog renews here, and a session keeps itself alive
-        assert released_at_s < asked_at_s + answer.ttl_s
+        assert released_at_s < requested_at_s + answer.ttl_s
     assert locks.release(KEYS, owner)
-    return Turn(answer.fence, asked_at_s, answered_at_s, released_at_s)
+    return Turn(answer.fence, requested_at_s, answered_at_s, released_at_s)

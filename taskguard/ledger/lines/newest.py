@@ -1,17 +1,17 @@
 """The line of messages that supersede each other, and the row that names the newest of them.
 
-In addition to the row of the key, each task has a row in the same table: the mark (`Mark`). No
+In addition to the row of the key, each task has a row in the same table: its `NewestRow`. No
 delivery holds it. It names the newest message that has begun: when it was sent (`stamp`), its work
-(`owner`), and its fence. If the fence of the key is that of the mark, that work holds the key. A
-transaction that claims, or changes the line, locks the key, then the mark, then work.
+(`owner`), and its fence. If the key has the same fence, that work holds the key. A transaction that
+claims, or changes the line, locks the key, then this row, then work.
 
-Guarantees: the mark outlives the run, so an older message is superseded however late it arrives.
+Guarantees: the row outlives the run, so an older message is superseded however late it arrives.
 Its stamp never decreases. At most one work of the task waits. Work that is superseded while it
 waits becomes FAILED, final, with the reason. Its message was acknowledged, so it is sent again to
 notify its caller. Until it has arrived, its call is overdue (`outbox.py`). Every database uses the
 portable statements for this.
 
-A mark is purged by its fence, as keys are. Older messages are refused by then (`retention_s`).
+The row is purged by its fence, as keys are. Older messages are refused by then (`retention_s`).
 """
 
 from __future__ import annotations
@@ -31,33 +31,42 @@ from taskguard.model.claims import Answer, ClaimRequest, Overdue, ParkedNewest
 from taskguard.model.line_states import LineState
 from taskguard.model.states import OUTDATED, Decision, State, is_outdated, sent_at_us
 
-__all__ = ["TOLD", "Line", "Mark", "end", "mark_of", "outdated_values", "park", "told"]
+__all__ = [
+    "NOTIFIED",
+    "Line",
+    "NewestRow",
+    "end",
+    "note_notified",
+    "outdated_values",
+    "park",
+    "row_id_of",
+]
 
-TOLD = {"due": None, "call": None, "sends": None, **NO_POSITION}
+NOTIFIED = {"due": None, "call": None, "sends": None, **NO_POSITION}
 """The columns of superseded work whose caller was notified."""
 
 # How long the message that notifies the caller of superseded work is expected.
-_TOLD_S = 5.0
+_NOTIFIED_S = 5.0
 
 
-def mark_of(request: ClaimRequest) -> str:
-    """Return the key of the mark. It differs from every key, because no key contains a blank."""
+def row_id_of(request: ClaimRequest) -> str:
+    """Return the id of the `NewestRow`. No key equals it, because no key contains a blank."""
     return shorten(f"{request.keys[0]}#newest {request.task}", limit_bytes=500)
 
 
-def told(database: Database, work: str) -> None:
+def note_notified(database: Database, work: str) -> None:
     """Note that the caller of superseded work is notified: its message is not sent again."""
-    untold = WORK.c.line == LineState.SUPERSEDED.value
+    not_notified = WORK.c.line == LineState.SUPERSEDED.value
     with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
-        db.execute(sa.update(WORK).where(WORK.c.id == work, untold).values(**TOLD))
+        db.execute(sa.update(WORK).where(WORK.c.id == work, not_notified).values(**NOTIFIED))
 
 
-class Mark:
-    """The mark of a task and a key, locked."""
+class NewestRow:
+    """The row of the newest message of a task and a key, locked."""
 
     def __init__(self, database: Database, db: sa.Connection, request: ClaimRequest) -> None:
         self._db = db
-        self._key = mark_of(request)
+        self._key = row_id_of(request)
         select = sa.select(KEYS).where(KEYS.c.key == self._key).with_for_update()
         none = {"key": self._key, "fence": 0, "owner": FREE, "lease_until": 0}
         row = db.execute(select).first()
@@ -78,7 +87,7 @@ class Mark:
 
 
 class Line:
-    """The other work of one task that waits for the key. Its mark is locked."""
+    """The other work of one task that waits for the key. Its `NewestRow` is locked."""
 
     def __init__(self, db: sa.Connection, request: ClaimRequest, now_us: int) -> None:
         self._db = db
@@ -87,7 +96,7 @@ class Line:
             WORK.c.key == request.keys[0],
             WORK.c.task == request.task,
             WORK.c.id != request.work,
-            states.stands(WORK),
+            states.is_in_line(WORK),
         )
 
     def newest(self) -> Any:
@@ -102,7 +111,7 @@ class Line:
         """
         rows = sa.select(WORK.c.id, WORK.c.line, WORK.c.due).where(self._others).order_by(WORK.c.id)
         found = self._db.execute(rows.with_for_update()).all()
-        expected_us = self._now_us + int(_TOLD_S * 1e6)
+        expected_us = self._now_us + int(_NOTIFIED_S * 1e6)
         for row in found:
             self._db.execute(
                 sa.update(WORK)
@@ -136,7 +145,7 @@ def end(
 
     `row` is its record, locked, or None.
     """
-    ended = {**outdated_values(by, now_us), **TOLD}
+    ended = {**outdated_values(by, now_us), **NOTIFIED}
     if row is None:
         new = new_record(request, created_us=created_us, message=request.message.name)
         db.execute(sa.insert(WORK).values({**new, "retries": request.message.retries, **ended}))
@@ -157,7 +166,7 @@ def park(
     with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
         if only_new and is_on_record(db, request):
             return None
-        mark = Mark(database, db, request)
+        newest_row = NewestRow(database, db, request)
         row = db.execute(sa.select(WORK).where(WORK.c.id == request.work).with_for_update()).first()
         now_us = database.now_us(db)
         if row is not None and not may_wait(row, request):
@@ -166,9 +175,9 @@ def park(
         sent_us = sent_at_us(request.sent_us, created_us=created_us)
         line = Line(db, request, now_us)
         waits = line.newest()
-        others = [mark.stamp_us, None if waits is None else waits.parked]
+        others = [newest_row.stamp_us, None if waits is None else waits.parked]
         if is_outdated(sent_us, others_us=others):
-            by = mark.work if waits is None else waits.id
+            by = newest_row.work if waits is None else waits.id
             return end(db, request, row, by=by, now_us=now_us, created_us=created_us)
         position = position_of(request, created_us, LineState.WAITING)
         values = {**waiting_values(request, due=None), **position}

@@ -75,9 +75,9 @@ def _is_full(db: sa.Connection, request: ClaimRequest) -> bool:
     is_known = sa.select(WORK.c.id).where(WORK.c.id.in_(ids), known)
     if db.execute(is_known).first() is not None:
         return False
-    of_lines = WORK.c.key.in_(request.lines), states.stands(WORK)
-    standing = sa.select(sa.literal(1).label("one")).where(*of_lines)
-    first = standing.limit(request.max_waiting).subquery()
+    of_lines = WORK.c.key.in_(request.lines), states.is_in_line(WORK)
+    in_line = sa.select(sa.literal(1).label("one")).where(*of_lines)
+    first = in_line.limit(request.max_waiting).subquery()
     count: int = db.execute(sa.select(sa.func.count()).select_from(first)).scalar_one()
     if count < (request.max_waiting or 0):
         return False

@@ -11,7 +11,7 @@ from taskguard.model.line_states import LineState
 from taskguard.model.records import Waiting
 from taskguard.model.states import State
 
-__all__ = ["standing", "waiting"]
+__all__ = ["calls_in_line", "waiting"]
 
 # How many characters of a stored call contain its queue, and its namespace.
 _BEGIN_OF_CALL, _END_OF_CALL = 60, 300
@@ -22,7 +22,7 @@ def waiting(database: Database, key: str | None, *, limit: int) -> list[Waiting]
     columns = ("key", "id", "message", "parked", "line", "due", "state", "sends")
     failed = sa.and_(states.keeps(WORK), WORK.c.state == State.FAILED.value)
     select = sa.select(*(WORK.c[name] for name in columns))
-    select = select.where(sa.or_(states.stands(WORK), failed))
+    select = select.where(sa.or_(states.is_in_line(WORK), failed))
     select = select.order_by(WORK.c.key, *states.in_order(), WORK.c.id).limit(limit)
     if key is not None:
         select = select.where(WORK.c.key == key)
@@ -42,7 +42,7 @@ def waiting(database: Database, key: str | None, *, limit: int) -> list[Waiting]
         ]
 
 
-def standing(database: Database, *, most: int) -> list[tuple[str, str]]:
+def calls_in_line(database: Database, *, most: int) -> list[tuple[str, str]]:
     """Return the beginning and the end of the calls of at most `most` messages in lines."""
     ends = sa.func.substr(WORK.c.call, sa.func.length(WORK.c.call) - _END_OF_CALL)
     select = sa.select(sa.func.substr(WORK.c.call, 1, _BEGIN_OF_CALL), ends)

@@ -26,10 +26,10 @@ __all__ = [
     "expected",
     "expected_of",
     "in_order",
+    "is_in_line",
     "keeps",
     "promoted",
     "sent_again",
-    "stands",
     "waits",
     "waits_first",
 ]
@@ -47,7 +47,7 @@ def in_order() -> tuple[sa.ColumnElement[Any], ...]:
     return WORK.c.rank, WORK.c.parked
 
 
-def stands(work: Any) -> sa.ColumnElement[bool]:
+def is_in_line(work: Any) -> sa.ColumnElement[bool]:
     """Return the condition that work is NEW and in the line of its key, promoted or not."""
     is_new = work.c.state == State.NEW.value
     return sa.or_(work.c.line.in_(_BEFORE_CLAIM), sa.and_(keeps(work), is_new))

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from taskguard.errors import LedgerSchemaError, RowChangedError
 from taskguard.ledger.own_rows.guarded_row import GuardedRow, fits_fence, fits_state
 from taskguard.model.claims import Claim, RowRef
-from taskguard.model.states import Place
+from taskguard.model.states import RowState
 from taskguard.values import value
 
 __all__ = [
@@ -29,9 +29,9 @@ __all__ = [
     "claim",
     "confirm",
     "declared_of",
-    "place",
     "put_back",
     "read",
+    "state_of",
 ]
 
 
@@ -74,21 +74,21 @@ def read(
     return Found(state, None if fence is None else int(fence))
 
 
-def place(ref: RowRef, found: Found | None, work: Any) -> Place:
+def state_of(ref: RowRef, found: Found | None, work: Any) -> RowState:
     """Return the meaning of the row's state for this task. `work`: the work's record, or None."""
     declared = declared_of(ref)
     if found is None:
-        return Place.MISSING
+        return RowState.MISSING
     if found.state == declared.new:
-        return Place.NEW
+        return RowState.NEW
     if found.state == declared.done:
-        return Place.DONE
+        return RowState.DONE
     left = found.state == declared.processing or (
         declared.dead is not None and found.state == declared.dead
     )
     if left and work is not None and found.fence == work.fence:
-        return Place.HELD
-    return Place.OTHER
+        return RowState.HELD
+    return RowState.OTHER
 
 
 def claim(db: sa.Connection, ref: RowRef, found: Found, fence: int) -> bool:

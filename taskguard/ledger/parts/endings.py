@@ -16,7 +16,7 @@ from taskguard.ledger.connections.retrying import retried
 from taskguard.ledger.decisions import view_of
 from taskguard.ledger.own_rows import changes
 from taskguard.ledger.parts.base import Part
-from taskguard.ledger.tables import FREE, KEYS, WORK, holding, standing
+from taskguard.ledger.tables import FREE, KEYS, WORK, claimed_by, holding
 from taskguard.model.claims import Claim
 from taskguard.model.states import State
 
@@ -98,7 +98,7 @@ class SqlEndings(Part):
                     return freed.rowcount == len(claim.keys) or tries > 1
                 ended = not claim.formerly or _all_stand(db, claim)
                 if ended:
-                    update = sa.update(WORK).where(standing(claim))
+                    update = sa.update(WORK).where(claimed_by(claim))
                     ended = db.execute(update.ordered_values(*values.items())).rowcount > 0
                 if claim.row is not None and row_too and (ended or _revoked(db, claim)):
                     changes.put_back(db, claim)
@@ -122,7 +122,7 @@ class SqlEndings(Part):
 
 def _all_stand(db: sa.Connection, claim: Claim) -> bool:
     """Return True if the claim is valid under each id. A former guard changes only its own id."""
-    select = sa.select(WORK.c.id).where(standing(claim)).order_by(WORK.c.id)
+    select = sa.select(WORK.c.id).where(claimed_by(claim)).order_by(WORK.c.id)
     return len(db.execute(select.with_for_update()).all()) == len(claim.work_ids)
 
 

@@ -38,9 +38,9 @@ class SqlLines(Part):
         return newest.park(self._database, request, only_new=only_new)
 
     @retried
-    def told(self, work: str) -> None:
+    def note_notified(self, work: str) -> None:
         """Note that the caller of work that was superseded while it waited gets its answer."""
-        newest.told(self._database, work)
+        newest.note_notified(self._database, work)
 
     @retried
     def keep(self, claim: Claim, *, retries: int, call: str | None, due_in_s: float) -> bool:
@@ -85,13 +85,13 @@ class SqlLines(Part):
         return [overdue_of(each) for each in found]
 
     @retried
-    def standing(self, *, most: int = 10_000) -> dict[tuple[str, str], int]:
+    def count_waiting(self, *, most: int = 10_000) -> dict[tuple[str, str], int]:
         """Return how many messages wait, by their namespace and the kind of their queue.
 
         It reads at most `most` messages.
         """
         found: dict[tuple[str, str], int] = {}
-        for begin, end in reading.standing(self._database, most=most):
+        for begin, end in reading.calls_in_line(self._database, most=most):
             queue, app = _QUEUE.search(begin), _APP.search(end)
             if queue is not None:
                 name = json.loads(app[1]) if app is not None else "", queue[1]

@@ -22,7 +22,7 @@ from taskguard.ledger.connections.database import WRITE_LOCK_S, Database
 from taskguard.ledger.connections.retrying import retried
 from taskguard.ledger.lines import relay
 from taskguard.ledger.lines.park import position_of
-from taskguard.ledger.lines.states import keeps, stands
+from taskguard.ledger.lines.states import is_in_line, keeps
 from taskguard.ledger.own_rows import changes as rows
 from taskguard.ledger.parts.base import Part
 from taskguard.ledger.records import (
@@ -38,7 +38,7 @@ from taskguard.model.bounds import NO_RATES, Rate
 from taskguard.model.claims import ClaimRequest, Overdue
 from taskguard.model.line_states import LineState
 from taskguard.model.records import Once, Seen
-from taskguard.model.states import Place, State
+from taskguard.model.states import RowState, State
 
 if TYPE_CHECKING:
     from taskguard.ledger.ports import LentConnection
@@ -50,7 +50,7 @@ __all__ = ["SqlOutbox"]
 _OPEN = (State.NEW.value, State.PROCESSING.value, State.FAILED.value)
 _COLUMNS = ("id", "task", "message", "retries", "call", "due", "attempts", "sends")
 # A newer message superseded it while it waited, and its caller was not notified yet.
-_UNTOLD = WORK.c.line == LineState.SUPERSEDED.value
+_NOT_NOTIFIED = WORK.c.line == LineState.SUPERSEDED.value
 # The channel of `taskguard/lock_table/`, by which waiters of a process listen already.
 ANNOUNCEMENTS = "taskguard_locks"
 _PROMOTED = (LineState.PROMOTED.value, LineState.EXPIRED.value)
@@ -226,7 +226,7 @@ class SqlOutbox(Part):
             WORK.c.id.in_([work.work for work in items]),
             WORK.c.due.in_({work.due_us for work in items}),
             WORK.c.state.in_(_OPEN),
-            *(() if counted else (~sa.func.coalesce(stands(WORK), sa.false()),)),
+            *(() if counted else (~sa.func.coalesce(is_in_line(WORK), sa.false()),)),
             *(() if again_after_s is not None else (unsent,)),
         )
         with self._database.transaction(lock_timeout_s=_SENT_LOCK_S, bounded=False) as db:
@@ -259,9 +259,11 @@ class SqlOutbox(Part):
         """
         now, text = self._database.now(), self._storable(error)
         left = sa.and_(WORK.c.state == State.PROCESSING.value, WORK.c.lease_until <= now)
-        told = WORK.c.id == work.work, WORK.c.due == work.due_us, _UNTOLD
+        superseded = WORK.c.id == work.work, WORK.c.due == work.due_us, _NOT_NOTIFIED
         with self._database.transaction(lock_timeout_s=_SENT_LOCK_S) as db:
-            if db.execute(sa.update(WORK).where(*told).values(due=None, **NO_POSITION)).rowcount:
+            if db.execute(
+                sa.update(WORK).where(*superseded).values(due=None, **NO_POSITION)
+            ).rowcount:
                 return True  # it was superseded, and its caller is not notified
             changed = db.execute(
                 sa.update(WORK)
@@ -343,7 +345,7 @@ def _was_set_back(db: sa.Connection, request: ClaimRequest) -> bool:
     """Return True if the user's own row says that there is work to do, even after DONE."""
     if request.row is None:
         return False
-    return rows.place(request.row, rows.read(db, request.row), None) is Place.NEW
+    return rows.state_of(request.row, rows.read(db, request.row), None) is RowState.NEW
 
 
 def _update(

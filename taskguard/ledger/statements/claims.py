@@ -134,8 +134,8 @@ def _peek(database: Database, db: sa.Connection, request: ClaimRequest) -> Seen:
 def decision_of(request: ClaimRequest, records: Records, own: rows.Found | None) -> Decision:
     """Return the decision of `states.py` for a claim of work with these records."""
     row = records.speaking
-    place = None if request.row is None else rows.place(request.row, own, row)
-    return decide_row(request, row, records.recorded, records.now_us, place)
+    row_state = None if request.row is None else rows.state_of(request.row, own, row)
+    return decide_row(request, row, records.recorded, records.now_us, row_state)
 
 
 def _read(
@@ -224,8 +224,8 @@ def _inserting(database: Database, columns: tuple[str, ...]) -> Prepared:
 class LockedClaim:
     """One claim, with its rows locked, and the gates that its request has to pass.
 
-    The order of locks is that of every transaction: the user's own row, the key, the mark of the
-    task or the slot of the key, the work. Several keys are locked in the order of their names.
+    The order of locks is that of every transaction: the user's own row, the key, the task's
+    `NewestRow` or the slot of the key, the work. Several keys are locked in the order of their names.
     """
 
     def __init__(self, database: Database, db: sa.Connection, request: ClaimRequest) -> None:
@@ -243,14 +243,14 @@ class LockedClaim:
         keys = self._lock_keys()
         if request.bounds is not None and base is None:
             [base] = keys
-        mark = None if request.newest is None else newest.Mark(database, db, request)
+        newest_row = None if request.newest is None else newest.NewestRow(database, db, request)
         if request.work is None:
             records = Records((None,), ((0, 0),), database.now_us(db))
         else:
             records = _read(database, db, request, lock=True)
         self.records, self.row, self.now_us = records, records.speaking, records.now_us
         decision = decision_of(request, records, self.own)
-        self.view = View(request, decision, records, keys, base, others, mark)
+        self.view = View(request, decision, records, keys, base, others, newest_row)
 
     def _lock_keys(self) -> Sequence[Any]:
         keys: Sequence[Any] = ()

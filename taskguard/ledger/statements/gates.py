@@ -41,8 +41,8 @@ class View:
         base: the row of the key itself, which has the slots and the rate. None without a limit or
             a rate.
         others: the rows of other owners that hold the key or one of its slots.
-        mark: the row that names the newest message of the task (`lines/newest.py`). None if the
-            task's messages do not supersede each other.
+        newest_row: names the newest message of the task (`lines/newest.py`). None if the task's
+            messages do not supersede each other.
         noted: columns of `base` that the claim writes.
     """
 
@@ -52,7 +52,7 @@ class View:
     keys: Sequence[Any]
     base: Any = None
     others: Sequence[Any] = ()
-    mark: newest.Mark | None = None
+    newest_row: newest.NewestRow | None = None
     noted: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -90,9 +90,9 @@ class View:
 
     def supersedes(self) -> bool:
         """Whether the key's holder is an older message of the task, which loses the key."""
-        if not self.request.replaces_holder or self.mark is None:
+        if not self.request.replaces_holder or self.newest_row is None:
             return False
-        return any(key.fence == self.mark.fence for key in self.live)
+        return any(key.fence == self.newest_row.fence for key in self.live)
 
     @property
     def room(self) -> int:
@@ -239,8 +239,8 @@ class Newest(Gate):
     def _newer(self, view: View) -> str | None:
         """Return the work of a newer message that has begun, or waits."""
         waits = self._line(view).newest()
-        mark = _mark(view)
-        others = {mark.work: mark.stamp_us}
+        newest_row = _newest_row(view)
+        others = {newest_row.work: newest_row.stamp_us}
         if waits is not None:
             others[waits.id] = waits.parked
         if not is_outdated(view.sent_us, others_us=list(others.values())):
@@ -251,30 +251,30 @@ class Newest(Gate):
         return newest.Line(self._db, view.request, view.now_us)
 
     def granted(self, view: View, claimed: Claimed) -> Claimed:
-        mark, work = _mark(view), str(view.request.work)
-        if mark.work != work:
-            self._end_older(view, mark, by=work)
+        newest_row, work = _newest_row(view), str(view.request.work)
+        if newest_row.work != work:
+            self._end_older(view, newest_row, by=work)
         # If the owner repeats its request, it has superseded them. Later ones are newer than it.
         again = view.decision is Decision.SAME
         replaced = () if again else self._line(view).replace(by=work)
-        mark.move(fence=claimed.claim.fence, work=work, stamp_us=view.sent_us)
+        newest_row.move(fence=claimed.claim.fence, work=work, stamp_us=view.sent_us)
         over = [Owner.parse(key.owner) for key in view.live]
         return replace(claimed, over=over[0] if over else None, replaced=replaced)
 
-    def _end_older(self, view: View, mark: newest.Mark, *, by: str) -> None:
+    def _end_older(self, view: View, newest_row: newest.NewestRow, *, by: str) -> None:
         """Move the last work that has begun PROCESSING -> FAILED, final, even if it is dead."""
-        older = sa.select(WORK).where(WORK.c.id == mark.work).with_for_update()
+        older = sa.select(WORK).where(WORK.c.id == newest_row.work).with_for_update()
         row = self._db.execute(older).first()
-        if row is None or row.state != State.PROCESSING.value or row.fence != mark.fence:
+        if row is None or row.state != State.PROCESSING.value or row.fence != newest_row.fence:
             return
         same = WORK.c.state == row.state, WORK.c.fence == row.fence, WORK.c.owner == row.owner
-        ended = {**newest.outdated_values(by, view.now_us), **newest.TOLD}
+        ended = {**newest.outdated_values(by, view.now_us), **newest.NOTIFIED}
         self._db.execute(sa.update(WORK).where(WORK.c.id == row.id, *same).values(**ended))
 
 
-def _mark(view: View) -> newest.Mark:
-    assert view.mark is not None  # noqa: S101  # locked by the claim of such a request
-    return view.mark
+def _newest_row(view: View) -> newest.NewestRow:
+    assert view.newest_row is not None  # noqa: S101  # locked by the claim of such a request
+    return view.newest_row
 
 
 def _is_held_elsewhere(view: View) -> bool:

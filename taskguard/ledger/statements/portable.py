@@ -25,10 +25,10 @@ from taskguard.ledger.tables import (
     KEYS,
     NO_POSITION,
     WORK,
+    claimed_by,
     held,
     of_claim,
     processed,
-    standing,
 )
 from taskguard.model.bounds import NO_RATES, Bounds, Rate
 from taskguard.model.claims import Claim, ClaimAnswer, ClaimRequest
@@ -62,9 +62,9 @@ class Statements:
         Return its isolation level, if this query reads it, and whether it sees the claim.
         """
         self.database.dialect.begun(db, idle_s=idle_s)
-        return None, self.stands(db, claim)
+        return None, self.is_current(db, claim)
 
-    def stands(self, db: sa.Connection, claim: Claim) -> bool:
+    def is_current(self, db: sa.Connection, claim: Claim) -> bool:
         """Return True if this connection sees that the claim is still valid."""
         return bool(self.database.read(db, self.database.once(_seeing), claim.name))
 
@@ -131,7 +131,7 @@ class Statements:
 
     def note(self, claim: Claim, progress_json: str) -> bool:
         """Store progress of a work that this claim holds."""
-        noted = sa.update(WORK).where(standing(claim)).values(progress=progress_json)
+        noted = sa.update(WORK).where(claimed_by(claim)).values(progress=progress_json)
         with self.database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
             return bool(db.execute(noted).rowcount)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 
 from taskguard.ledger.connections.database import Database
-from taskguard.ledger.tables import KEYS, WORK, standing
+from taskguard.ledger.tables import KEYS, WORK, claimed_by
 from taskguard.locks.base import Renewal
 from taskguard.model.claims import Claim
 from taskguard.model.states import State
@@ -37,7 +37,7 @@ def renew(database: Database, claims: Sequence[Claim]) -> list[str]:
         now_us = database.now_us(db)
         answers = []
         for claim in claims:
-            answer = _standing(claim, states, holders)
+            answer = _reason_to_skip(claim, states, holders)
             if answer is None:
                 work_is_free = claim.work is None or str(claim.owner) in free_owners
                 if work_is_free and free_keys.issuperset(claim.keys):
@@ -49,7 +49,7 @@ def renew(database: Database, claims: Sequence[Claim]) -> list[str]:
         return answers
 
 
-def _standing(
+def _reason_to_skip(
     claim: Claim, states: dict[str, str], holders: dict[str, tuple[str, int]]
 ) -> str | None:
     """Return the reason not to renew the lease, or None."""
@@ -73,4 +73,4 @@ def _renew_one(db: sa.Connection, claim: Claim, now_us: int) -> None:
     )
     if claim.work is not None:
         due = sa.case((WORK.c.due.is_not(None), until_us))
-        db.execute(sa.update(WORK).where(standing(claim)).values(lease_until=until_us, due=due))
+        db.execute(sa.update(WORK).where(claimed_by(claim)).values(lease_until=until_us, due=due))

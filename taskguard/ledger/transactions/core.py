@@ -48,7 +48,7 @@ from taskguard.ledger.refusals import (
     stale,
 )
 from taskguard.ledger.statements import Statements, statements_for
-from taskguard.ledger.tables import KEYS, WORK, holding, standing
+from taskguard.ledger.tables import KEYS, WORK, claimed_by, holding
 from taskguard.ledger.transactions import outcomes
 from taskguard.ledger.transactions.adapter import TransactionAdapter
 from taskguard.ledger.transactions.block import Block, hand_out, is_heard, take_back, watch
@@ -243,7 +243,9 @@ class GuardedTransaction:
         """Refuse a claim that is already stale."""
         if self._transactions.keeps_snapshot(self.db):
             self._lock()
-        elif self._look_first and not self._transactions.statements.stands(self.db, self._claim):
+        elif self._look_first and not self._transactions.statements.is_current(
+            self.db, self._claim
+        ):
             raise stale(self._claim)
 
     def _admit_lent(self) -> None:
@@ -260,7 +262,7 @@ class GuardedTransaction:
         if not seen:
             self._adapter.roll_back()  # on SQLite its lock would stop all other writers
             with self._home.database.transaction() as home:
-                if self._home.statements.stands(home, self._claim):
+                if self._home.statements.is_current(home, self._claim):
                     raise self._another_database()
             raise stale(self._claim)
         if level in SNAPSHOTS if level else dialect.keeps_snapshot(db):
@@ -277,7 +279,7 @@ class GuardedTransaction:
                 )
                 # With a `schema_translate_map`, the mapped table must be the ledger's table, too.
                 if seen and db.get_execution_options().get("schema_translate_map"):
-                    mapped = sa.select(WORK.c.id).where(standing(self._claim))
+                    mapped = sa.select(WORK.c.id).where(claimed_by(self._claim))
                     seen = db.execute(mapped).first() is not None
                 return level, seen
         except (LedgerSchemaError, sa.exc.ProgrammingError, driver.ProgrammingError) as error:
@@ -303,7 +305,7 @@ class GuardedTransaction:
         if claim.row is not None:
             rows.read(db, claim.row, lock=True)
         self._lock_keys()
-        work = db.execute(sa.select(WORK.c.id).where(standing(claim)).with_for_update()).first()
+        work = db.execute(sa.select(WORK.c.id).where(claimed_by(claim)).with_for_update()).first()
         if work is None:
             raise stale(claim)
 
@@ -375,9 +377,9 @@ class GuardedTransaction:
             # Check the keys, too. Other work may hold them, and this work's row does not show
             # that.
             self._lock_keys()
-            before = sa.select(WORK.c.progress).where(standing(claim))
+            before = sa.select(WORK.c.progress).where(claimed_by(claim))
             text, self._mark = database.dialect.mark(self.db, progress_json, stored=before)
-            done = self.db.execute(sa.update(WORK).where(standing(claim)).values(progress=text))
+            done = self.db.execute(sa.update(WORK).where(claimed_by(claim)).values(progress=text))
         if done.rowcount != len(claim.work_ids):
             raise stale(claim)
 

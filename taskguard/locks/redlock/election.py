@@ -58,10 +58,10 @@ class Election:
             if number:
                 self._pause(number, keeps=keeps)
                 self._servers.restore(self._channels)
-            asked_at_s = SYSTEM_CLOCK.monotonic_s()
-            votes = self._vote(asked_at_s - longest_s)
+            requested_at_s = SYSTEM_CLOCK.monotonic_s()
+            votes = self._vote(requested_at_s - longest_s)
             if _granted(votes) >= quorum:
-                self._refuse_late(asked_at_s)
+                self._refuse_late(requested_at_s)
                 return None
             if len(votes) < quorum:
                 error = self._servers.too_few(self._channels, len(votes))
@@ -102,9 +102,9 @@ class Election:
             channel.owed for channel in self._channels.open()
         )
 
-    def _refuse_late(self, asked_at_s: float) -> None:
+    def _refuse_late(self, requested_at_s: float) -> None:
         now_s = SYSTEM_CLOCK.monotonic_s()
-        if now_s >= trusted_until_s(asked_at_s=asked_at_s, ttl_s=self._ttl_s):
+        if now_s >= trusted_until_s(requested_at_s=requested_at_s, ttl_s=self._ttl_s):
             self._give_back()
             raise LockServerUnavailableError(
                 f"The lock servers' votes came too late for a lease of {self._ttl_s:g} s."

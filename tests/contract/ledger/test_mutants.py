@@ -530,12 +530,12 @@ def full_for_the_replaced(made: Mutation) -> None:
 
 def replace_what_is_begun(made: Mutation) -> None:
     """A stored message is replaced although its work has begun."""
-    standing = unique.Standing
+    standing = unique.Existing
 
     def waiting(**values: Any) -> Any:
         return standing(**{**values, "begun": False})
 
-    made.replace(unique, "Standing", waiting)
+    made.replace(unique, "Existing", waiting)
 
 
 def by_arrival(made: Mutation) -> None:
@@ -546,7 +546,7 @@ def by_arrival(made: Mutation) -> None:
 
 def without_a_mark(made: Mutation) -> None:
     """The ledger does not record the newest message that has begun."""
-    made.replace(newest.Mark, "move", lambda *_, **__: None)
+    made.replace(newest.NewestRow, "move", lambda *_, **__: None)
 
 
 def with_one_mark_for_all_tasks(made: Mutation) -> None:

@@ -349,7 +349,7 @@ class TestWaiting:
         assert book.ledger.sent(overdue, again_after_s=0.0) == 2
         assert refused(book, 2)
         for number in (2, 3):
-            book.ledger.told(f"ship order:{number}")
+            book.ledger.note_notified(f"ship order:{number}")
         assert [each.message.id for each in book.ledger.overdue(parked=True)] == ["m3"]
 
     def test_a_purge_leaves_who_has_not_heard(self, book: Any) -> None:
@@ -360,7 +360,7 @@ class TestWaiting:
         assert book.purge() == 0
         book.make_due()
         assert [each.message.id for each in book.ledger.overdue(parked=True)] == ["m2"]
-        book.ledger.told("ship order:2")
+        book.ledger.note_notified("ship order:2")
         assert book.purge() == 1
 
     def test_it_keeps_its_place(self, book: Any) -> None:
@@ -469,7 +469,7 @@ def test_nobody_is_forgotten(book: Any, mode: str) -> None:
                 queue.append(number)
         if isinstance(answer, Answer):
             told.add(number)
-            book.ledger.told(f"ship order:{number}")
+            book.ledger.note_notified(f"ship order:{number}")
             if answer.decision not in (Decision.OUTDATED, Decision.DONE):
                 failures.append(f"{number}: {answer}")
         queue.extend(int(each.message.id[1:]) for each in replaced)

@@ -18,7 +18,7 @@ from contract.ledger.test_concurrency import at_once
 
 from taskguard.ledger.tables import MESSAGES, WORK
 from taskguard.model.claims import Answer, Busy, Claimed, ClaimRequest, MessageRef, Overdue
-from taskguard.model.records import Once, Standing
+from taskguard.model.records import Existing, Once
 from taskguard.model.states import Decision, State
 
 ROUNDS = 10
@@ -35,13 +35,13 @@ class Told:
     """The work that an enqueue found on record."""
 
     def __init__(self, instead: ClaimRequest | None = None) -> None:
-        self.standing: Standing | None = None
+        self.existing: Existing | None = None
         self.replaced = False
         self._instead = instead
 
-    def found(self, standing: Standing) -> ClaimRequest | None:
-        self.standing = standing
-        self.replaced = self._instead is not None and not standing.begun
+    def found(self, existing: Existing) -> ClaimRequest | None:
+        self.existing = existing
+        self.replaced = self._instead is not None and not existing.begun
         return self._instead if self.replaced else None
 
 
@@ -67,12 +67,12 @@ def test_the_first_enqueue_is_told_of_nothing_and_the_second_of_the_first(book: 
     """The first enqueue finds nothing, the second one finds the first and writes nothing. The
     transaction may be the user's or the ledger's."""
     with book.transaction() as db:
-        assert attach(book, "a", db).standing is None
-        second = attach(book, "b", db).standing
+        assert attach(book, "a", db).existing is None
+        second = attach(book, "b", db).existing
         assert second is not None
         assert (second.message, second.begun) == ("a", False)
     before = book.work()
-    third = attach(book, "c").standing
+    third = attach(book, "c").existing
     assert third == second
     assert third.call == before.call
     assert book.work() == before
@@ -81,8 +81,8 @@ def test_the_first_enqueue_is_told_of_nothing_and_the_second_of_the_first(book: 
 def test_asked_again_for_the_same_message_it_is_no_duplicate(book: Any) -> None:
     """A repeated enqueue of the same message, whose COMMIT got no answer, is no duplicate."""
     attach(book, "a")
-    assert attach(book, "a").standing is None
-    assert put_instead(book, "a").standing is None
+    assert attach(book, "a").existing is None
+    assert put_instead(book, "a").existing is None
 
 
 @pytest.mark.parametrize("duplicate", ["answer", "attach", "replace"])
@@ -100,8 +100,8 @@ def test_a_repeated_enqueue_of_a_replaced_message_writes_nothing(
     if duplicate == "replace":
         assert not put_instead(book, "a").replaced
     elif duplicate == "attach":
-        standing = attach(book, "a").standing
-        assert (standing and standing.message) == (None if end == "failed" else "b")
+        existing = attach(book, "a").existing
+        assert (existing and existing.message) == (None if end == "failed" else "b")
     else:
         book.ledger.enqueue(None, asked(book, "a"))
     assert book.work() == before
@@ -122,13 +122,13 @@ def test_a_replaced_message_is_not_written_in_the_same_transaction(book: Any) ->
 def test_work_in_progress_is_told_as_begun(book: Any) -> None:
     """Work in progress is reported as begun, even after its lease if a sweep sends it again."""
     book.claim(message="a")
-    told = attach(book, "b").standing
+    told = attach(book, "b").existing
     assert told is not None
     assert (told.message, told.begun) == ("a", True)
     book.expire()
     # No sweep would send this holder's message again.
-    assert attach(book, "b").standing is None
-    told = attach(book, "c").standing
+    assert attach(book, "b").existing is None
+    told = attach(book, "c").existing
     assert told is not None
     assert (told.message, told.begun) == ("b", True)
 
@@ -148,7 +148,7 @@ def test_work_that_has_ended_is_no_duplicate(book: Any, end: str) -> None:
         book.expire()
         book.ledger.claim(book.request(message="x", max_crashes=1))
     state = book.work().state
-    assert attach(book, "b").standing is None
+    assert attach(book, "b").existing is None
     assert book.work().state == (State.NEW if end == "failed" else state)
 
 
@@ -212,8 +212,8 @@ def test_a_call_that_was_begun_is_not_replaced(book: Any, how: str) -> None:
         book.ledger.note(claimed.claim, "1")
         book.ledger.give_back(claimed.claim)
     told = put_instead(book, "b")
-    assert told.standing is not None
-    assert told.standing.begun
+    assert told.existing is not None
+    assert told.existing.begun
     assert not told.replaced
     assert json.loads(book.work().call)["message"] == "a"
 
@@ -233,7 +233,7 @@ def test_a_failed_call_whose_retry_may_come_is_replaced(book: Any) -> None:
     arguments."""
     attach(book, "a")
     book.ledger.fail(book.claim(message="a").claim, "boom")
-    assert put_instead(book, "b").standing is None
+    assert put_instead(book, "b").existing is None
     late = book.ledger.claim(book.request(message="a", retries=1))
     assert decision(late) is Decision.SUPERSEDED
     assert book.claim(message="b").attempt == 2
@@ -247,7 +247,7 @@ def test_a_replaced_call_that_cannot_be_sent_is_failed_and_not_revoked(book: Any
     (found,) = book.ledger.overdue(work="ship order:1")
     assert book.ledger.abandon(found, error="no such task")
     assert (book.work().state, book.work().final) == (State.FAILED, 0)
-    assert attach(book, "c").standing is None
+    assert attach(book, "c").existing is None
     book.claim(message="c")
 
 
@@ -296,8 +296,8 @@ def test_eight_enqueue_at_once_and_one_is_the_first(book: Any) -> None:
         told: list[Told] = []
         at_once(8, lambda number, t=told: t.append(attach(book, f"m{number}")))  # type: ignore[misc]
         first = json.loads(book.work().call)["message"]
-        assert [each.standing and each.standing.message for each in told].count(None) == 1
-        assert {each.standing.message for each in told if each.standing} == {first}
+        assert [each.existing and each.existing.message for each in told].count(None) == 1
+        assert {each.existing.message for each in told if each.existing} == {first}
         book.ledger.complete_alone(book.claim(message=first).claim, None)
         book.forget()
 
@@ -337,7 +337,7 @@ def test_of_a_claim_and_a_replacement_at_once_one_wins(book: Any) -> None:
         seen.add(claimed)
         assert found[1].replaced is not claimed
         if claimed:
-            assert found[1].standing.begun
+            assert found[1].existing.begun
             assert json.loads(book.work().call)["message"] == older
             book.ledger.complete_alone(found[0].claim, None)
         else:
@@ -390,8 +390,8 @@ def test_a_replacement_that_waited_for_a_claim_is_told_that_it_has_begun(book: A
         thread.join(0.3)
         assert thread.is_alive()
     thread.join()
-    assert told[0].standing is not None
-    assert told[0].standing.begun
+    assert told[0].existing is not None
+    assert told[0].existing.begun
     assert not told[0].replaced
 
 
@@ -409,7 +409,7 @@ def test_the_second_waits_for_the_transaction_of_the_first(book: Any, end: str) 
         thread.join(0.3)
         assert thread.is_alive()
     thread.join()
-    assert (told[0].standing is not None) == (end == "commit")
+    assert (told[0].existing is not None) == (end == "commit")
     assert json.loads(book.work().call)["message"] == ("a" if end == "commit" else "b")
 
 
@@ -426,7 +426,7 @@ def test_an_older_snapshot_is_told_of_what_was_enqueued_since(book: Any) -> None
             pytest.skip("this server refuses to write to what has changed since")
         assert db.execute(sa.text("select count(*) from taskguard_work")).scalar() == 0
         attach(book, "a")
-        told = attach(book, "b", db).standing
+        told = attach(book, "b", db).existing
         assert told is not None
         assert told.message == "a"
         assert put_instead(book, "c", db).replaced
@@ -455,9 +455,9 @@ def test_the_request_may_be_made_anew_from_what_stands_there(book: Any) -> None:
     attach(book, "a")
     mine = asked(book, "b")
 
-    def found(standing: Standing) -> ClaimRequest:
+    def found(existing: Existing) -> ClaimRequest:
         call = json.dumps({"message": "a again"})
-        named = replace(mine.message, id=f"{standing.message} again")
+        named = replace(mine.message, id=f"{existing.message} again")
         return replace(mine, message=named, call=call)
 
     book.ledger.enqueue(None, mine, once=Once(found, replaces=True))

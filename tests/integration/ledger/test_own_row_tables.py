@@ -33,7 +33,7 @@ from taskguard.errors import (
 from taskguard.integration import Completed, Deferred, attempt_of
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.decisions import CLAIMABLE, decide_row
-from taskguard.ledger.own_rows.changes import Found, place
+from taskguard.ledger.own_rows.changes import Found, state_of
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import KEYS, WORK
 from taskguard.model.claims import Answer, Busy, Claimed, ClaimRequest, MessageRef, RowRef
@@ -299,7 +299,7 @@ def test_sql_decides_as_the_table_does(
     )
     record = _record(shop)
     found = None if own is None else Found(*own)
-    where = place(request.row, found, record)  # type: ignore[arg-type]
+    where = state_of(request.row, found, record)  # type: ignore[arg-type]
     decision = decide_row(request, record, (0, 0), 1000, where)
 
     answer = shop.ledger.claim(request)

@@ -236,7 +236,7 @@ def test_what_many_tasks_have_is_said_once(
 
 
 @pytest.mark.parametrize(
-    ("standing", "relay", "name", "text"),
+    ("waiting", "relay", "name", "text"),
     [
         (("shop", "celery"), "", "stranded_lines", "`taskguard relay --celery MODULE:APP`"),
         (("shop", "rq"), "", "stranded_lines", "`taskguard relay --rq REDIS_URL`"),
@@ -248,12 +248,12 @@ def test_what_many_tasks_have_is_said_once(
     ],
 )
 def test_lines_without_a_relay(
-    standing: tuple[str, str], relay: str, name: str | None, text: str
+    waiting: tuple[str, str], relay: str, name: str | None, text: str
 ) -> None:
     """The finding names the command for this application's namespaces, and the setting for
     others."""
     ledger = SimpleNamespace(
-        standing=lambda: {standing: 1234},
+        count_waiting=lambda: {waiting: 1234},
         holders=lambda key: [1] if relay and key.endswith(f"-relay:{relay}") else [],
     )
     runtime: Any = SimpleNamespace(ledger=ledger, namespace="shop", formerly_namespaces=("former",))

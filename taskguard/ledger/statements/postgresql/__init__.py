@@ -40,7 +40,7 @@ from taskguard.ledger.tables import FREE, KEYS
 from taskguard.locks.base import Renewal
 from taskguard.model.bounds import NO_RATES, Bounds, Rate
 from taskguard.model.claims import Claim, ClaimAnswer, Claimed, ClaimRequest, RowRef
-from taskguard.model.states import REPLACED_RETRIES, Place, State
+from taskguard.model.states import REPLACED_RETRIES, RowState, State
 
 __all__ = ["PostgreSQLStatements"]
 
@@ -78,7 +78,7 @@ class _FoundHold(NamedTuple):
 
     owner: str
     state: str | None
-    standing: bool
+    is_current: bool
     renewed: bool
 
 
@@ -144,7 +144,7 @@ class PostgreSQLStatements(Statements):
         dialect = self.database.engine.dialect
         text = own_row.claiming(rows.declared_of(request.row), dialect)
         values = self._asked(request) | own_row.values(request.row, dialect)
-        answered = answer_of(request, Found(*self.database.ask(text, values)[0]), Place.NEW)
+        answered = answer_of(request, Found(*self.database.ask(text, values)[0]), RowState.NEW)
         return answered if isinstance(answered, Claimed) else None
 
     def _asked(self, request: ClaimRequest) -> dict[str, object]:
@@ -359,4 +359,4 @@ def _renewal(claim: Claim, row: _FoundHold) -> str:
         return Renewal.SKIPPED  # completed by this very claim, a moment ago
     if claim.work is not None and row.state != State.PROCESSING.value:
         return Renewal.TAKEN
-    return Renewal.SKIPPED if row.standing else Renewal.TAKEN
+    return Renewal.SKIPPED if row.is_current else Renewal.TAKEN

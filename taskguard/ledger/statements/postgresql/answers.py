@@ -12,7 +12,7 @@ from typing import NamedTuple
 from taskguard.ledger.decisions import CLAIMABLE, answer, busy_key, decide_row
 from taskguard.model.claims import Busy, Claim, ClaimAnswer, Claimed, ClaimRequest
 from taskguard.model.lease import Owner
-from taskguard.model.states import Decision, Place
+from taskguard.model.states import Decision, RowState
 
 __all__ = ["Found", "FoundFirst", "FoundKey", "answer_of", "answer_of_first", "busy_of"]
 
@@ -114,7 +114,7 @@ def answer_of_first(request: ClaimRequest, first: FoundFirst) -> ClaimAnswer | N
 
 
 def answer_of(
-    request: ClaimRequest, found: Found, place: Place | None = None
+    request: ClaimRequest, found: Found, row_state: RowState | None = None
 ) -> ClaimAnswer | None:
     """Return the answer that follows from the row of claim.sql, or None if none follows."""
     row = found if found.id is not None else None
@@ -122,7 +122,7 @@ def answer_of(
     if row is None and fence is not None and attempt is not None:
         return Claimed(Claim(request, fence))  # the first claim of this work: there was no record
     recorded = found.recorded_retries, found.recorded_deferrals
-    decision = decide_row(request, row, recorded, found.now_us, place)
+    decision = decide_row(request, row, recorded, found.now_us, row_state)
     if decision is Decision.AGAIN:
         return None  # the statement read only the record, and not the user's row
     if fence is not None and attempt is not None:

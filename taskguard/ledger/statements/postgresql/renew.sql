@@ -54,7 +54,7 @@ keys as (
 select
     mine.owner,
     w.state,
-    bool_and(coalesce(k.owner = mine.owner and k.fence = mine.fence, false)) as standing,
+    bool_and(coalesce(k.owner = mine.owner and k.fence = mine.fence, false)) as is_current,
     mine.owner in (select owner from keys) as renewed
 from mine
 left join taskguard_work w on w.id = mine.work and w.owner = mine.owner
