@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from simulation.stored_calls import Rows, is_untold, may_park, stands, to_send, waits_again
 from taskguard.ledger.decisions import Records
-from taskguard.ledger.lines.newest import mark_of
+from taskguard.ledger.lines.newest import row_id_of
 from taskguard.ledger.lines.park import position_of
 from taskguard.ledger.records import expiry_of, overdue_of
 from taskguard.model.claims import Answer, Busy, ClaimRequest, Overdue, ParkedNewest
@@ -57,11 +57,11 @@ class NewestMessages:
         """Return the rows to lock in addition to key and work: the stamp, and work that may end."""
         others = [row.id for row in _others(self.work_items, request)]
         ends = [*others, self.mark(request).owner]
-        return [("key", mark_of(request)), *(("work", work) for work in ends if work)]
+        return [("key", row_id_of(request)), *(("work", work) for work in ends if work)]
 
     def mark(self: _Rows, request: ClaimRequest) -> KeyRow:
         """Return the record of the newest message of the task and key that has begun."""
-        return self.keys.get(mark_of(request), KeyRow())
+        return self.keys.get(row_id_of(request), KeyRow())
 
     def is_outdated(self: _Rows, sent_us: int, mark: KeyRow, waits: int | None) -> bool:
         """Return whether a newer message has begun, or waits."""
@@ -102,7 +102,7 @@ class NewestMessages:
         if begun and older.id != work and older.fence == mark.fence:
             self.work_items[older.id] = replace(self.outdated(older, work), **_TOLD)
         stamp_us = _sent_us(request, records.own, records.now_us)
-        self.keys[mark_of(request)] = KeyRow(fence, work, lease_until=0, stamp=stamp_us)
+        self.keys[row_id_of(request)] = KeyRow(fence, work, lease_until=0, stamp=stamp_us)
         return _replace_waiting(self, request)
 
     def park_newest(

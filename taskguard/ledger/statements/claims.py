@@ -225,7 +225,8 @@ class LockedClaim:
     """One claim, with its rows locked, and the gates that its request has to pass.
 
     The order of locks is that of every transaction: the user's own row, the key, the task's
-    `NewestRow` or the slot of the key, the work. Several keys are locked in the order of their names.
+    `NewestRow` or the slot of the key, the work. Several keys are locked in the order of their
+    names.
     """
 
     def __init__(self, database: Database, db: sa.Connection, request: ClaimRequest) -> None:

@@ -103,7 +103,7 @@ class Mutation:
 def without_fenced_steps(made: Mutation) -> None:
     """Checkpoints, and completions in steps, compare only the names of key and work."""
     for module in (transaction, ending_statements, renewals):
-        made.replace(module, "standing", lambda claim: WORK.c.id == claim.work)
+        made.replace(module, "claimed_by", lambda claim: WORK.c.id == claim.work)
     for module in (transaction, ending_statements):
         made.replace(module, "holding", lambda claim: KEYS.c.key.in_(claim.keys))
     made.replace(portable, "processed", lambda work, fence, owner: WORK.c.id == work)
@@ -551,7 +551,7 @@ def without_a_mark(made: Mutation) -> None:
 
 def with_one_mark_for_all_tasks(made: Mutation) -> None:
     """A message of one task supersedes another task's."""
-    made.replace(newest, "mark_of", lambda request: f"{request.keys[0]}#newest")
+    made.replace(newest, "row_id_of", lambda request: f"{request.keys[0]}#newest")
 
 
 def without_ending_the_older(made: Mutation) -> None:
