@@ -207,7 +207,7 @@ def test_a_worker_warns_once_of_each_setting_and_safe_defaults_silence_it(
         assert not any(f"(finding {name})" in worker.text() for name in names)
 
 
-def test_a_worker_that_could_claim_nothing_does_not_start(make_shop: Any, pg_url: str) -> None:
+def test_a_worker_that_could_claim_nothing_does_not_start(pg_url: str, make_shop: Any) -> None:
     """A worker without a usable ledger does not start, and shows no password. The message waits,
     and runs later."""
     shop = make_shop(tables=False)

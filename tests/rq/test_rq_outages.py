@@ -59,7 +59,7 @@ def test_without_its_database_nothing_runs_and_nothing_is_lost(make_office: Any)
 
 
 @pytest.mark.once
-def test_a_killed_worker_and_horse_lose_nothing(make_office: Any, pg_url: str) -> None:
+def test_a_killed_worker_and_horse_lose_nothing(pg_url: str, make_office: Any) -> None:
     """If worker and horse are killed in a body, RQ's cleaning enqueues the job again, and it is
     done once."""
     office = make_office(database=pg_url)
