@@ -280,6 +280,8 @@ def _tune_psycopg(connection: Any, record: Any) -> None:
         connection.commit()  # sends nothing if the query opened no transaction
         level = READ_COMMITTED
         vars(connection)[sessions.AGAIN] = f"; {read_committed}"
+    kind: Any = type(connection)
+    connection.__class__ = sessions.forgetting(kind)
     vars(connection)[sessions.POOLED] = pooled
     record.info[LEVEL] = level
 

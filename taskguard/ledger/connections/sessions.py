@@ -28,6 +28,7 @@ __all__ = [
     "PREPARED",
     "BodySession",
     "autocommits",
+    "forgetting",
     "note",
     "noting",
     "noting_connection",
@@ -212,6 +213,23 @@ def noting(cursor: type[Any]) -> type[Any]:
 
     Noting.__name__ = Noting.__qualname__ = cursor.__name__
     return Noting
+
+
+@functools.cache
+def forgetting(connection: type[Any]) -> type[Any]:
+    """Return a subclass of psycopg's connection that knows when psycopg deallocates all statements.
+
+    psycopg does so at each rollback, and after DROP and ALTER, if it prepared one for a body.
+    """
+
+    class Forgetting(connection):  # type: ignore[misc]  # known when the driver is
+        def _deallocate(self, name: bytes | None) -> Any:
+            if name is None:
+                (vars(self).get(PREPARED) or {}).clear()
+            return super()._deallocate(name)
+
+    Forgetting.__name__ = Forgetting.__qualname__ = connection.__name__
+    return Forgetting
 
 
 @functools.cache

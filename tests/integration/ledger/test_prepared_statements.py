@@ -204,6 +204,51 @@ def test_a_bodys_own_prepared_statements_are_its_own(
     assert ran == [1]
 
 
+def by_a_savepoint(db: sa.Connection) -> None:
+    with db.begin_nested() as savepoint:
+        savepoint.rollback()
+
+
+def by_a_block_of_the_driver(db: sa.Connection) -> None:
+    driver: Any = db.connection.dbapi_connection
+    with driver.transaction():
+        raise psycopg.Rollback
+
+
+def by_drop(db: sa.Connection) -> None:
+    db.exec_driver_sql("drop table if exists nothing")
+
+
+def by_an_error(db: sa.Connection) -> None:
+    raise ValueError
+
+
+@pytest.mark.parametrize("end", [by_a_savepoint, by_a_block_of_the_driver, by_drop, by_an_error])
+def test_a_rollback_costs_no_run(pg_url: str, make_shop: Any, end: Any) -> None:
+    """psycopg deallocates all prepared statements at a rollback and after DROP, if it has prepared
+    one itself. The ledger prepares its own again, and no body runs once more for that."""
+    shop = make_shop(pg_url)
+    ran: list[int] = []
+
+    @shop.tg.guarded(key="order:<n>")
+    def ship(n: int, guard: Guard) -> None:
+        ran.append(n)
+        with guard.transaction() as db:
+            write(db, f"{n}")
+            if n == 8 and guard.attempt == 1:
+                end(db)
+
+    for n in range(8):  # psycopg prepares an INSERT at its sixth use
+        ship(n)
+    with contextlib.suppress(ValueError):
+        ship(8)
+    for n in range(8, 12):
+        ship(n)
+    assert ran == [*range(8), 8, *([8] if end is by_an_error else []), *range(9, 12)]
+    assert Counter(shop.effects) == dict.fromkeys(map(str, range(12)), 1)
+    assert shop.ledger._database._libpq._prepares is True
+
+
 def test_a_text_with_nul_is_refused_and_not_cut_off(database: Database) -> None:
     """A text with NUL is refused, because libpq would send only the part before it."""
     for _ in range(3):
