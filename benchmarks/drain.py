@@ -43,14 +43,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Queue:
-    """A queue and its lines.
+    """A queue, its workers, and its lines of the table by their names.
 
-    Attributes:
-        module: the module of `publish(task, first, count)` and the tasks.
-        count: the number of tasks of a round.
-        command: returns the command of a worker.
-        left: returns the number of tasks that are left.
-        cases: by their names.
+    `module` has `publish(task, first, count)` and the tasks. A round publishes `count` tasks, and
+    ends when `left()` returns 0.
     """
 
     name: str

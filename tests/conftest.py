@@ -124,24 +124,29 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)  # before it is looked for
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark tests that use a server that only Debian has. With --once-each, choose parameters."""
-    seen: set[tuple[str, frozenset[str]]] = set()
-    chosen: list[pytest.Item] = []
     for item in items:
-        asked = set(getattr(item, "fixturenames", ()))
-        values: set[str] = set()
-        if hasattr(item, "callspec"):
-            values = {each for each in item.callspec.params.values() if isinstance(each, str)}
-        if (asked | values) & _OF_DEBIAN:
+        if {*getattr(item, "fixturenames", ()), *_parameters(item)} & _OF_DEBIAN:
             item.add_marker("debian")
-        test = (item.nodeid.partition("[")[0], frozenset(values & _SERVERS))
-        if item.get_closest_marker("debian") or item.get_closest_marker("once"):
-            continue  # would be chosen and not run
-        if test not in seen:
-            chosen.append(item)
-            seen.add(test)
     if config.getoption("--once-each"):
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+        chosen = _once_each(items)
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
         items[:] = chosen
+
+
+def _parameters(item: pytest.Item) -> set[str]:
+    """Return the parameters of a test that are texts."""
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    return {each for each in parameters.values() if isinstance(each, str)}
+
+
+def _once_each(items: list[pytest.Item]) -> dict[pytest.Item, None]:
+    """Return the first of the items of each test on each of its servers, in their order."""
+    first: dict[tuple[str, frozenset[str]], pytest.Item] = {}
+    for item in items:
+        if not any(map(item.get_closest_marker, ("debian", "once"))):  # they would not be run
+            servers = frozenset(_parameters(item) & _SERVERS)
+            first.setdefault((item.nodeid.partition("[")[0], servers), item)
+    return dict.fromkeys(first.values())
 
 
 def pytest_collection_finish() -> None:

@@ -30,7 +30,7 @@ from taskguard.model.claims import ClaimRequest, MessageRef
 from taskguard.model.records import Existing, Once
 from taskguard.model.states import REPLACED_RETRIES, State
 
-__all__ = ["decide", "failed_message", "not_superseded", "supersede", "was_replaced"]
+__all__ = ["decide", "failed_message", "not_superseded", "supersede"]
 
 _OPEN = (State.NEW.value, State.PROCESSING.value)
 _COLUMNS = ("id", "state", "message", "call", "due", "fingerprint", "progress", "attempts", "fence")
@@ -44,7 +44,7 @@ def decide(
     row = row or _open(database, db, request)
     if row is None or message_of(row) == request.message.name:
         return  # the work has ended, or the record is this request's own
-    if once.replaces and was_replaced(db, request):
+    if once.replaces and db.execute(sa.select(is_replaced(request))).scalar():
         return  # the record has the newer message
     found = Existing(
         work=row.id,
@@ -124,23 +124,17 @@ def supersede(database: Database, db: sa.Connection, request: ClaimRequest, mess
     raise_deferrals(database, db, highest, REPLACED_RETRIES, work=str(request.work), now_us=now_us)
 
 
-def was_replaced(db: sa.Connection, request: ClaimRequest) -> bool:
-    """Return True if the call of this message was replaced.
-
-    A snapshot that is older than the replacement does not show it.
-    """
-    return bool(db.execute(sa.select(is_replaced(request))).scalar())
-
-
 def not_superseded() -> sa.ColumnElement[bool]:
     """Return the condition that a message was not superseded."""
     return MESSAGES.c.retries < REPLACED_RETRIES
 
 
 def failed_message(db: sa.Connection, request: ClaimRequest) -> str | None:
-    """Return the message of FAILED work that the queue may still retry, and lock its row."""
-    select = sa.select(WORK.c.message).where(
-        _is(request), WORK.c.state == State.FAILED.value, WORK.c.final == 0
-    )
+    """Return the message of FAILED work that the queue may still retry, and lock its row.
+
+    Return None if that message has replaced this one.
+    """
+    failed = WORK.c.state == State.FAILED.value, WORK.c.final == 0
+    select = sa.select(WORK.c.message).where(_is(request), *failed, ~is_replaced(request))
     found: str | None = db.execute(select.with_for_update()).scalar()
     return found

@@ -264,7 +264,7 @@ def _found(
     digests = asked.fingerprint, existing.fingerprint
     if duplicate == "attach" and None not in digests and digests[0] != digests[1]:
         raise FingerprintMismatchError(
-            f"{asked.task} {asked.key} stands there with other arguments (the task's fingerprint= "
+            f"{asked.task} {asked.key} is on record with other arguments (the task's fingerprint= "
             "differs), so its result is not that of these. Nothing was written. If it is other "
             'work, name it by once_per=; if these are the right ones, say duplicate="replace".',
             key=asked.key,

@@ -553,9 +553,9 @@ class _Enqueue:
         call."""
         request, known = self.request, row.fingerprint
         fits = known is None or request.fingerprint is None or known == request.fingerprint
+        if self._was_replaced():
+            return row
         if row.state is State.FAILED and not row.final:
-            if self._was_replaced():
-                return row
             replaces = self.once is not None and self.once.replaces
             if not replaces and not fits:
                 return row

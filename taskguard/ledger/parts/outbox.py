@@ -23,6 +23,7 @@ from taskguard.ledger.connections.retrying import retried
 from taskguard.ledger.lines import relay
 from taskguard.ledger.lines.park import position_of
 from taskguard.ledger.lines.states import is_in_line, keeps
+from taskguard.ledger.messages import is_replaced
 from taskguard.ledger.own_rows import changes as rows
 from taskguard.ledger.parts.base import Part
 from taskguard.ledger.records import (
@@ -302,8 +303,8 @@ def write(
     Work on record does not change, unless it failed, or the user's own row was set back. But if it
     is NEW, or its lease has expired, and no call is stored for it, it gets this call. Work with
     another fingerprint does not change: this message gets an error when it is delivered. Nor does
-    work whose call of this message was replaced: then an earlier COMMIT got no answer, and this is
-    its repetition.
+    work of which this message was replaced. In that case an earlier COMMIT got no answer, and this
+    is its repetition.
 
     `once` decides about work that is waiting or in progress.
     """
@@ -321,16 +322,15 @@ def write(
     fits = WORK.c.fingerprint == request.fingerprint
     fits = sa.or_(fits, WORK.c.fingerprint.is_(None), sa.literal(request.fingerprint is None))
     named = sa.func.coalesce(WORK.c.fingerprint, request.fingerprint)
+    fits = sa.and_(fits, ~is_replaced(request))
     failed = sa.and_(WORK.c.state == State.FAILED.value, WORK.c.final == 0)
-    older = unique.failed_message(db, request)
-    if older is not None and not unique.was_replaced(db, request):
-        if once is not None and once.replaces:
-            # Its queue may yet retry it, with its older arguments.
-            values = {**NO_POSITION, **fresh, "fingerprint": request.fingerprint}
-            _update(db, request, failed, **values)
-            unique.supersede(database, db, request, older)
-        else:
-            _update(db, request, failed, fits, **fresh, fingerprint=named)
+    if once is not None and once.replaces and (older := unique.failed_message(db, request)):
+        # Its queue may yet retry it, with its older arguments.
+        values = {**NO_POSITION, **fresh, "fingerprint": request.fingerprint}
+        _update(db, request, failed, **values)
+        unique.supersede(database, db, request, older)
+    else:
+        _update(db, request, failed, fits, **fresh, fingerprint=named)
     # The row of a holder that is alive is left alone: this transaction would lock it.
     left = sa.and_(WORK.c.state == State.PROCESSING.value, WORK.c.lease_until <= now)
     left = sa.or_(WORK.c.state == State.NEW.value, left)

@@ -168,7 +168,7 @@ def test_who_would_attach_to_other_arguments_is_told(rig: Rig) -> None:
     """An enqueue with other arguments cannot attach: its error names `duplicate="replace"`, which
     works."""
     rig.put(None, "a", "attach", fingerprint="1")
-    with pytest.raises(FingerprintMismatchError, match=r'stands there.*duplicate="replace"'):
+    with pytest.raises(FingerprintMismatchError, match=r'on record.*duplicate="replace"'):
         rig.put(None, "b", "attach", fingerprint="2")
     assert rig.put(None, "c", "attach", fingerprint="1").outcome == "attached"
     assert rig.put(None, "d", "replace", fingerprint="2").outcome == "replaced"
