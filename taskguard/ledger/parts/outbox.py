@@ -256,7 +256,9 @@ class SqlOutbox(Part):
         """Move NEW, or PROCESSING beyond its lease, -> FAILED.
 
         Return False if the work was claimed, ended or sent meanwhile. FAILED is not final here: if
-        its message comes after all, it runs. After a requeue the sendings count anew.
+        its message comes after all, it runs. After a requeue the sendings count anew. A claim
+        raises `attempts` and moves `due`: the two identify the claim that was read as overdue, as
+        its fence and owner would.
         """
         now, text = self._database.now(), self._storable(error)
         left = sa.and_(WORK.c.state == State.PROCESSING.value, WORK.c.lease_until <= now)
