@@ -128,7 +128,7 @@ class RenewalFailed(Event):
 
     name: ClassVar[str] = "renewal_failed"
     level: ClassVar[int] = logging.WARNING
-    text: ClassVar[str] = "renewing %(count)s leases failed (%(error)s); their deadlines stand"
+    text: ClassVar[str] = "renewing %(count)s leases failed (%(error)s); their deadlines stay"
     count: int = 1
     error: str = ""
     took_s: float = 0.0

@@ -165,7 +165,9 @@ class Sweeper:
             if fail is not None:
                 fail(call, work.message, reason)
         except Exception as error:  # noqa: BLE001  # an error in the call, or of a backend
-            logger.warning("%s: its caller was not told that it is FAILED: %s", work.work, error)
+            logger.warning(
+                "%s is FAILED, but its caller could not be notified: %s", work.work, error
+            )
 
     def _overdue(self, ledger: Outbox, after: Overdue | None) -> list[Overdue]:
         return ledger.overdue(limit=self._batch, after=after, parked=False)

@@ -311,7 +311,7 @@ class Line:
             due_in_s = in_s + EXPECTED_S
             self._ledger.keep(claim, retries=retries, call=text, due_in_s=due_in_s)
         except TaskguardError as error:
-            logger.warning("%s: its retry is not noted: %s", claim.work, error)
+            logger.warning("%s: the ledger did not record its retry: %s", claim.work, error)
 
     def _move(self, claim: Claim, again: Delivery, parking: Parking, *, in_s: float) -> None:
         """Take FAILED work out of its line, promote the next message, and let `again` join a line.
@@ -335,7 +335,9 @@ class Line:
             self._ledger.leave(claim, retries=message.retries)
             self._ledger.enqueue(None, request, due_in_s=in_s + EXPECTED_S)
         except TaskguardError as error:
-            logger.warning("%s: that it left its line is not noted: %s", claim.work, error)
+            logger.warning(
+                "%s: the ledger did not record that it left its line: %s", claim.work, error
+            )
             return
         for key in was.lines:
             self._promote_next(key, again.app, parking, was.bounds)
@@ -349,7 +351,9 @@ class Line:
         try:
             self._ledger.leave(claim, retries=retries)
         except TaskguardError as error:
-            logger.warning("%s: that it has failed for good is not noted: %s", claim.work, error)
+            logger.warning(
+                "%s: the ledger did not record that it has failed for good: %s", claim.work, error
+            )
             return
         for key in claim.request.lines:
             self._promote_next(key, app, parking, claim.request.bounds)

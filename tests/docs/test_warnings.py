@@ -37,15 +37,27 @@ def loud_events() -> list[type[events.Event]]:
     return [kind for kind in kinds if issubclass(kind, events.Event) and kind.level >= 30]
 
 
+def entries() -> dict[str, str]:
+    """Log lines of the page, each with what happened and what to do."""
+    found: dict[str, str] = {}
+    term = ""
+    for line in RUNBOOK.read_text(encoding="utf-8").splitlines():
+        if line.startswith("*"):
+            term = line
+            found[term] = ""
+        elif line.startswith((": ", "  ")):
+            found[term] += line
+    return found
+
+
 def longest_part(text: str) -> str:
-    """The longest piece of a sentence of it without a placeholder: advice may be in other words."""
+    """The longest piece of its first sentence without a placeholder; the page may word advice anew."""
     parts = re.split(r"%\(\w+\)[.\d]*[a-z]|%[.\d]*[a-z]", text.partition(". ")[0])
     return max((part.strip(" ;:,.()[]") for part in parts), key=len)
 
 
 def explained(text: str) -> bool:
-    runbook = " ".join(RUNBOOK.read_text(encoding="utf-8").split())
-    return " ".join(longest_part(text).split()) in runbook
+    return any(longest_part(text) in term for term in entries())
 
 
 @pytest.mark.parametrize(("where", "text"), list(logged()))
@@ -58,4 +70,12 @@ def test_what_is_logged_is_in_the_runbook(where: str, text: str) -> None:
 def test_what_an_event_logs_is_in_the_runbook(kind: type[events.Event]) -> None:
     """The runbook has each event by its name and by its text."""
     assert explained(kind.text)
-    assert f"`{kind.name}`" in RUNBOOK.read_text(encoding="utf-8")
+    assert any(f"(`{kind.name}`" in term for term in entries())
+
+
+@pytest.mark.parametrize("term", list(entries()))
+def test_each_log_line_has_an_explanation_and_advice(term: str) -> None:
+    """An entry says what happened, and what to do."""
+    happened, _, advice = entries()[term].partition("**What to do:**")
+    assert happened.startswith(": ")
+    assert advice.strip()
