@@ -83,7 +83,7 @@ Paragraphs = Iterator[tuple[int, str]]
 
 
 def in_markdown(text: str) -> Paragraphs:
-    """Paragraphs, list items and cells. Headings and code are left out."""
+    """Paragraphs, list items, definitions and cells. Headings and code are left out."""
     block: list[str] = []
     fence = ""
     for number, raw in enumerate([*text.splitlines(), ""], 1):
@@ -92,14 +92,14 @@ def in_markdown(text: str) -> Paragraphs:
         if fence or opening:
             fence = "" if fence and line == fence else fence or opening[0]
             line = ""
-        starts = re.match(r"(?:[*+-]|\d+\.|>|:{3,})(?:\s|$|\{)", line)
+        starts = re.match(r"(?:[*+:-]|\d+\.|>|:{3,})(?:\s|$|\{)", line)
         if block and (not line or starts or line[0] in "#|"):
             yield number - len(block), " ".join(block)
             block = []
         if line.startswith("|"):
             yield from ((number, cell.strip()) for cell in line.strip("|").split("|"))
         elif line and not line.startswith(("#", ":::", "<")):
-            block.append(re.sub(r"^(?:[*+>-]|\d+\.)\s+", "", line))
+            block.append(re.sub(r"^(?:[*+:>-]|\d+\.)\s+", "", line))
 
 
 def in_comments(lines: Iterator[tuple[int, str]]) -> Paragraphs:

@@ -51,7 +51,7 @@ def entries() -> dict[str, str]:
 
 
 def longest_part(text: str) -> str:
-    """The longest piece of its first sentence without a placeholder; the page may word advice anew."""
+    """The longest part of the first sentence between placeholders: advice may be in other words."""
     parts = re.split(r"%\(\w+\)[.\d]*[a-z]|%[.\d]*[a-z]", text.partition(". ")[0])
     return max((part.strip(" ;:,.()[]") for part in parts), key=len)
 
