@@ -1,74 +1,85 @@
 ------------------------------ MODULE Enqueue ------------------------------
 (***************************************************************************)
-(* Work that is unique from its enqueueing on: enqueue(duplicate="attach") *)
-(* and enqueue(duplicate="replace") of one work, in transactions, and what *)
-(* may befall until it is DONE.  Lines are Line.tla's, leases and fences   *)
-(* Taskguard.tla's.  Invariants have the project's names.                  *)
+(* Messages that enqueue(duplicate="attach") and                           *)
+(* enqueue(duplicate="replace") store for one work, in transactions, and   *)
+(* the faults until the work is DONE.  Line.tla models lines.              *)
+(* Taskguard.tla models leases and fencing tokens.  Invariants have the    *)
+(* names of docs/architecture.md.                                          *)
 (*                                                                         *)
 (* What is modelled                                                        *)
 (*                                                                         *)
-(*   One work, one ledger, one broker.  Each message is enqueued once, in  *)
-(*     any order: those of Attaching attach, the others replace.           *)
-(*   A transaction that writes the work has its row locked from then on    *)
-(*     until it commits or is rolled back, by its user or a crash of the   *)
-(*     database; others see what is committed.  The message is sent after  *)
-(*     the COMMIT.  Who attaches writes nothing, and locks nothing.        *)
-(*   The row: its state, whose call it has, who has claimed it.  What is   *)
-(*     NEW with a call is due: a relay sends its message if none is on its *)
-(*     way.  A claim is not flushed: a crash of the database may take it   *)
-(*     back.  Replaced messages are noted beside it, in the transaction.   *)
-(*   A claim: one statement, which reads those notes as they are when it   *)
-(*     begins, then waits for the row.  Of work that has become another    *)
-(*     message's since it decides nothing: another one locks the row, then *)
-(*     reads them.                                                         *)
+(*   One work, one ledger, one broker.  Each message is enqueued once, or  *)
+(*     again if its COMMIT gets no answer, in any order.  The messages of  *)
+(*     Attaching attach, the others replace.                               *)
+(*   A transaction that writes the work locks its row until it commits or  *)
+(*     is rolled back, by its user or a crash of the database.  Others     *)
+(*     read the committed row.  The producer sends the message after       *)
+(*     COMMIT.  An enqueue that attaches neither writes nor locks.         *)
+(*   The COMMIT succeeds and its answer is lost: the producer enqueues the *)
+(*     message again.  If another message has replaced it meanwhile, the   *)
+(*     repeated enqueue writes nothing.  If it is rolled back, the         *)
+(*     producer does not know whether the message is enqueued.             *)
+(*   The row: its state, the message whose call it has, its owner.  NEW    *)
+(*     work with a call is due: a relay sends its message if no copy is on *)
+(*     its way.  A claim is not flushed: a crash of the database may undo  *)
+(*     it.  An enqueue that replaces a message notes that message beside   *)
+(*     the row, in its transaction.                                        *)
+(*   A claim: one statement, which reads those notes when it begins, and   *)
+(*     then waits for the row.  If the row has another message by then,    *)
+(*     the statement decides nothing.  A second statement locks the row,   *)
+(*     and then reads the notes.                                           *)
 (*   A body that fails is retried: its message comes again.                *)
-(*   Faults, MaxFaults of them: a worker dies; its message comes again; a  *)
-(*     message is lost, or delivered twice; a producer dies after COMMIT;  *)
-(*     the database crashes; a body fails.                                 *)
+(*   Faults, at most MaxFaults: a worker dies, and the broker delivers its *)
+(*     message again; a message is lost, or delivered twice; a producer    *)
+(*     dies after COMMIT, or its COMMIT gets no answer; the database       *)
+(*     crashes; a body fails.                                              *)
 (*                                                                         *)
 (* What is left out                                                        *)
 (*                                                                         *)
-(*   Messages that are put off (one that finds the work in progress goes   *)
-(*   back to the broker); more than one work or ledger.                    *)
-(*   A lease ends when its holder is dead, never before.                   *)
+(*   Deferrals: a message that finds the work in progress goes back to the *)
+(*     broker.                                                             *)
+(*   More than one work or ledger.                                         *)
+(*   An enqueue that attaches to FAILED work, and becomes its message.     *)
+(*   A lease ends only after its holder has died.                          *)
 (***************************************************************************)
 EXTENDS Integers, FiniteSets, TLC
 
 CONSTANTS
     Workers,
     Last,       \* the number of the last message
-    Attaching,  \* those that attach
+    Attaching,  \* the messages that attach
     Fates,      \* which faults there are
     MaxFaults,
-    Mutant,     \* what is wrong with the design; "none" is the design
-    Nobody,
-    Gone        \* whoever has died
+    Mutant,     \* the mistake in the design; "none" is the design
+    Free,       \* no owner
+    Dead        \* an owner that has died
 
-ASSUME Fates \subseteq {"crash", "loss", "twice", "producer", "database", "fails"}
+ASSUME Fates \subseteq {"crash", "loss", "twice", "producer", "answer", "database", "fails"}
 
 ASSUME Mutant \in {
     "none",
-    "read before",           \* the claim in one statement decides by what it has read
-    "replaced forgotten",    \* the message whose call was replaced is not noted
-    "attached unseen",       \* one attaches to what is not committed
+    "read before",           \* the claim in one statement decides by the notes that it has read
+    "replaced forgotten",    \* an enqueue does not note the message that it replaces
+    "repeated replaces",     \* a repeated enqueue of a replaced message replaces the newer one
+    "attached unseen",       \* an enqueue attaches to work that is not committed
     "sent before",           \* a message is sent before its COMMIT
-    "not due"}               \* what was committed is not due: who enqueued it is relied on to send it
+    "not due"}               \* committed work is not due: its producer is relied on to send it
 
 VARIABLES
-    copies,    \* how many of each message are in the broker
-    row,       \* of the work: its state, whose call, its owner, whether it is due
-    replaced,  \* the messages whose call was replaced
+    copies,    \* how many copies of each message are in the broker
+    row,       \* of the work: its state, its message, its owner, whether it is due
+    replaced,  \* the messages that were replaced
     disk,      \* row and replaced as they are after a crash of the database
-    locked,    \* the message in whose transaction the row is locked, or 0
-    producer,  \* of each message, where its enqueueing is, and the row that it would commit
+    locked,    \* the message whose transaction has locked the row, or 0
+    producer,  \* the step of each message's enqueue, the row that it commits, the message that it replaces
     worker,
     faults,
-    history    \* how many effects there are, and whether an outdated message has begun
+    history    \* how many effects there are, and whether a replaced message has begun
 
 vars == <<copies, row, replaced, disk, locked, producer, worker, faults, history>>
 
 Messages == 1..Last
-Empty == [state |-> "none", call |-> 0, owner |-> Nobody, due |-> FALSE]
+Empty == [state |-> "none", call |-> 0, owner |-> Free, due |-> FALSE]
 Idle == [at |-> "idle", m |-> 0, noted |-> FALSE, call |-> 0]
 
 Init ==
@@ -97,32 +108,41 @@ Read == UNCHANGED <<row, replaced, disk>>
 Attaches(m) == m \in Attaching
 At(m, place) == producer' = [producer EXCEPT ![m].at = place]
 
-\* What it sees: the committed row, and of a locked one nothing until that transaction has ended.
+\* The enqueue reads the committed row. If another transaction has locked the row, it waits until that
+\* has ended.
 Decide(m) ==
+    LET own == row.call = m
+        outdated == m \in replaced /\ Mutant # "repeated replaces"
+        replaces == ~Attaches(m) /\ ~outdated
+    IN
     /\ producer[m].at = "begins"
-    /\ \/ /\ row.state = "none" \/ (row.state = "NEW" /\ ~Attaches(m))
+    /\ \/ /\ row.state = "none" \/ (replaces /\ row.state \in {"NEW", "FAILED"})
           /\ locked = 0
           /\ locked' = m
           /\ producer' = [producer EXCEPT ![m] = [
                  at |-> "open",
                  row |-> [row EXCEPT !.state = "NEW", !.call = m, !.due = Mutant # "not due"],
-                 older |-> row.call]]
+                 older |-> IF own THEN 0 ELSE row.call]]
           /\ copies' = IF Mutant = "sent before" THEN Added(m) ELSE copies
-       \/ /\ Attaches(m) /\ row.state \in {"NEW", "PROCESSING", "FAILED"}
+       \/ /\ Attaches(m) /\ ~own /\ row.state \in {"NEW", "PROCESSING"}
           /\ At(m, "attached")
           /\ UNCHANGED <<copies, locked>>
        \/ /\ Attaches(m) /\ row.state = "none" /\ locked # 0 /\ Mutant = "attached unseen"
           /\ At(m, "attached")
           /\ UNCHANGED <<copies, locked>>
-       \/ /\ ~Attaches(m) /\ row.state \in {"PROCESSING", "FAILED"}
+       \/ /\ replaces /\ ~own /\ row.state = "PROCESSING"
           /\ At(m, "refused")
           /\ UNCHANGED <<copies, locked>>
-       \/ /\ row.state = "DONE"
-          /\ At(m, "sends") \* and is answered
+       \* The enqueue writes nothing. The message is answered, or its work is on record.
+       \/ /\ \/ row.state = "DONE"
+             \/ ~Attaches(m) /\ outdated
+             \/ own /\ (Attaches(m) \/ row.state = "PROCESSING")
+          /\ At(m, "sends")
           /\ UNCHANGED <<copies, locked>>
     /\ Read /\ NoFault
     /\ UNCHANGED <<worker, history>>
 
+\* If the answer is lost, the producer begins again.
 Commit(m) ==
     /\ producer[m].at = "open"
     /\ row' = producer[m].row
@@ -130,15 +150,18 @@ Commit(m) ==
                    ELSE replaced \cup {producer[m].older}
     /\ Flushed
     /\ locked' = 0
-    /\ At(m, "sends")
-    /\ NoFault
+    /\ \/ At(m, "sends") /\ NoFault
+       \/ At(m, "begins") /\ Fault("answer")
     /\ UNCHANGED <<copies, worker, history>>
 
-\* By its user, or by the database that has crashed.
+\* Its message is on record if an earlier COMMIT of it succeeded.
+AfterRollBack(m) == IF row.call = m \/ m \in replaced THEN "unknown" ELSE "rolled back"
+
+\* By its user.
 RollBack(m) ==
     /\ producer[m].at = "open"
     /\ locked' = 0
-    /\ At(m, "rolled back")
+    /\ At(m, AfterRollBack(m))
     /\ Read /\ NoFault
     /\ UNCHANGED <<copies, worker, history>>
 
@@ -177,9 +200,9 @@ Claim(w) ==
     /\ Read /\ NoFault
     /\ UNCHANGED <<copies, locked, producer, history>>
 
-Free ==
+IsFree ==
     \/ row.state \in {"none", "NEW", "FAILED"}
-    \/ row.state = "PROCESSING" /\ row.owner = Gone
+    \/ row.state = "PROCESSING" /\ row.owner = Dead
 
 Grant(w) ==
     /\ row' = [row EXCEPT !.state = "PROCESSING", !.owner = w, !.due = FALSE,
@@ -191,15 +214,15 @@ Grant(w) ==
                                                  \/ row.call \notin {0, worker[w].m}]
     /\ UNCHANGED copies
 
-\* Superseded, or the work is done: there is an answer, which is acknowledged.
+\* The message was replaced, or the work is DONE: the delivery is answered, and acknowledged.
 Answered(w, noted) ==
     /\ noted \/ row.state = "DONE"
     /\ worker' = [worker EXCEPT ![w] = Idle]
     /\ UNCHANGED <<row, replaced, disk, copies, history>>
 
-\* Somebody is at it: the message comes again.
+\* The work is in progress: the message comes again.
 Busy(w, noted) ==
-    /\ ~noted /\ row.state = "PROCESSING" /\ row.owner # Gone
+    /\ ~noted /\ row.state = "PROCESSING" /\ row.owner # Dead
     /\ worker' = [worker EXCEPT ![w] = Idle]
     /\ copies' = Added(worker[w].m)
     /\ UNCHANGED <<row, replaced, disk, history>>
@@ -212,25 +235,25 @@ ClaimDecides(w) ==
        THEN Goto(w, "looks") /\ UNCHANGED <<row, replaced, disk, copies, history>>
        ELSE \/ Answered(w, worker[w].noted)
             \/ Busy(w, worker[w].noted)
-            \/ ~worker[w].noted /\ Free /\ Grant(w)
+            \/ ~worker[w].noted /\ IsFree /\ Grant(w)
     /\ NoFault
     /\ UNCHANGED <<locked, producer>>
 
-\* With the row locked before the notes are read.
+\* The second statement locks the row before it reads the notes.
 ClaimLocked(w) ==
     /\ worker[w].at = "looks"
     /\ locked = 0
     /\ \/ Answered(w, worker[w].m \in replaced)
        \/ Busy(w, worker[w].m \in replaced)
-       \/ worker[w].m \notin replaced /\ Free /\ Grant(w)
+       \/ worker[w].m \notin replaced /\ IsFree /\ Grant(w)
     /\ NoFault
     /\ UNCHANGED <<locked, producer>>
 
-\* The effect with DONE, as its owner; else nothing is written, and the message comes again.
+\* The owner writes the effect with DONE. Another delivery writes nothing, and its message comes again.
 Complete(w) ==
     /\ worker[w].at = "body"
     /\ IF row.state = "PROCESSING" /\ row.owner = w
-       THEN /\ row' = [row EXCEPT !.state = "DONE", !.owner = Nobody]
+       THEN /\ row' = [row EXCEPT !.state = "DONE", !.owner = Free]
             /\ UNCHANGED <<replaced, copies>>
             /\ Flushed
             /\ history' = [history EXCEPT !.effects = @ + 1]
@@ -242,7 +265,7 @@ Complete(w) ==
 Fail(w) ==
     /\ worker[w].at = "body"
     /\ Fault("fails")
-    /\ row' = IF row.owner = w THEN [row EXCEPT !.state = "FAILED", !.owner = Nobody] ELSE row
+    /\ row' = IF row.owner = w THEN [row EXCEPT !.state = "FAILED", !.owner = Free] ELSE row
     /\ UNCHANGED replaced
     /\ Flushed
     /\ copies' = Added(worker[w].m)
@@ -252,10 +275,10 @@ Fail(w) ==
 Step(w) == Claim(w) \/ ClaimDecides(w) \/ ClaimLocked(w) \/ Complete(w)
 
 (***************************************************************************)
-(* What else happens.                                                      *)
+(* Faults and the relay.                                                   *)
 (***************************************************************************)
 
-Buried(w, r) == [r EXCEPT !.owner = IF @ = w THEN Gone ELSE @]
+Buried(w, r) == [r EXCEPT !.owner = IF @ = w THEN Dead ELSE @]
 
 Crash(w) ==
     /\ worker[w].at # "idle"
@@ -268,7 +291,7 @@ Crash(w) ==
 
 Lose(m) ==
     /\ copies[m] > 0
-    /\ m = row.call /\ row.state = "NEW" \* what is at work is the broker's to deliver again
+    /\ m = row.call /\ row.state = "NEW" \* the broker delivers a message again that a worker has
     /\ Fault("loss")
     /\ copies' = [copies EXCEPT ![m] = @ - 1]
     /\ Read
@@ -286,10 +309,10 @@ DatabaseCrash ==
     /\ row' = disk.row /\ replaced' = disk.replaced
     /\ locked' = 0
     /\ producer' = [m \in Messages |-> IF producer[m].at = "open"
-                                       THEN [producer[m] EXCEPT !.at = "rolled back"] ELSE producer[m]]
+                                       THEN [producer[m] EXCEPT !.at = AfterRollBack(m)] ELSE producer[m]]
     /\ UNCHANGED <<copies, disk, worker, history>>
 
-\* By a relay, or a sweep, if it does not come.
+\* A relay, or a sweep, sends a message that is due.
 Relay(m) ==
     /\ row.state = "NEW" /\ row.due /\ row.call = m
     /\ copies[m] = 0 /\ ~InHand(m) /\ producer[m].at # "sends"
@@ -314,25 +337,26 @@ Fairness ==
 FairSpec == Spec /\ Fairness
 
 (***************************************************************************)
-(* What must hold.                                                         *)
+(* Invariants and liveness.                                                *)
 (***************************************************************************)
 
 S2 == history.effects <= 1
 
-\* A message whose call was replaced does not begin; who begins has the newest call.
+\* A replaced message does not begin. A message that begins is the newest.
 S10 == ~history.outdated
 
-\* What is to be done is due, or on its way, or at work.
+\* Unfinished work has a message that was not replaced. It is due, on its way, or in a worker's hands.
 S7 == row.state \in {"NEW", "PROCESSING", "FAILED"} =>
-    row.due \/ copies[row.call] > 0 \/ InHand(row.call) \/ producer[row.call].at = "sends"
+    /\ row.call \notin replaced
+    /\ row.due \/ copies[row.call] > 0 \/ InHand(row.call) \/ producer[row.call].at = "sends"
 
-\* What was told is so, also after a crash: who attached has work that stays, and what was rolled back
-\* has not begun.
+\* Each report to a producer is true, even after a crash: work to which a message has attached is on
+\* record, and no message begins whose enqueue was rolled back.
 S8 ==
     /\ (\E m \in Messages : producer[m].at = "attached") => disk.row.state # "none"
     /\ \A m \in Messages : producer[m].at = "rolled back" => row.call # m
 
-\* What was committed is done in the end.
+\* Committed work ends.
 L1 == <>(row.state = "DONE" \/ \A m \in Messages : producer[m].at = "rolled back")
 
 Symmetry == Permutations(Workers)
