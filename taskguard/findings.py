@@ -1,6 +1,6 @@
 """Findings: what is wrong with a configuration or a server, why that matters, and how to fix it.
 
-A `FindingTemplate` holds the texts of one finding. Each room declares its templates in a module
+A `FindingTemplate` holds the texts of one finding. Each package declares its templates in a module
 `findings.py`. Its judge, in `health.py`, takes facts and fills templates in.
 
 Guarantees: the name of a finding is stable and contains no value. `docs/reference/findings.md`

@@ -10,7 +10,7 @@ Does not guarantee that nothing else is wrong.
 
 Read next: `configuration.py`, what to check; `locks.py`, `ledger.py`, `clocks.py`, `namespaces.py`,
 `lines.py`, `queues.py` and `migrations.py`, one part each; `findings.py`, the texts; `logs.py`, for
-starting workers. A server's own findings are in the room of its provider (`ledger/health/`).
+starting workers. A server's own findings are in the package of its provider (`ledger/health/`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Findings about settings, servers and clocks that no other room reports."""
+"""Findings about settings, servers and clocks that no other package reports."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Values and pure tables that every other room uses. Nothing here calls a server."""
+"""Values and pure tables that every other package uses. Nothing here calls a server."""
