@@ -129,7 +129,7 @@ REFUSALS: tuple[Rule, ...] = (
     ),
     *(
         Rule(
-            f"the work of a key is done once, so there is never a second one for {name}= to bound. "
+            f"the work of a key is done once, so {name}= never has a second one to hold back. "
             'Set once_per="message" or a template.',
             {"once_per": ("key",), name: bound},
         )
