@@ -958,4 +958,7 @@ L6 == \A k \in AllKeys :
 L1 == <>(\A m \in Messages : Ended(m) /\ row[m].line = "-")
 
 Symmetry == Permutations(Workers)
+
+\* Messages arrive first in the order in which they were sent. Mutants are found sooner with it.
+InOrder == \A m \in Messages \ {1} : InHand(m) \/ row[m] # Unknown => InHand(m - 1) \/ row[m - 1] # Unknown
 =============================================================================

@@ -1,7 +1,7 @@
 """The models of leases, lines and enqueueing: the design holds in every schedule, mutants do not.
 
-Guarantees as much as `Taskguard.tla`, `Line.tla` and `Enqueue.tla` model; what that is, and what
-not, stands at their tops.
+Guarantees as much as `Taskguard.tla`, `Line.tla` and `Enqueue.tla` model. The comments at their
+tops say what they model, and what they leave out.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ pytestmark = pytest.mark.timeout(1500)
 DESIGN = [name for name in CONFIGURATIONS if expected_of(name) == "holds"]
 # Each takes long.
 LONG = (
+    "line_expiry_hints",
     "line_expiry_relay",
     "line_latest",
     "line_latest_liveness",
@@ -33,10 +34,14 @@ LONG = (
 # Each takes long with a fault.
 CALM = (
     "line_canvas",
+    "line_expiry",
+    "line_hint_faults",
     "line_hints",
     "line_latest_rates",
+    "line_rates",
     "line_strict_rates",
     "line_supersede_rates",
+    "line_twice",
     "liveness",
 )
 MUTANTS = [name for name in CONFIGURATIONS if expected_of(name) != "holds"]
