@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from taskguard.periodic.leader import Leadership as Leadership
     from taskguard.run.current import current_guard as current_guard
     from taskguard.run.guard import Guard as Guard
+    from taskguard.run.lock import Lock as Lock
 else:
     from taskguard.lazy import lazy_names
 
@@ -49,6 +50,7 @@ else:
             "taskguard.periodic.leader": "Leader Leadership",
             "taskguard.run.current": "current_guard",
             "taskguard.run.guard": "Guard",
+            "taskguard.run.lock": "Lock",
         },
     )
 

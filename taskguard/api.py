@@ -9,7 +9,6 @@ import functools
 import itertools
 import os
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
 
 from taskguard import overrides
@@ -20,10 +19,10 @@ from taskguard.guarded import GuardedFunction, prefix_of
 from taskguard.keys import KeySpec, finish_key
 from taskguard.locks.base import NO_LIMIT, Holder, LockProvider
 from taskguard.model.delivery import Answered, Codec, Completed, Delivery, MessageRef
-from taskguard.model.lease import Lease
-from taskguard.model.policy import OnLost, check_number, make_policy
+from taskguard.model.policy import MOST_S, OnLost, check_number, make_policy
 from taskguard.periodic.leader import Leader
 from taskguard.run.encoding import JSON
+from taskguard.run.lock import Lock
 from taskguard.run.releasing import release
 from taskguard.run.runner import Runner
 from taskguard.run.watchdog import Watchdog
@@ -89,6 +88,12 @@ def connect(
     # Missing or wrong settings raise an error here.
     _ = runtime.runner, runtime.namespace, runtime.formerly_namespaces
     return runtime
+
+
+def _checked_token(given: object) -> str:
+    if not isinstance(given, str) or not given:
+        raise ConfigurationError(f"lock(): token={given!r}: give a text, for example an id.")
+    return given
 
 
 class _Calls:
@@ -204,12 +209,15 @@ class TaskGuard:
         self,
         *keys: str,
         ttl_s: float = 30.0,
-        wait_s: float = 0.0,
+        wait_s: float | None = 0.0,
         max_hold_s: float | None = None,
         limit: int | None = None,
         mode: Literal["write", "read"] = "write",
-    ) -> AbstractContextManager[Lease]:
-        """Return a context manager that holds a `Lease` on `keys`, and renews it, for its block.
+        token: str | None = None,
+    ) -> Lock:
+        """Return a lock on `keys`, for a `with` block, or to `acquire()` and `release()`.
+
+        Its `Lease` is renewed as long as it is held.
 
         With `limit` or `mode="read"`, several holders share one key. A call with `limit` gets the
         key while fewer holders than that have it, whatever they asked for. A reader gets it unless
@@ -222,35 +230,35 @@ class TaskGuard:
         Args:
             keys: finished keys, as `taskguard.key()` makes them. All or none are taken.
             ttl_s: length of the lease in seconds. A dead holder's keys are free after it.
-            wait_s: how long to wait for the keys, in seconds. By default not at all.
+            wait_s: how long to wait for the keys, in seconds. By default not at all. None: without
+                limit.
             max_hold_s: after how many seconds renewal stops. By default never.
             limit: how many holders may have the key at once, this one included. By default one.
             mode: "read" shares the key with all other readers. "write" has it alone.
+            token: a text that owns the lease instead of the thread: another thread or process makes
+                a lock with it, to release or extend the lease. Each use needs a token of its own.
 
         Raises:
-            ConfigurationError: there is no lock server, or holders cannot share its locks.
-            KeyBusyError: on entering, if the keys are taken for longer than `wait_s`.
-            KeyAlreadyHeldError: this thread's own guarded body holds one of the keys.
-            LeaseLostError: on leaving, if the lease was lost meanwhile. Then the block may have
-                overlapped with another holder's. If the block raises an exception, that one is
-                raised instead. The event `lost` is emitted in either case.
+            ConfigurationError: an option is wrong, or holders cannot share the server's locks.
         """
         if not keys:
             raise ConfigurationError('lock() needs a key, for example tg.lock("inventory:42").')
         most = 1 if limit is None and mode == "write" else self._limit(keys, limit, mode)
-        options = {"ttl_s": ttl_s, "wait_s": wait_s, "max_hold_s": max_hold_s}
-        policy = make_policy(options, task="lock()", busy="wait" if wait_s else "raise")
+        longest_s = MOST_S if wait_s is None else wait_s
+        options = {"ttl_s": ttl_s, "wait_s": longest_s, "max_hold_s": max_hold_s}
+        policy = make_policy(options, task="lock()", busy="wait" if longest_s else "raise")
         prefix = prefix_of(self.namespace)
         delivery = Delivery(
             keys=tuple(sorted({prefix + finish_key(key) for key in keys})),
             work=None,
             task="",
-            message=MessageRef(""),
+            message=MessageRef("" if token is None else _checked_token(token)),
             policy=policy,
             is_lock=True,
             limit=most,
         )
-        return self.runner.hold(delivery)
+        _ = self.runner  # wrong settings raise an error here
+        return Lock(lambda: self.runner.locking, delivery)
 
     def _limit(self, keys: Sequence[str], limit: int | None, mode: str) -> int:
         """Return the limit of holders with which `lock()` acquires. Raises ConfigurationError."""

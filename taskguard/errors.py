@@ -13,6 +13,7 @@
   - KeyBusyError                   another delivery holds the key
   - KeyAlreadyHeldError            a guarded body asked for a key that it holds itself
   - LeaseLostError                 the lease expired or was taken over: stop working
+  - LockNotOwnedError              release() or extend() of a lock that the caller does not hold
   - StaleTokenError                a commit or a fenced write was refused: a newer holder exists
   - FencedRowMissingError          `guard.fenced()` found no row to write
   - TransactionRetryError          the database ended this transaction: run it again
@@ -65,6 +66,7 @@ __all__ = [
     "LedgerSchemaError",
     "LedgerUnavailableError",
     "LineFullError",
+    "LockNotOwnedError",
     "LockServerUnavailableError",
     "MessageTooOldError",
     "MissingDriverError",
@@ -228,6 +230,10 @@ class KeyAlreadyHeldError(TaskguardError):
 
 class LeaseLostError(TaskguardError):
     """The lease can no longer be trusted. Stop: another worker may hold the key."""
+
+
+class LockNotOwnedError(TaskguardError):
+    """`release()` or `extend()` of a lock that the caller does not hold. Nothing was changed."""
 
 
 class StaleTokenError(TaskguardError):

@@ -14,6 +14,7 @@ __all__ = [
     "DAY_S",
     "LEAST_PURGE_AGE_S",
     "MOST_ROWS",
+    "MOST_S",
     "Busy",
     "Newest",
     "OnLost",

@@ -16,7 +16,7 @@ Does not guarantee that two never work at the same time. A process that was froz
 its lease goes on until the interrupt arrives (after the C call that it is in), or until it calls
 `leadership.check()`. Its fence is lower than that of the next leader, so its writes can be refused.
 
-Read next: `run/runner.py` (`hold()`), `run/watchdog.py`.
+Read next: `run/lock.py` (`Locking.hold()`), `run/watchdog.py`.
 """
 
 from __future__ import annotations
@@ -274,11 +274,10 @@ class Leader:
         runner = self._runtime.runner
         next_s = time.monotonic() + _CAMPAIGN_S
         term: _Term[_Result] = _Term()
-        given: list[tuple[Attempt, TrackedLease]] = []
         try:
-            with runner.hold(self._delivery(), entered=lambda *both: given.append(both)):
+            with runner.locking.hold(self._delivery()) as holding:
                 self._said_away = False
-                self._lead(term, *given[0], work)
+                self._lead(term, holding.attempt, holding.tracked, work)
         except KeyBusyError:
             self._said_away = False
             if self._follow is not None:

@@ -256,6 +256,7 @@ class Admission:
             task=delivery.task,
             message=delivery.message.id,
             interrupt=policy.interrupts,
+            by_token=delivery.is_lock and bool(delivery.message.id),
         )
 
     # -- the lock server says that the key is held ----------------------------------------------

@@ -18,12 +18,22 @@ from taskguard.errors import TransactionUsageError
 from taskguard.run.attempt import Attempt
 from taskguard.run.guard import Guard
 
-__all__ = ["current_guard", "guard_on", "held_keys", "holders_around", "running"]
+__all__ = [
+    "Running",
+    "begin",
+    "current_guard",
+    "current_task",
+    "end",
+    "guard_on",
+    "held_keys",
+    "holders_around",
+    "running",
+]
 
-_innermost: ContextVar[_Running | None] = ContextVar("taskguard_running", default=None)
+_innermost: ContextVar[Running | None] = ContextVar("taskguard_running", default=None)
 
 
-class _Running:
+class Running:
     """A body or a lock that has begun.
 
     Attributes:
@@ -38,16 +48,16 @@ class _Running:
         self.guard = Guard(attempt)
         self.enclosing = _not_ended(_innermost.get())
         self.ended = False
-        self._task = _reference(_current_task())
+        self._task = _reference(current_task())
 
     @property
-    def outer(self) -> _Running | None:
+    def outer(self) -> Running | None:
         """The innermost body or lock around it that has not ended."""
         return _not_ended(self.enclosing)
 
     def forget_ended(self) -> None:
         """Drop the references to bodies and locks around it that have ended."""
-        running: _Running | None = self
+        running: Running | None = self
         while running is not None:
             following = running.outer
             running.enclosing = following
@@ -64,21 +74,32 @@ class _Running:
 
 @contextmanager
 def running(attempt: Attempt) -> Iterator[Guard]:
-    """Make the attempt's guard the current one for a block.
+    """Make the attempt's guard the current one for a block."""
+    entered = begin(attempt)
+    try:
+        yield entered.guard
+    finally:
+        end(entered)
+
+
+def begin(attempt: Attempt) -> Running:
+    """Make the attempt's guard the current one until `end()`."""
+    entered = Running(attempt)
+    _innermost.set(entered)
+    return entered
+
+
+def end(entered: Running) -> None:
+    """End a body or a lock.
 
     A lock may end in another context than it began in (a `yield` dependency of FastAPI), or before
     a lock that began after it.
     """
-    entered = _Running(attempt)
-    _innermost.set(entered)
-    try:
-        yield entered.guard
-    finally:
-        entered.ended = True
-        here = _innermost.get()
-        if here is not None:
-            _innermost.set(_not_ended(here))
-            here.forget_ended()
+    entered.ended = True
+    here = _innermost.get()
+    if here is not None:
+        _innermost.set(_not_ended(here))
+        here.forget_ended()
 
 
 def current_guard() -> Guard:
@@ -117,24 +138,24 @@ def held_keys() -> set[str]:
     return {key for each in _around() for key in each.attempt.held}
 
 
-def _around() -> Iterator[_Running]:
+def _around() -> Iterator[Running]:
     """Yield the bodies and locks around this call, innermost first."""
     found = _not_ended(_innermost.get())
-    task = _current_task()
+    task = current_task()
     while found is not None:
         if found.is_around(task):
             yield found
         found = found.outer
 
 
-def _not_ended(running: _Running | None) -> _Running | None:
+def _not_ended(running: Running | None) -> Running | None:
     """Return this one, or the innermost one around it that has not ended."""
     while running is not None and running.ended:
         running = running.enclosing
     return running
 
 
-def _current_task() -> Any:
+def current_task() -> Any:
     """Return the asyncio task that runs here, or None."""
     asyncio = sys.modules.get("asyncio")
     if asyncio is None or asyncio._get_running_loop() is None:  # noqa: SLF001  # exported

@@ -26,7 +26,7 @@ from taskguard.run.current import holders_around
 from taskguard.run.deferrals import Deferrals, drop
 from taskguard.run.parking import Line
 
-__all__ = ["Refusals", "already_held", "refuse_without_ledger"]
+__all__ = ["Refusals", "refuse_reentry", "refuse_without_ledger"]
 
 logger = logging.getLogger("taskguard")
 
@@ -75,7 +75,7 @@ class Refusals:
         if delivery.policy.drops and may_end:
             return drop(self._events, delivery, "skipped")
         holders = holders_around(delivery.keys) if busy.same_work else []
-        raise already_held(delivery, holders[0]) if holders else _busy_error(delivery, busy)
+        raise _already_held(delivery, holders[0]) if holders else _busy_error(delivery, busy)
 
     def _park(self, delivery: Delivery, busy: Busy) -> Outcome | None:
         """Park the message until the key is free. Return None if it cannot be parked."""
@@ -123,7 +123,21 @@ def _holder(owner: Owner | None) -> str:
     return "a value that taskguard did not write"
 
 
-def already_held(delivery: Delivery, outer: Attempt) -> KeyAlreadyHeldError:
+def refuse_reentry(delivery: Delivery) -> None:
+    """Raise KeyAlreadyHeldError if a body or lock around this call holds its key."""
+    holders = holders_around(delivery.keys)
+    if holders and not _has_room_beside(holders, delivery):
+        raise _already_held(delivery, holders[0])
+
+
+def _has_room_beside(holders: list[Attempt], delivery: Delivery) -> bool:
+    """Return True if `limit=` leaves a slot in addition to those that bodies around it hold."""
+    bounds = delivery.bounds
+    hold_slots = not any(set(delivery.keys).intersection(each.lease.keys) for each in holders)
+    return bounds is not None and hold_slots and len(holders) < bounds.limit
+
+
+def _already_held(delivery: Delivery, outer: Attempt) -> KeyAlreadyHeldError:
     """Return the error of a call that would wait for the body or lock around it."""
     key = ", ".join(sorted(outer.held.intersection(delivery.keys)))
     holder = "the lock around it" if outer.delivery.is_lock else "the guarded body around it"

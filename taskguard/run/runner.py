@@ -18,13 +18,11 @@ from __future__ import annotations
 import functools
 import logging
 import random
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from taskguard.clock import SYSTEM_CLOCK, Clock
 from taskguard.errors import (
-    KeyBusyError,
     LeaseLostError,
     ResultError,
     StaleTokenError,
@@ -36,12 +34,11 @@ from taskguard.ledger.connections.errors import ConnectionBrokenError
 from taskguard.locks.base import LockProvider
 from taskguard.model.claims import Claim, ClaimRequest
 from taskguard.model.delivery import Codec, Completed, Delivery, Outcome, Parked, Parking
-from taskguard.model.lease import Lease
 from taskguard.run.admission import Admission
 from taskguard.run.answers import Answers
 from taskguard.run.attempt import Attempt
 from taskguard.run.claiming import Admitted, Claiming
-from taskguard.run.current import holders_around, running
+from taskguard.run.current import running
 from taskguard.run.deferrals import NO_LEDGER, TROUBLE, Deferrals
 from taskguard.run.done_elsewhere import DoneElsewhereWarning
 from taskguard.run.encoding import JSON, encode
@@ -49,9 +46,9 @@ from taskguard.run.endings import Endings, end_child
 from taskguard.run.guard import Guard
 from taskguard.run.holding import Holding, Releases
 from taskguard.run.late import LateReports
+from taskguard.run.lock import Locking
 from taskguard.run.parking import Line
-from taskguard.run.refusals import Refusals, already_held, refuse_without_ledger
-from taskguard.run.tracked import TrackedLease
+from taskguard.run.refusals import Refusals, refuse_reentry, refuse_without_ledger
 from taskguard.run.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -134,6 +131,15 @@ class Runner:
             clock=clock,
         )
         self._elsewhere = DoneElsewhereWarning(ledger=ledger, events=events, clock=clock)
+        self.locking = Locking(
+            locks=locks,
+            ledger=ledger,
+            watchdog=watchdog,
+            releases=self._releases,
+            enter=self._enter,
+            holding=self._holding,
+            clock=clock,
+        )
 
     # -- the way of one delivery --------------------------------------------------------------
 
@@ -145,7 +151,7 @@ class Runner:
         if the delivery cannot be deferred, LedgerUnavailableError, LeaseLostError and
         StaleTokenError.
         """
-        _refuse_reentry(delivery)
+        refuse_reentry(delivery)
         if self.ledger is None:
             refuse_without_ledger(delivery)
         if self._late.pending:
@@ -340,61 +346,6 @@ class Runner:
             logger.warning("%s: DONE, but duplicates will get None. %s", delivery.task, error)
             return None
 
-    # -- the plain lock -----------------------------------------------------------------------
-
-    @contextmanager
-    def hold(
-        self,
-        delivery: Delivery,
-        *,
-        entered: Callable[[Attempt, TrackedLease], object] | None = None,
-    ) -> Iterator[Lease]:
-        """Hold a plain lock during a `with` block. `entered` gets its attempt and lease."""
-        _refuse_reentry(delivery)
-        admitted = self._enter(delivery)
-        if not isinstance(admitted, Admitted):
-            raise KeyBusyError(f"{delivery.key} is held by another.", key=delivery.key)
-        holding = self._holding(delivery, admitted)
-        tracked = holding.tracked
-        try:
-            self.watchdog.track(tracked)
-            with running(holding.attempt):
-                if entered is not None:
-                    entered(holding.attempt, tracked)
-                yield tracked.lease
-        except BaseException:
-            # A lost lease is not reported, because the caller gets the exception of the block.
-            self._leave(holding)
-            raise
-        if not self._leave(holding):
-            raise LeaseLostError(
-                f"The lease on {delivery.key} was lost before its block was left: "
-                f"{tracked.lease.lost_reason}. Another holder may have run at the same time. Call "
-                "lease.check() before important writes in the block, and pass lease.fence to "
-                "servers that can refuse an older one.",
-                key=delivery.key,
-                fence=tracked.lease.fence or None,
-            )
-
-    def _leave(self, holding: Holding) -> bool:
-        """End the plain lock's lease. Return False if it is known to have been lost before."""
-        tracked, lease = holding.tracked, holding.tracked.lease
-        ran_out = lease.remaining_s <= 0.0
-        ended: list[bool] = []
-        self._releases.end_claim(
-            holding, lambda ledger, claim: ended.append(ledger.give_back(claim))
-        )
-        released = self._releases.release(holding)
-        if lease.is_parents:
-            return True  # the child of a fork ends nothing, and has lost nothing
-        if ran_out:
-            self.watchdog.lose(tracked, "it expired")
-        elif ended == [False] or (not tracked.decided_by_ledger and released is False):
-            forgotten = "the lock server no longer knows it"
-            shared = holding.delivery.is_shared
-            self.watchdog.lose(tracked, forgotten if shared else "another holder took it over")
-        return not lease.is_lost
-
     # -- for enqueue(), and for a queue's reports on messages that have a line ------------------
 
     def request(self, delivery: Delivery) -> ClaimRequest:
@@ -433,16 +384,3 @@ class Runner:
     def never_runs(self, delivery: Delivery) -> None:
         """Promote the next message, because this one was revoked or has expired. Never raises."""
         self.line.left(delivery)
-
-
-def _has_room_beside(holders: list[Attempt], delivery: Delivery) -> bool:
-    """Return True if `limit=` leaves a slot in addition to those that bodies around it hold."""
-    bounds = delivery.bounds
-    hold_slots = not any(set(delivery.keys).intersection(each.lease.keys) for each in holders)
-    return bounds is not None and hold_slots and len(holders) < bounds.limit
-
-
-def _refuse_reentry(delivery: Delivery) -> None:
-    holders = holders_around(delivery.keys)
-    if holders and not _has_room_beside(holders, delivery):
-        raise already_held(delivery, holders[0])

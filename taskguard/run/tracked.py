@@ -28,11 +28,13 @@ class TrackedLease:
     """One lease that the watchdog renews.
 
     Attributes:
+        by_token: whether any process that knows its message may release it.
         claim: the ledger's grant. None with locks only, and after the claim has ended.
         at_lock_server: whether the lock server probably has the lease, too.
         ended: whether the lock server's lease was released or handed over. After that no renewal
             may take it again.
         forgotten: whether the lock server turned out to have forgotten the lease.
+        abandoned: whether nothing can release the lease any more, so that it is to expire.
     """
 
     def __init__(
@@ -45,6 +47,7 @@ class TrackedLease:
         task: str = "",
         message: str = "",
         interrupt: bool = False,
+        by_token: bool = False,
     ) -> None:
         self.lease = lease
         self.claim = claim
@@ -53,9 +56,11 @@ class TrackedLease:
         self.requested_at_s = requested_at_s
         self.task = task
         self.message = message
+        self.by_token = by_token
         self.renew_at_s = requested_at_s + lease.ttl_s / RENEWALS_PER_TTL
         self.ended = False
         self.forgotten = False
+        self.abandoned = False
         # A renewal in flight must not take the lease again after its release.
         self.mutex = allocate_lock()
         self._interruptible = interrupt and greenlets() is None

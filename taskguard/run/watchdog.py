@@ -232,9 +232,31 @@ class Watchdog:
         if due:
             self._renew(due, now_s)
 
+    def renew_now(self, tracked: TrackedLease) -> bool:
+        """Renew one lease at once, unless it turns out to be lost. Return False without an answer.
+
+        A row that another transaction has locked is tried a second time.
+        """
+        for _ in range(2):
+            now_s = self._clock.monotonic_s()
+            self._renew([tracked], now_s)
+            if tracked.lease.is_lost or tracked.requested_at_s >= now_s:
+                return True
+        return False
+
     def _due(self, now_s: float) -> list[TrackedLease]:
         """Mark lost leases, and return those that are due for a renewal."""
         everything = self._everything()
+        for tracked in everything:
+            if tracked.abandoned:
+                self.untrack(tracked)
+            if tracked.abandoned and not tracked.by_token:  # another process may release that
+                logger.warning(
+                    "%s: the Lock object is gone, and nothing released it: it is no longer "
+                    "renewed, and expires",
+                    tracked.lease.key,
+                )
+        everything = [tracked for tracked in everything if not tracked.abandoned]
         self._expire(everything)
         return [
             tracked
@@ -274,7 +296,7 @@ class Watchdog:
             if answer == Renewal.RENEWED:
                 self._extend(tracked, requested_at_s)
             elif answer == Renewal.TAKEN and tracked.claim is not None and not tracked.ended:
-                self.lose(tracked, "another holder took it over")
+                self.lose(tracked, "another holder took it over", by_server=True)
 
     def _renew_locks(self, due: list[TrackedLease]) -> None:
         if not due or self._locks is None:
@@ -292,7 +314,7 @@ class Watchdog:
                 continue
             elif not tracked.decided_by_ledger:
                 tracked.at_lock_server = False
-                self.lose(tracked, "the lock server no longer knows it")
+                self.lose(tracked, "the lock server no longer knows it", by_server=True)
             else:
                 self._take_again(tracked)
 
@@ -365,21 +387,27 @@ class Watchdog:
             elif now_s >= lease.trusted_until_s:
                 self.lose(tracked, "it could not be renewed in time")
 
-    def lose(self, tracked: TrackedLease, reason: str) -> None:
-        """Mark a lease lost, notify its body, emit an event, and release it. Once only."""
-        if not tracked.lease.mark_lost(reason):
+    def lose(self, tracked: TrackedLease, reason: str, *, by_server: bool = False) -> None:
+        """Mark a lease lost, notify its body, emit an event, and release it. Once only.
+
+        `by_server`: a server has answered that it does not know the lease. If the lease belongs to
+        a token, another process has released it, and no event is emitted.
+        """
+        released = by_server and tracked.by_token
+        if not tracked.lease.mark_lost("it was released by its token" if released else reason):
             return
         self.untrack(tracked)
-        self._events.emit(
-            Lost(
-                key=tracked.lease.key,
-                task=tracked.task,
-                message=tracked.message,
-                fence=tracked.lease.fence,
-                reason=reason,
-                held_s=self._clock.monotonic_s() - tracked.lease.taken_at_s,
+        if not released:
+            self._events.emit(
+                Lost(
+                    key=tracked.lease.key,
+                    task=tracked.task,
+                    message=tracked.message,
+                    fence=tracked.lease.fence,
+                    reason=reason,
+                    held_s=self._clock.monotonic_s() - tracked.lease.taken_at_s,
+                )
             )
-        )
         tracked.interrupt()
         self.release_lock(tracked)
 

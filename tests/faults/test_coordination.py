@@ -165,7 +165,7 @@ class TestLocksOnly:
         locks = impatient(server, 1.5)
         tg = taskguard.connect(locks=locks, ledger=None, listeners=(events.append,))
         with (
-            pytest.raises(LeaseLostError, match="before its block was left"),
+            pytest.raises(LeaseLostError, match="before it was released"),
             tg.lock("order:1", ttl_s=9.0) as lease,
         ):
             server.pause()
@@ -183,7 +183,7 @@ class TestLocksOnly:
         holder has a higher token."""
         tg = taskguard.connect(locks=brief(server), ledger=None)
         with (
-            pytest.raises(LeaseLostError, match="before its block was left"),
+            pytest.raises(LeaseLostError, match="before it was released"),
             tg.lock("order:1", ttl_s=30.0) as lease,  # a server that starts may take some time
         ):
             fault(server)

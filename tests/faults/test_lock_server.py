@@ -76,7 +76,7 @@ class TestPaused:
         locks = impatient(server, 1.0)
         tg = taskguard.connect(locks=locks, ledger=None, listeners=(events.append,))
         with (
-            pytest.raises(LeaseLostError, match="before its block was left"),
+            pytest.raises(LeaseLostError, match="before it was released"),
             tg.lock("order:1", ttl_s=9.0) as lease,
         ):
             server.pause()

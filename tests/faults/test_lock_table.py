@@ -72,7 +72,7 @@ class TestFrozen:
         tg = taskguard.connect(locks=connect(server.url, unlogged=False), ledger=None)
         try:
             with (
-                pytest.raises(LeaseLostError, match="before its block was left"),
+                pytest.raises(LeaseLostError, match="before it was released"),
                 tg.lock("order:1", ttl_s=9.0) as lease,
             ):
                 server.pause()

@@ -178,6 +178,14 @@ def one_at_a_time(place: Place) -> Iterator[None]:
     assert place.states()["shop.report report:monday"] == State.DONE
     assert place.events()["completed"] == 2
     yield
+    assert place.lease is not None
+    assert not place.lock.locked()
+    yield
+    assert place.start(7)
+    assert not place.start(8)
+    place.finished(7)
+    assert place.start(8)
+    yield
     released = [each.key for each in place.memory.events if each.name == "released"]
     assert released[-3:] == ["api:stripe", "catalogue", "catalogue"]
 

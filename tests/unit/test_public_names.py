@@ -60,5 +60,5 @@ def test_a_name_that_is_not_there_is_an_attribute_error(name: str) -> None:
 
 
 def test_users_have_few_names() -> None:
-    """An editor completes these after `taskguard.`: 16 names and three modules."""
-    assert len(taskguard.__all__) <= 19
+    """An editor completes these after `taskguard.`: 17 names and three modules."""
+    assert len(taskguard.__all__) <= 20
