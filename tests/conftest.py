@@ -33,6 +33,7 @@ import pytest
 from support import certificates, fork_server
 from support.certificates import Certificates
 from support.exploration import Exploration
+from support.ledger_databases import LedgerDatabases
 from support.needs import missing, need, need_redis_in_memory
 from support.sentinel import Group, groups
 from support.waiting import wait_until
@@ -321,6 +322,14 @@ def pg_url(postgres: Postgres, pg_databases: list[str]) -> Iterator[str]:
     yield postgres.url_of(name)
     postgres.empty_database(name)
     pg_databases.append(name)
+
+
+@pytest.fixture(scope="session")
+def ledger_databases() -> Iterator[LedgerDatabases]:
+    """Databases that keep the ledger's tables from test to test."""
+    databases = LedgerDatabases()
+    yield databases
+    databases.close()
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from simulation.ledger import KeyRow, MemoryLedger, Work
 
 from support.claims import request
+from support.ledger_databases import LedgerDatabase, LedgerDatabases
 from support.line_states import LineWatch
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import FREE, KEYS, MESSAGES, WORK
@@ -29,13 +30,8 @@ KINDS = [
     "sqlite",
     "memory",
 ]
-# URL fixtures of kinds that do not use "pg_url".
-URLS = {
-    "mariadb": "mariadb_url",
-    "mariadb in steps": "mariadb_url",
-    "mysql": "mysql_url",
-    "sqlite": "sqlite_url",
-}
+# Fixtures of the servers of kinds that do not use PostgreSQL.
+SERVERS = {"mariadb": "mariadb", "mariadb in steps": "mariadb", "mysql": "mysql"}
 OF_DEBIAN = ("mariadb", "mariadb in steps", "mysql")
 # Kinds without a driver of their own: the other kinds with PostgreSQL cover their drivers, and
 # SQLite takes the same steps.
@@ -54,9 +50,8 @@ class Book:
     """A ledger, its database, and short ways to use both."""
 
     ledger: SqlLedger
-    url: str
+    database: LedgerDatabase
     kind: str
-    engine: sa.Engine
     made: list[SqlLedger] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -65,9 +60,19 @@ class Book:
 
     def records(self) -> dict[str, Any]:
         """Return the columns of all work that concern its line."""
-        columns = ("id", "line", "parked", "state", "final", "due")
-        with self.engine.connect() as db:
-            return {row.id: row for row in db.execute(sa.select(*(WORK.c[n] for n in columns)))}
+        columns = "id, line, parked, state, final, due"
+        rows = self.database.outside.exec_driver_sql(f"select {columns} from taskguard_work")
+        return {row.id: row for row in rows}
+
+    @property
+    def url(self) -> str:
+        """Return the URL of the database."""
+        return self.database.url
+
+    @property
+    def engine(self) -> sa.Engine:
+        """Return an Engine on the database, which is not the ledger's."""
+        return self.database.engine
 
     @property
     def locks_rows(self) -> bool:
@@ -211,7 +216,6 @@ class Book:
             ledger.close()
         # No CHECK constraint fails, whatever the test has written.
         written = set(self.states().values())
-        self.engine.dispose()
         assert written <= {state.value for state in State}
 
     def expire(self, number: int = 1) -> None:
@@ -351,29 +355,39 @@ def _marks(kind: str) -> list[pytest.MarkDecorator]:
     return [mark for mark, kinds in marks if kind in kinds]
 
 
+@contextmanager
+def making_books(request: pytest.FixtureRequest, kind: str) -> Iterator[Callable[..., Book]]:
+    """Return a context with a function that makes ledgers of this kind in one database."""
+    databases: LedgerDatabases = request.getfixturevalue("ledger_databases")
+    if kind == "sqlite":
+        context = databases.in_file(request.getfixturevalue("sqlite_url"))
+    else:
+        request.getfixturevalue("no_certificates")
+        server = SERVERS.get(kind, "postgres")
+        context = databases.on(request.getfixturevalue(server))
+    books: list[Book] = []
+
+    def make(**options: Any) -> Book:
+        options.setdefault("one_statement", not kind.endswith("in steps"))
+        ledger = SqlLedger(database.url, **options)
+        books.append(Book(ledger, database, kind))
+        return books[-1]
+
+    with context as database, ExitStack() as closed:
+        yield make
+        for book in books:
+            closed.callback(book.close)
+
+
 @pytest.fixture(params=[pytest.param(kind, marks=_marks(kind)) for kind in KINDS])
 def make_book(request: pytest.FixtureRequest) -> Iterator[Callable[..., Book]]:
     """Return a function that makes a ledger of this kind, with options."""
     kind: str = request.param
     if kind == "memory":
-        yield lambda **options: MemoryBook(MemoryLedger(**options), "", kind, None)  # type: ignore[arg-type]
+        yield lambda **options: MemoryBook(MemoryLedger(**options), None, kind)  # type: ignore[arg-type]
         return
-    url: str = request.getfixturevalue(URLS.get(kind, "pg_url"))
-    books: list[Book] = []
-
-    def make(**options: Any) -> Book:
-        ledger = SqlLedger(url, one_statement=not kind.endswith("in steps"), **options)
-        ledger.create_schema()
-        engine = sa.create_engine(url)
-        with engine.begin() as db:
-            # No unique index: the test has to see a double effect.
-            db.execute(sa.text("create table effects (item text, fence bigint)"))
-        books.append(Book(ledger, url, kind, engine))
-        return books[-1]
-
-    yield make
-    for book in books:
-        book.close()
+    with making_books(request, kind) as make:
+        yield make
 
 
 @pytest.fixture

@@ -342,7 +342,7 @@ def test_a_claim_that_waited_for_a_completion_answers_done(make_book: Any) -> No
     """If a claim waited for a completion, it reads the newest row, answers DONE and leaves the key
     free."""
     book = make_book(lock_timeout_s=30.0)
-    if book.engine is None or not book.locks_rows:
+    if book.database is None or not book.locks_rows:
         pytest.skip("asks the server who waits")
     holder = book.claim()
     book.expire()
@@ -363,7 +363,7 @@ def test_a_key_that_was_got_without_its_work_is_free_again(make_book: Any) -> No
     Its answer is the recorded result, or busy.
     """
     book = make_book(lock_timeout_s=30.0)
-    if book.engine is None or not book.locks_rows:
+    if book.database is None or not book.locks_rows:
         pytest.skip("asks the server who waits")
     book.ledger.complete_alone(book.claim(2).claim, "1")
     with ClaimByThread(book) as answers, book.engine.begin() as db:

@@ -12,7 +12,6 @@ import builtins
 import functools
 import itertools
 from collections.abc import Callable
-from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +24,7 @@ from contract.ledger import test_formerly as formerly
 from contract.ledger import test_lines as in_line
 from contract.ledger import test_newest as newest_wins
 from contract.ledger import test_unique as uniqueness
-from contract.ledger.conftest import Book
+from contract.ledger.conftest import making_books
 
 from taskguard.errors import LedgerSchemaError, LineFullError, StaleTokenError
 from taskguard.ledger import decisions as answers
@@ -38,7 +37,6 @@ from taskguard.ledger.parts import endings as ending_statements
 from taskguard.ledger.parts import outbox
 from taskguard.ledger.parts.endings import SqlEndings
 from taskguard.ledger.parts.outbox import SqlOutbox
-from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.statements import claims as portable_claims
 from taskguard.ledger.statements import gates, mariadb, portable, postgresql, renewals
 from taskguard.ledger.tables import KEYS, WORK
@@ -789,17 +787,11 @@ def test_a_message_without_a_check_does_not_pass(
     test: Callable[[Any], None],
 ) -> None:
     """The suite's test of the check fails."""
-    in_steps = kind.endswith("in steps")
-    url = request.getfixturevalue("mariadb_url" if in_steps else "pg_url")
-    with closing(SqlLedger(url, lock_timeout_s=30.0, one_statement=not in_steps)) as ledger:
-        ledger.create_schema()
-        book = Book(ledger, url, kind, sa.create_engine(url))
-        with book.engine.begin() as db:
-            db.execute(sa.text("create table effects (item text, fence bigint)"))
+    with making_books(request, kind) as make:
+        book = make(lock_timeout_s=30.0)
         made = Mutation(monkeypatch, book.kind)
         mutate(made)
         catch(book, made, test)
-        book.engine.dispose()
 
 
 @pytest.mark.parametrize(("mutate", "test"), MUTANTS)
@@ -854,15 +846,16 @@ def _abandon_what_was_promoted(book: Any) -> None:
     ],
 )
 def test_a_mutant_that_is_merely_broken_is_not_caught(
-    pg_url: str, monkeypatch: pytest.MonkeyPatch, new: str, error: type[BaseException], says: str
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    new: str,
+    error: type[BaseException],
+    says: str,
 ) -> None:
     """A mutant counts as caught neither if the server rejects its statement, nor if it changes
     nothing."""
-    with closing(SqlLedger(pg_url)) as ledger, ExitStack() as at_the_end:
-        ledger.create_schema()
-        engine = sa.create_engine(pg_url)
-        at_the_end.callback(engine.dispose)
-        book = Book(ledger, pg_url, "postgresql", engine)
+    with making_books(request, "postgresql") as make:
+        book = make()
         made = Mutation(monkeypatch, book.kind)
         made.edit(postgresql, "_CLAIM_FIRST", ("with clock", new))
         with pytest.raises(error, match=says):
