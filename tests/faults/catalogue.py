@@ -1,8 +1,8 @@
 """The catalogue of faults: for each, the tests that show what happens, or why there is none yet.
 
-Data only; `test_catalogue.py` sees to it that no fault is left out and that the tests exist. Tests
-stand by file, from the folder of the tests, each with its class if it has one. A fault may have
-both tests and a reason: the reason is then for a part of it.
+Data only; `test_catalogue.py` checks that no fault is left out and that the tests exist. Tests are
+listed by file, from the folder of the tests, each with its class if it has one. A fault may have
+both tests and a reason: then the reason is for a part of it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Fault 17: the wall clock of a server jumps forward by a minute, or back by an hour.
 
-Two deliveries may hold a key then, but only one commits, and fences still grow. A waiter is told
-the remaining time of a lease, even if that seems to be an hour.
+Two deliveries may hold a key then, but only one commits, and fences still grow. A waiter learns the
+remaining time of a lease, even if that seems to be an hour.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from taskguard.model.lease import new_owner
 KEY = ("order:1",)
 FORWARD_S, BACK_S = 60.0, -3600.0
 JUMPS = pytest.mark.parametrize("jump_s", [FORWARD_S, BACK_S])
-# Not renewed before the jump, unless the machine stands still; over after it.
+# Not renewed before the jump, unless the machine is frozen for long. It has ended after the jump.
 TTL_S = 50.0
 
 

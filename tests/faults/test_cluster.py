@@ -1,7 +1,7 @@
 """Fault 16: a Redis Cluster moves slots, fails over, and forgets what it had not copied.
 
-A lock and all that belongs to it stand in one slot and move together. While they move, one by one,
-what needs all of them is "unavailable", and the ledger alone decides.
+A lock and the keys that belong to it are in one slot. If the slot moves, they move one by one.
+Meanwhile a request that needs all of them is "unavailable", and the ledger alone decides.
 """
 
 from __future__ import annotations
@@ -242,7 +242,7 @@ class Pair:
         return self.cluster.is_master(self.replica)
 
     def is_settled(self) -> bool:
-        """All who are there know that it was promoted."""
+        """Return True if all running nodes know that it was promoted."""
         running = [node for node in self.cluster.nodes if node.running]
         owners = (self.cluster.master_of(self.name, by=node) for node in running)
         return all(owner is self.replica for owner in owners)

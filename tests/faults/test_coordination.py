@@ -1,7 +1,7 @@
 """A coordination service fails while a body runs: killed, frozen, emptied, leases ended.
 
-With a ledger: one effect, and a rival is refused. With locks only: what was granted stands where
-the server kept it, and else the holder learns that its lease is over.
+With a ledger there is one effect, and a rival is refused. With locks only, a grant that the server
+kept stays valid. If the server lost it, the holder learns that its lease has ended.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _made: list[LockProvider] = []
 
 @pytest.fixture(params=PROVIDERS)
 def server(request: pytest.FixtureRequest) -> Iterator[Kind]:
-    """One that a test may end."""
+    """A server that a test may stop."""
     need(request.param)
     options = {"maxSessionTimeout": 60_000} if request.param is ZooKeeper else {}
     with request.param(**options) as server:
@@ -52,19 +52,19 @@ def server(request: pytest.FixtureRequest) -> Iterator[Kind]:
 
 
 def locks_on(server: Kind, url: str | None = None, **options: float) -> LockProvider:
-    # A server that starts is found again, and one that is busy is not away.
+    # Long enough for a server that starts, and for one that is busy.
     options = {"socket_timeout_s": 10.0, "connect_timeout_s": 10.0, **options}
     _made.append(PROVIDERS[type(server)](url or server.url, **options))
     return _made[-1]
 
 
 def brief(server: Kind) -> str:
-    """With a session that is soon over, where there are any of any length."""
+    """The URL, with a short session if the session's length can be chosen."""
     return f"{server.url}?session_s=9" if isinstance(server, ZooKeeper) else server.url
 
 
 def patient(server: Kind) -> LockProvider:
-    """With a session that outlives a server's start, however busy the machine is."""
+    """A provider whose session outlives a server's restart, even if the machine is busy."""
     if not isinstance(server, ZooKeeper):
         return locks_on(server)
     return locks_on(server, f"{server.url}?session_s=60", connect_timeout_s=60.0)
@@ -76,7 +76,7 @@ def impatient(server: Kind, timeout_s: float = 0.5) -> LockProvider:
 
 
 def forget(server: Kind) -> None:
-    """Somebody ends all that was granted."""
+    """End all grants, as an operator or another program could."""
     if isinstance(server, Etcd):
         forget_etcd(server.url)
     elif isinstance(server, ZooKeeper):
@@ -136,7 +136,7 @@ class TestLedger:
         """The lock of a delivery that is about to claim keeps a rival out, although the server
         rounds its ttl to whole seconds."""
         rivals = make_rivals(locks=server.url)
-        # Somebody is about to claim.
+        # A delivery has the lock, and is about to claim.
         locks_on(server).acquire(KEY, new_owner("m"), ttl_s=20.2, with_fence=False, wait_s=0.0)
         with pytest.raises(KeyBusyError):
             rivals.ship_too(ttl_s=20.2)
@@ -144,7 +144,7 @@ class TestLedger:
 
 
 class TestLocksOnly:
-    """The same with nothing but these."""
+    """The same faults, without a ledger."""
 
     def test_killed(self, server: Kind) -> None:
         """After the server was killed and started, the lease remains, and no other owner gets the

@@ -1,8 +1,7 @@
 """Sentinel promotes a replica that lacks the last writes: the master is dead, or only cut off.
 
-A proxy stands before the master, and replica and Sentinel know the master by it. While the proxy
-lets no data through, they are on one side of the network. The master and a client of its own are on
-the other.
+The replica and Sentinel reach the master through a proxy. While the proxy lets no data through,
+they are on one side of the network. The master and a client of its own are on the other.
 """
 
 from __future__ import annotations

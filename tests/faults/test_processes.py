@@ -1,6 +1,6 @@
 """The process that holds a lease is frozen, starved, or stuck in C: another does its work.
 
-One effect each, the late commit is refused, and the holder is told as soon as it can be.
+There is one effect each, the late commit is refused, and the holder learns of it as soon as it can.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def test_a_starved_holder_is_told_and_refused(
 ) -> None:
     """Fault 7. The watchdog of a process with 2% of a CPU, all of which the body uses, still runs.
 
-    The holder is told that another had its key, without a pause in its body, and commits nothing.
+    The holder learns in its body that another had its key, and commits nothing.
     """
     rivals = make_rivals(locks=None)
     process, group = starved(3.0)

@@ -221,7 +221,7 @@ class TestWorksAgain:
             master.pause()
             wait_until(lambda: "s_down" in group.values(group.sentinels[0])["flags"])
             with pytest.raises(LockServerUnavailableError):
-                take(locks)  # who had a connection has waited for it once
+                take(locks)  # the open connection has waited for the master once
             assert any(self.fails_after_s(locks) < 1.0 for _ in range(10))
             master.resume()
             taken(locks, new_owner("m"), "another")

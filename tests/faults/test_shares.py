@@ -1,8 +1,8 @@
 """Processes that share a key, or wait for a share, are killed or frozen, or the server loses its
 data.
 
-Their shares are free within their leases, other shares remain valid, and a holder that lost its
-share is told.
+Their shares are free when their leases end, other shares remain valid, and a holder that lost its
+share learns of it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from taskguard.locks.redis import RedisLocks
 from taskguard.model.lease import new_owner
 from taskguard_sandbox.servers import Valkey
 
-# No machine stands still for so long, and the tests wait for the ends of leases.
+# No machine pauses for so long, and the tests wait for the ends of leases.
 TTL_S = 8.0
 Start = Callable[..., WaitingProcess]
 
@@ -98,7 +98,7 @@ def test_a_holder_is_killed(server: Server, start: Start) -> None:
 
 def test_a_holder_is_frozen(server: Server, start: Start) -> None:
     """If a holder is frozen for longer than its lease, another one gets the share. When it goes on,
-    it is told, and does not release the other's share."""
+    it learns of the loss, and does not release the other's share."""
     first, second = start(limit=2), start(limit=2)
     for each in (first, second):
         each.got_it_s()
@@ -144,8 +144,8 @@ def test_a_writer_that_waits_is_killed(server: Server, start: Start) -> None:
 
 
 def test_the_server_forgets(server: Server, start: Start) -> None:
-    """After the server lost its data, no more holders than the limit are granted, and earlier ones
-    are told."""
+    """After the server lost its data, no more holders than the limit are granted, and earlier
+    holders learn of the loss."""
     before = [start(limit=2) for _ in range(2)]
     for each in before:
         each.got_it_s()

@@ -299,13 +299,13 @@ class NeverWaits(Locks):
         """A waiter polls without a pause."""
 
 
-@caught_by("TestOrder::test_nobody_barges_in")
+@caught_by("TestOrder::test_no_newcomer_overtakes")
 class LetsAnybodyIn(Locks):
     def _keep_for_first(self, key, now_s):  # type: ignore[no-untyped-def]
         return None
 
 
-@caught_by("TestOrder::test_nobody_comes_in_between")
+@caught_by("TestOrder::test_no_newcomer_after_a_dead_holder")
 class LooksAtTheLineOnlyWhenItReleases(Locks):
     def acquire(self, keys, owner, **asked):  # type: ignore[no-untyped-def]
         with self._mutex:
@@ -315,7 +315,7 @@ class LooksAtTheLineOnlyWhenItReleases(Locks):
         return super().acquire(keys, owner, **asked)
 
 
-@caught_by("TestOrder::test_nobody_barges_in")
+@caught_by("TestOrder::test_no_newcomer_overtakes")
 class ServesWhoWakesFirst(Locks):
     def _may_take(self, key, owner, lock):  # type: ignore[no-untyped-def]
         line = self._lines.get(key, ())

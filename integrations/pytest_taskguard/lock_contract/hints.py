@@ -36,7 +36,7 @@ class TestHints:
         if not locks.traits.hints:
             pytest.skip("it keeps no hints")
 
-    def test_told_once(self, locks: LockProvider) -> None:
+    def test_taken_once(self, locks: LockProvider) -> None:
         """The next release takes the hint, however many waiters left one."""
         hinting, holder = hinting_of(locks), new_owner("holder")
         granted(locks, KEY, holder)
@@ -45,8 +45,8 @@ class TestHints:
         assert hinting.release_and_take_hint(KEY[0], holder) == (True, True)
         assert hinting.release_and_take_hint(KEY[0], holder) == (False, False)
 
-    def test_nobody_holds_it(self, locks: LockProvider) -> None:
-        """A waiter that leaves a hint is told that the key is free, despite hints of other keys."""
+    def test_free_key(self, locks: LockProvider) -> None:
+        """A waiter that leaves a hint learns that the key is free, despite hints of other keys."""
         hinting, holder = hinting_of(locks), new_owner("holder")
         granted(locks, ("other",), new_owner("another"))
         assert hinting.leave_hint(KEY[0]) is True
@@ -55,7 +55,8 @@ class TestHints:
         assert hinting.release_and_take_hint(KEY[0], holder) == (True, True)
 
     def test_not_the_holder(self, locks: LockProvider) -> None:
-        """A release by an owner that does not hold the key takes the hint, not the key."""
+        """A release by an owner that does not hold the key takes the hint, but does not free the
+        key."""
         hinting, holder = hinting_of(locks), new_owner("holder")
         granted(locks, KEY, holder)
         hinting.leave_hint(KEY[0])
@@ -79,8 +80,9 @@ class TestHints:
         server.forget()
         assert hinting.release_and_take_hint(KEY[0], holder)[1] is False
 
-    def test_nobody_is_missed(self, server: LockServer) -> None:
-        """At any moment, a waiter that leaves a hint finds the key free, or its hint is found."""
+    def test_no_waiter_is_missed(self, server: LockServer) -> None:
+        """At any moment, a waiter that leaves a hint finds the key free, or a release finds the
+        hint."""
         waiter, holder = hinting_of(server.connect()), hinting_of(server.connect())
         both = threading.Barrier(2)
         saw: list[bool] = []
@@ -105,7 +107,7 @@ class TestHints:
                 pass
 
     def test_kept_for_the_promoted_message(self, locks: LockProvider) -> None:
-        """A key that is released with a hint is held for all others, also if they leave a hint."""
+        """A key that is released with a hint is taken for all others, even if they leave a hint."""
 
         def is_kept() -> bool:
             key, called = fresh("a"), new_owner("called")
@@ -147,13 +149,13 @@ class TestHints:
         assert tried(is_given_back)
 
     def test_not_kept_for_long(self, locks: LockProvider) -> None:
-        """A promoted message may never arrive."""
+        """If the promoted message never arrives, the key becomes free again."""
         released_with_hint(locks)
         while isinstance(take(locks, KEY, new_owner("newcomer")), Held):
             time.sleep(0.05)
 
     def test_not_kept_without_a_hint(self, locks: LockProvider) -> None:
-        """Nor by an owner that has lost the key."""
+        """A release by an owner that has lost the key does not reserve it."""
         hinting, holder = hinting_of(locks), new_owner("holder")
         granted(locks, KEY, holder)
         hinting.release_and_take_hint(KEY[0], holder)
@@ -161,15 +163,15 @@ class TestHints:
         hinting.release_and_take_hint(KEY[0], holder)
         granted(locks, KEY, new_owner("newcomer"))
 
-    def test_who_was_called_finds_it_taken(self, locks: LockProvider) -> None:
-        """Another owner that came first keeps the key."""
+    def test_taken_before_the_promoted_message(self, locks: LockProvider) -> None:
+        """If another owner has taken the key by then, a promoted message is refused."""
         hinting, holder = hinting_of(locks), new_owner("holder")
         granted(locks, KEY, holder)
         held = acquire_promoted(hinting, new_owner("called"))
         assert isinstance(held, Held)
         assert held.owner == holder
 
-    def test_who_waits_at_the_lock_server_goes_first(self, locks: LockProvider) -> None:
+    def test_waiters_go_before_the_promoted_message(self, locks: LockProvider) -> None:
         """A promoted message comes after the waiters for which the server reserves the key."""
         if not locks.traits.fair:
             pytest.skip("it keeps no positions")
@@ -190,7 +192,7 @@ class TestHints:
 
 
 def released_with_hint(locks: LockProvider, key: tuple[str] = KEY) -> HintingLocks:
-    """The provider; its key was released, and a hint taken."""
+    """Release the key with a hint, and return the provider."""
     hinting, holder = hinting_of(locks), new_owner("holder")
     granted(locks, key, holder)
     hinting.leave_hint(key[0])
@@ -204,5 +206,5 @@ def acquire_promoted(locks: HintingLocks, owner: Owner, key: tuple[str] = KEY) -
 
 
 def hinting_of(locks: LockProvider) -> HintingLocks:
-    """The provider as one that keeps hints."""
+    """Return the provider as one that keeps hints."""
     return cast("HintingLocks", locks)

@@ -33,11 +33,11 @@ _LEAST_TOKEN = 1_577_836_800_000_000
 
 class TestAcquire:
     def test_free(self, locks: LockProvider) -> None:
-        """A free key is granted; without the wish for a token, the fence is 0."""
+        """A free key is granted. If no token was requested, the fence is 0."""
         assert granted(locks, KEY, new_owner("m1"), ttl_s=20.0).fence == 0
 
     def test_taken(self, locks: LockProvider, server: LockServer) -> None:
-        """A taken key is refused with its holder, nonce and message, and the time it has left."""
+        """A taken key is refused, with the holder's nonce and message and the rest of its lease."""
         holder = new_owner("message/with/slashes ü")
         began_s = time.monotonic()
         ttl_s = granted(locks, KEY, holder, ttl_s=20.0).ttl_s
@@ -55,8 +55,8 @@ class TestAcquire:
         assert isinstance(take(locks, KEY, new_owner("m")), Held)
 
     def test_asked_twice(self, locks: LockProvider, server: LockServer) -> None:
-        """The same owner gets the same grant again, token included, over another connection; where
-        owners are not known, by the same provider alone."""
+        """The same owner gets the same grant and token again, also over another connection. If the
+        server does not know owners, only the same provider can repeat the request."""
         owner = new_owner("m")
         first = granted(locks, TWO, owner, with_fence=True)
         other = server.connect()
@@ -67,7 +67,7 @@ class TestAcquire:
         assert granted(locks, TWO, owner, with_fence=True).fence == first.fence
 
     def test_asked_twice_extends(self, locks: LockProvider) -> None:
-        """A grant given again lasts as long as was asked the second time."""
+        """A repeated grant lasts as long as the second request says."""
         owner = new_owner("m")
         take(locks, KEY, owner, ttl_s=5.0)
         again = granted(locks, KEY, owner, ttl_s=60.0)
@@ -87,7 +87,7 @@ class TestAcquire:
         assert isinstance(take(locks, ("c",), new_owner("m4")), Granted)
 
     def test_all_or_none_elsewhere(self, locks: LockProvider, server: LockServer) -> None:
-        """The same where another process holds the one."""
+        """If another process has one of several keys, none is taken, and that key is named."""
         take(server.connect(), ("c",), new_owner("m1"))
         answer = take(locks, ("a", "b", "c", "d"), new_owner("m2"))
         assert isinstance(answer, Held)
@@ -132,8 +132,8 @@ class TestAcquire:
 
 class TestHolders:
     def test_of_a_free_key(self, locks: LockProvider, server: LockServer) -> None:
-        """A key that was never taken has no holder, nor has one that was released. The question
-        leaves nothing behind."""
+        """A key that was never taken, or was released, has no holder. `holders()` leaves nothing in
+        the server."""
         owner = new_owner("m")
         assert locks.holders(KEY[0]) == []
         assert list(server.leftovers()) == []
@@ -142,8 +142,8 @@ class TestHolders:
         assert server.connect().holders(KEY[0]) == []
 
     def test_of_a_taken_key(self, locks: LockProvider, server: LockServer) -> None:
-        """A taken key has one holder, with nonce, message, token and the rest of its lease, also
-        for another connection."""
+        """`holders()` lists the one holder of a taken key, with its nonce, message, token and the
+        rest of its lease, also over another connection."""
         owner = new_owner("message/with/slashes ü")
         grant = granted(locks, TWO, owner, ttl_s=20.0, with_fence=locks.traits.tokens)
         for asked in (locks, server.connect()):
@@ -163,9 +163,9 @@ class TestHolders:
         assert [each.owner for each in locks.holders(KEY[0])] == [owner]
 
     def test_names_what_can_be_released(self, locks: LockProvider, server: LockServer) -> None:
-        """Another process releases the key of the holder that is named."""
+        """Another process can release the key for the holder that `holders()` names."""
         if not locks.traits.owners:
-            pytest.skip("it does not know whose a key is")
+            pytest.skip("it does not know the holder of a key")
         take(server.connect(), KEY, new_owner("m"))
         [holder] = locks.holders(KEY[0])
         assert locks.release(KEY, holder.owner) is True
@@ -189,8 +189,8 @@ class TestTokens:
         assert tokens == sorted(set(tokens))
 
     def test_are_microseconds(self, locks: LockProvider) -> None:
-        """A token is of the size of a clock in µs: so it is above what another kind of server gave
-        before, and that server's next is above this one."""
+        """A token is about a clock in µs. So it is above the tokens that another kind of server
+        gave before, and that server's next token is above this one."""
         assert _LEAST_TOKEN < token(locks, KEY, new_owner("m")) < time.time() * 1e6 + 60e6
 
     def test_above_all_keys(self, locks: LockProvider) -> None:
@@ -226,7 +226,7 @@ class TestTokens:
 
 class TestRelease:
     def test_frees(self, locks: LockProvider, server: LockServer) -> None:
-        """A released key is free, and nothing but the last token stays in the server."""
+        """A released key is free. Only its last token stays in the server."""
         owner = new_owner("m")
         granted(locks, TWO, owner, with_fence=True)
         assert locks.release(TWO, owner) is True
@@ -234,7 +234,7 @@ class TestRelease:
         assert isinstance(take(locks, TWO, new_owner("n")), Granted)
 
     def test_by_another(self, locks: LockProvider) -> None:
-        """Nobody frees another's key, also not with the same message."""
+        """No owner can release another owner's key, even with the same message."""
         holder = new_owner("m")
         take(locks, KEY, holder)
         assert locks.release(KEY, new_owner("m")) is False
@@ -270,7 +270,7 @@ class TestRelease:
 
 class TestHandOver:
     def test_hands_over(self, locks: LockProvider) -> None:
-        """The true owner has the key, for the time given, and its renewals go on."""
+        """The new owner has the key for the given time, and can renew it."""
         knows_owners(locks)
         finder, true = new_owner("finder"), new_owner("true")
         stands_s = kept_s(locks, granted(locks, TWO, finder, ttl_s=60.0), 10.0)
@@ -285,7 +285,7 @@ class TestHandOver:
         assert renewed(locks, TWO, finder) == Renewal.TAKEN
 
     def test_twice(self, locks: LockProvider) -> None:
-        """Asked again it says the same and does not touch the true owner's lease."""
+        """A repeated hand-over has the same answer, and does not change the new owner's lease."""
         knows_owners(locks)
         finder, true = new_owner("finder"), new_owner("true")
         stands_s = kept_s(locks, granted(locks, KEY, finder), 60.0)
@@ -304,9 +304,10 @@ class TestHandOver:
         assert renewed(locks, KEY, holder) == Renewal.RENEWED
 
     def test_frees(self, locks: LockProvider, server: LockServer) -> None:
-        """Where owners are not known the keys are free, and the true owner takes them anew."""
+        """If the server does not know owners, the keys become free, and the new owner takes
+        them."""
         if locks.traits.owners:
-            pytest.skip("it knows who holds a key")
+            pytest.skip("it knows the holder of a key")
         finder, true = new_owner("finder"), new_owner("true")
         take(locks, TWO, finder)
         assert locks.hand_over(TWO, finder, to=true, ttl_s=10.0) is False
@@ -339,7 +340,7 @@ class TestRenew:
         assert renewed(locks, KEY, late) == Renewal.GONE
 
     def test_keeps_alive(self, locks: LockProvider) -> None:
-        """Renewed in time, a short lease never runs out."""
+        """A short lease that is renewed in time never ends."""
         ttl_s = max(0.4, min(locks.traits.min_ttl_s, 2.0))
 
         def is_kept() -> bool:
@@ -361,8 +362,8 @@ class TestRenew:
         assert tried(is_kept)
 
     def test_answers(self, locks: LockProvider) -> None:
-        """One answer for each lease, in order; of several keys, one taken makes TAKEN, else one
-        gone makes GONE."""
+        """Each lease has one answer, in order. A lease of several keys is TAKEN if one key is
+        taken by another owner, and otherwise GONE if one key is gone."""
         me, other = new_owner("m"), new_owner("n")
         take(locks, ("mine1", "mine2"), me)
         take(locks, ("theirs",), other)
@@ -381,7 +382,7 @@ class TestRenew:
         assert renewed(locks, ("theirs",), other) == Renewal.RENEWED
 
     def test_creates_nothing(self, locks: LockProvider, server: LockServer) -> None:
-        """Renewing what the server forgot brings nothing back."""
+        """A renewal of a lease that the server forgot does not restore it."""
         owner = new_owner("m")
         take(locks, TWO, owner)
         server.forget()
@@ -411,9 +412,9 @@ class TestRenew:
 
 def knows_owners(locks: LockProvider) -> None:
     if not locks.traits.owners:
-        pytest.skip("it does not know who holds a key, and hands nothing over")
+        pytest.skip("it does not know the holder of a key, so it cannot hand one over")
 
 
 def token(locks: LockProvider, keys: tuple[str, ...], owner: Owner) -> int:
-    """That of a grant."""
+    """Return the token of a new grant."""
     return granted(locks, keys, owner, with_fence=True).fence

@@ -74,9 +74,9 @@ class TestOrder:
 
         assert tried(in_order)
 
-    def test_nobody_barges_in(self, locks: LockProvider, server: LockServer) -> None:
-        """A released key belongs to the first waiter at once. Until that comes, all other owners
-        are refused, and learn the first waiter's name."""
+    def test_no_newcomer_overtakes(self, locks: LockProvider, server: LockServer) -> None:
+        """A released key belongs to the first waiter at once. Until the first waiter comes, all
+        other owners are refused, with the first waiter as the holder."""
 
         def is_kept() -> bool:
             key, holder, first, second = fresh("a"), *(new_owner(name) for name in "mfs")
@@ -97,8 +97,8 @@ class TestOrder:
 
         assert tried(is_kept)
 
-    def test_nobody_comes_in_between(self, locks: LockProvider, server: LockServer) -> None:
-        """The same if the holder died: when its lease ends, the key is the first waiter's."""
+    def test_no_newcomer_after_a_dead_holder(self, locks: LockProvider, server: LockServer) -> None:
+        """If the holder died, the key belongs to the first waiter when the lease ends."""
 
         lasts_s = iter((0.05, 0.2, 0.8, 2.0, 2.0))
 
@@ -122,7 +122,7 @@ class TestOrder:
         assert tried(runs_out_for_the_first)
 
     def test_dead_waiter(self, locks: LockProvider, server: LockServer) -> None:
-        """A waiter that vanished is passed over nearly without a pause."""
+        """A waiter that vanished is skipped nearly without a pause."""
 
         def wait() -> float:
             key, holder, second = fresh("a"), new_owner("m"), new_owner("second")
@@ -240,7 +240,7 @@ class TestOrder:
         assert isinstance(take(locks, KEY, new_owner("free")), Granted)
 
     def test_memory_loss(self, locks: LockProvider, server: LockServer) -> None:
-        """If the server forgets the waiters, they line up anew, and all are served."""
+        """If the server forgets the waiters, they queue again, and all are served."""
         holder, owners = new_owner("m"), [new_owner("w") for _ in range(3)]
         take(locks, KEY, holder)
         got: list[Owner] = []
@@ -260,8 +260,8 @@ class TestOrder:
         assert set(got) == set(owners)
 
     def test_several_keys(self, locks: LockProvider) -> None:
-        """A waiter for several keys holds none of them meanwhile, and is in one line. Waiters for
-        its other keys are served at once."""
+        """A waiter for several keys holds none of them while it waits, and waits for one of them
+        only. Waiters for its other keys are served at once."""
 
         def holds_none() -> bool:
             (a,), (b,) = fresh("a"), fresh("b")
@@ -291,7 +291,8 @@ class TestOrder:
         assert tried(holds_none)
 
     def test_several_keys_in_turn(self, locks: LockProvider) -> None:
-        """The same where the key that is taken comes before the one that it was called for."""
+        """A waiter for several keys also holds none of them if the taken key comes before the key
+        that is reserved for it."""
 
         def holds_none() -> bool:
             (a,), (b,) = fresh("a"), fresh("b")

@@ -47,13 +47,13 @@ class LockServer:
     """One server under test.
 
     Attributes:
-        connect: a provider as another process would have it.
-        forget: the server loses its memory.
-        leftovers: what stands in the server, apart from tokens.
-        url: None where the server is in this process alone.
-        deafened: a provider that gets no replies to what it sends: None where there is no wire.
-        end_session: ends a provider's session as its server does that has heard nothing of it:
-            None where locks are no session's.
+        connect: returns a new provider, as another process would have it.
+        forget: makes the server lose its memory.
+        leftovers: returns what is in the server, apart from tokens.
+        url: the server's URL. None if the server exists in this process only.
+        deafened: returns a provider that loses its server's replies. None if there is no network.
+        end_session: ends a provider's session, as a server does after a silence. None if the locks
+            are leases.
     """
 
     connect: Callable[[], LockProvider]
@@ -66,7 +66,7 @@ class LockServer:
 
 @pytest.fixture
 def locks(server: LockServer) -> LockProvider:
-    """A provider on the server."""
+    """Return a provider on the server."""
     return server.connect()
 
 
@@ -79,7 +79,7 @@ def take(
     with_fence: bool = False,
     wait_s: float = 0.0,
 ) -> Granted | Held:
-    """The answer."""
+    """Return the answer to an acquire."""
     return locks.acquire(keys, owner, ttl_s=ttl_s, with_fence=with_fence, wait_s=wait_s)
 
 
@@ -91,7 +91,7 @@ def granted(
     ttl_s: float = 30.0,
     with_fence: bool = False,
 ) -> Granted:
-    """The answer, which has to be a grant."""
+    """Return the grant. Fail if the keys are taken."""
     answer = take(locks, keys, owner, ttl_s=ttl_s, with_fence=with_fence)
     assert isinstance(answer, Granted)
     return answer
@@ -105,7 +105,7 @@ def known(locks: LockProvider, *owners: Owner) -> set[Owner]:
 def renewed(
     locks: LockProvider, keys: tuple[str, ...], owner: Owner, *, ttl_s: float = 30.0
 ) -> str:
-    """The answer for one lease; asked again where some of several servers say nothing in time."""
+    """Return the answer for one lease. Repeat the request if some of several servers are late."""
     until_s = time.monotonic() + PATIENCE_S
     while True:
         (answer,) = locks.renew([Hold(keys, owner, ttl_s)])
@@ -114,9 +114,9 @@ def renewed(
 
 
 def kept_s(locks: LockProvider, first: Granted, ttl_s: float) -> float:
-    """How long a lease is kept for which `ttl_s` was asked after its `first` grant.
+    """Return how long a lease lasts for which `ttl_s` was requested after its `first` grant.
 
-    A session's locks are kept as long as their session, whatever is asked for.
+    A session's locks last as long as their session, whatever time is requested.
     """
     return first.ttl_s if locks.traits.session else max(ttl_s, locks.traits.min_ttl_s)
 
@@ -129,7 +129,7 @@ def abandoned(
     ttl_s: float = 0.05,
     with_fence: bool = False,
 ) -> Granted:
-    """Somebody takes the keys, and is not heard of again: from here on, they run out."""
+    """Take the keys for an owner that never renews them. Return the grant."""
     gone = server.connect()
     answer = granted(gone, keys, owner, ttl_s=ttl_s, with_fence=with_fence)
     if gone.traits.session:
@@ -140,14 +140,14 @@ def abandoned(
 
 
 def slack_s(locks: LockProvider) -> float:
-    """For how long to wait for the end of a short lease, on a machine that is busy."""
+    """Return how long to wait for the end of a short lease on a busy machine."""
     return PATIENCE_S + 3 * locks.traits.min_ttl_s
 
 
 def taken_over(
     locks: LockProvider, keys: tuple[str, ...], owner: Owner, *, with_fence: bool = False
 ) -> Granted:
-    """The grant of keys that are about to be free."""
+    """Return the grant of keys whose lease is about to end."""
 
     def asked() -> Granted | None:
         answer = take(locks, keys, owner, with_fence=with_fence)

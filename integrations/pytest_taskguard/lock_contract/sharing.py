@@ -40,8 +40,8 @@ class TestSharing:
             pytest.skip("it shares no keys")
 
     def test_limit(self, locks: LockProvider, server: LockServer) -> None:
-        """As many owners as the limit hold a key at once. One more is refused and told a holder.
-        A released share makes room for one."""
+        """As many owners as the limit hold a key at once. One more is refused, with the name of a
+        holder. After a share is released, one more is granted."""
         owners = [new_owner(f"m{number}") for number in range(3)]
         for owner in owners:
             assert comes_in(server.connect(), KEY, owner, 3)
@@ -55,7 +55,7 @@ class TestSharing:
         assert not comes_in(locks, KEY, owners[1], 3)
 
     def test_holders(self, locks: LockProvider, server: LockServer) -> None:
-        """All holders of a shared key are named, with one token; a release takes one away."""
+        """`holders()` lists all holders of a shared key, with one token. A release removes one."""
         owners = [new_owner(f"m{number}") for number in range(3)]
         grants = [ask(locks, KEY, owner, NO_LIMIT) for owner in owners]
         found = server.connect().holders(KEY[0])
@@ -88,7 +88,7 @@ class TestSharing:
         assert comes_in(locks, KEY, readers[0], NO_LIMIT)
 
     def test_own_limit(self, locks: LockProvider) -> None:
-        """Everybody comes in by its own limit, whatever the others asked for."""
+        """Each owner is granted or refused by its own limit, whatever limit the holders have."""
         for _ in range(2):
             assert comes_in(locks, KEY, new_owner("m"), 2)
         assert not comes_in(locks, KEY, new_owner("m"), 2)
@@ -108,8 +108,8 @@ class TestSharing:
         assert comes_in(locks, ("c",), new_owner("m"), ALONE)
 
     def test_asked_twice(self, locks: LockProvider, server: LockServer) -> None:
-        """An acquire whose reply was lost is asked again: it is the same share, with the same
-        token, and takes no other."""
+        """If an acquire is repeated because its reply was lost, the owner gets the same share and
+        token, and no second share."""
         owner, other = new_owner("m"), new_owner("n")
         first = ask(locks, KEY, owner, 2)
         assert first == ask(server.connect(), KEY, owner, 2)
@@ -127,7 +127,7 @@ class TestSharing:
         assert renewed(locks, KEY, owner, 2) == Renewal.RENEWED
 
     def test_runs_out(self, locks: LockProvider) -> None:
-        """A holder that is gone leaves its share when its lease ends; the others' stand."""
+        """The share of a vanished holder is free when its lease ends. The other shares remain."""
         gone, other, following = new_owner("gone"), new_owner("other"), new_owner("next")
         assert comes_in(locks, KEY, gone, 2, ttl_s=0.05)
         assert comes_in(locks, KEY, other, 2)
@@ -137,7 +137,7 @@ class TestSharing:
         assert renewed(locks, KEY, other, 2) == Renewal.RENEWED
 
     def test_shorter_leases(self, locks: LockProvider) -> None:
-        """The longest lease among the sharers keeps the key, in any order of their requests."""
+        """The key stays taken for the longest lease of the sharers, in any order of requests."""
         patient, hasty = new_owner("patient"), two()
         assert comes_in(locks, KEY, patient, 3)
         assert comes_in(locks, KEY, hasty[0], 3, ttl_s=0.05)
@@ -150,7 +150,7 @@ class TestSharing:
         assert renewed(locks, KEY, patient, 3) == Renewal.RENEWED
 
     def test_all_run_out(self, locks: LockProvider) -> None:
-        """After the leases of all sharers, any owner can take the key, alone or shared."""
+        """After the leases of all sharers have ended, any owner can take the key."""
         for _ in range(2):
             assert comes_in(locks, KEY, new_owner("gone"), 2, ttl_s=0.05)
         writer = new_owner("writer")
@@ -158,7 +158,7 @@ class TestSharing:
         assert not comes_in(locks, KEY, new_owner("m"), 2)
 
     def test_released(self, locks: LockProvider, server: LockServer) -> None:
-        """Only its owner frees a share, once; nothing is left of it."""
+        """Only its owner can release a share, and only once. Nothing of it stays in the server."""
         owner, other = new_owner("m"), new_owner("n")
         assert comes_in(locks, KEY, owner, 2)
         assert free(locks, KEY, other, 2) is False
@@ -182,7 +182,7 @@ class TestSharing:
         assert renewed(locks, KEY, holder, ALONE) == Renewal.RENEWED
 
     def test_renewed(self, locks: LockProvider) -> None:
-        """A renewal keeps a share, and each of several has its answer, beside those of others."""
+        """A renewal keeps a share. Of several leases in one request, each has its own answer."""
 
         def in_time() -> bool:
             first, second, alone, gone = (new_owner(name) for name in "fsag")
@@ -219,7 +219,7 @@ class TestSharing:
         assert tried(in_time)
 
     def test_renewal_creates_nothing(self, locks: LockProvider) -> None:
-        """A share that ran out is not renewed, also where there is room."""
+        """A share whose lease has ended is not renewed, even if the limit allows one more."""
         owner, other = new_owner("m"), new_owner("n")
         assert comes_in(locks, KEY, other, 3)
         assert comes_in(locks, KEY, owner, 3, ttl_s=0.05)
@@ -264,7 +264,8 @@ class TestSharing:
         assert [renewed(locks, KEY, owner, 2) for owner in before] == [Renewal.TAKEN] * 2
 
     def test_woken(self, locks: LockProvider, server: LockServer) -> None:
-        """A waiter is notified at once: of room, of the end of readers, of the end of a writer."""
+        """A waiter is woken at once by a free share, by the last reader's release, and by a
+        writer's release."""
         waiter = sharing_of(server.connect())
 
         def wait(holders: int, held_by: int, limit: int) -> float:
@@ -342,8 +343,8 @@ class TestSharingInOrder:
             pytest.skip("it shares no keys, or promises no order")
 
     def test_first_come(self, locks: LockProvider, server: LockServer) -> None:
-        """Free room is kept for the first waiter: no other waiter or newcomer gets it before, with
-        any kind of request."""
+        """A free share is reserved for the first waiter: no other waiter or newcomer gets it
+        before, with any kind of request."""
 
         def is_kept() -> bool:
             key, holders, waiters = fresh("a"), two(), [new_owner(name) for name in "xyz"]
@@ -395,7 +396,7 @@ class TestSharingInOrder:
         assert tried(in_order)
 
     def test_writer_is_not_starved(self, locks: LockProvider) -> None:
-        """A writer who waits stops readers that come later, and is next."""
+        """A writer that waits stops readers that come later, and is next."""
 
         def is_next() -> bool:
             key, readers, writer, late = fresh("a"), two(), new_owner("w"), new_owner("late")
@@ -451,7 +452,7 @@ class TestSharingInOrder:
         assert tried(come_together)
 
     def test_writer_gives_up(self, locks: LockProvider) -> None:
-        """Readers that a writer had stopped come in as soon as it waits no longer."""
+        """Readers that a writer had stopped get the key as soon as the writer stops waiting."""
 
         def come_in() -> bool:
             key, reader, writer, late = fresh("a"), new_owner("r"), new_owner("w"), new_owner("l")
@@ -468,7 +469,7 @@ class TestSharingInOrder:
         assert tried(come_in)
 
     def test_given_up_when_called(self, locks: LockProvider) -> None:
-        """A waiter that gives up just when there is room passes it on, and has held nothing."""
+        """If a waiter gives up just when a share is free for it, the next waiter gets the share."""
 
         def is_passed_on() -> bool:
             key, holders, gone, second = fresh("a"), two(), new_owner("g"), new_owner("s")
@@ -485,8 +486,8 @@ class TestSharingInOrder:
         assert tried(is_passed_on)
 
     def test_dead_waiter(self, locks: LockProvider, server: LockServer) -> None:
-        """A dead waiter delays those behind it hardly at all once there is room. If it only blocks
-        them from sharing the key, it is skipped after some seconds."""
+        """If a share is free, a dead waiter hardly delays those behind it. If it only stops them
+        from sharing the key, it is skipped after some seconds."""
 
         def called_in_vain() -> float:
             key, holder, second = fresh("a"), new_owner("m"), new_owner("second")
@@ -515,7 +516,7 @@ class TestSharingInOrder:
         assert within(4.0, stopped_by_the_dead)
 
     def test_nothing_left(self, locks: LockProvider, server: LockServer) -> None:
-        """When all have come and gone nothing stands in the server."""
+        """After all owners and waiters are gone, nothing stays in the server."""
         holder, sharing = new_owner("m"), two()
         others = [(new_owner("w"), limit) for limit in (2, ALONE, NO_LIMIT)]
         assert comes_in(locks, KEY, holder, ALONE)
@@ -533,7 +534,7 @@ class TestSharingInOrder:
 
 
 def sharing_of(locks: LockProvider) -> SharingLocks:
-    """The provider, with what it has beside."""
+    """Return the provider, as one whose keys can be shared."""
     return cast("SharingLocks", locks)
 
 
@@ -546,7 +547,7 @@ def ask(
     ttl_s: float = 30.0,
     wait_s: float = 0.0,
 ) -> Granted | Held:
-    """The answer; who wants the key alone asks as of any provider."""
+    """Return the answer. An owner that wants the key alone uses the methods of any provider."""
     wish = {"ttl_s": ttl_s, "with_fence": True, "wait_s": wait_s}
     if limit == ALONE:
         return locks.acquire(key, owner, **wish)  # type: ignore[arg-type]
@@ -556,12 +557,12 @@ def ask(
 def comes_in(
     locks: LockProvider, key: tuple[str, ...], owner: Owner, limit: int, **wish: float
 ) -> bool:
-    """Whether it is granted."""
+    """Return True if the request is granted."""
     return isinstance(ask(locks, key, owner, limit, **wish), Granted)
 
 
 def token(locks: LockProvider, owner: Owner, limit: int, key: tuple[str, ...] = KEY) -> int:
-    """The token of the grant."""
+    """Return the token of the grant."""
     answer = ask(locks, key, owner, limit)
     assert isinstance(answer, Granted)
     return answer.fence
@@ -583,7 +584,7 @@ def renewed(
 
 
 def turn_s(locks: SharingLocks, key: tuple[str, ...], owner: Owner, limit: int) -> float:
-    """Waits as a holder to be does it, and answers for how long."""
+    """Wait as a future holder does. Return how long it took."""
     started = time.monotonic()
     until = started + 3 * server.PATIENCE_S
     while (left_s := until - time.monotonic()) > 0:

@@ -19,7 +19,7 @@ __all__ = ["Ended", "TestWait", "fresh", "took_s", "took_turn", "tried", "unless
 
 class TestWait:
     def test_woken(self, locks: LockProvider, server: LockServer) -> None:
-        """A release wakes who was refused and waits, at once."""
+        """A release wakes an owner that was refused and waits, at once."""
         waiter = server.connect()
 
         def wait() -> float:
@@ -61,7 +61,7 @@ class TestWait:
         assert within(1.9, wait(30.0))
 
     def test_one_after_the_other(self, locks: LockProvider, server: LockServer) -> None:
-        """Many who wait for one key all get it, each woken by the one before."""
+        """Many waiters for one key all get it. Each is woken by the release before it."""
         # By polling once a second, eight in a row would take several seconds.
         assert within(2.0, lambda: self._all_in_a_row(locks, server, 8))
 
@@ -88,7 +88,8 @@ class TestWait:
         return time.monotonic() - released_at
 
     def test_several_keys(self, locks: LockProvider, server: LockServer) -> None:
-        """Woken for one of its keys while another is taken, a waiter for several passes it on."""
+        """If a waiter for several keys is woken for one of them, and another is taken, the next
+        waiter for the free key is woken."""
         assert within(0.5, lambda: self._passed_on(locks, server))
 
     def _passed_on(self, locks: LockProvider, server: LockServer) -> float:
@@ -111,7 +112,7 @@ class TestWait:
         return waited_s
 
     def test_several_keys_in_turn(self, locks: LockProvider, server: LockServer) -> None:
-        """The same where the key that is taken comes before the one that it was woken for."""
+        """The next waiter is also woken if the key that is taken comes before the free key."""
         assert within(0.5, lambda: self._passed_on_before_asking(locks, server))
 
     def _passed_on_before_asking(self, locks: LockProvider, server: LockServer) -> float:
@@ -132,7 +133,8 @@ class TestWait:
         return waited_s
 
     def test_given_up(self, locks: LockProvider) -> None:
-        """A waiter that gave up by a release blocks no other and frees nothing of the holder."""
+        """A waiter that gave up by a release blocks no other waiter, and does not free the holder's
+        key."""
         holder, gone, other = new_owner("m"), new_owner("gone"), new_owner("n")
         take(locks, KEY, holder)
         assert isinstance(take(locks, KEY, gone, wait_s=30.0), Held)
@@ -144,12 +146,12 @@ class TestWait:
 
 
 def fresh(name: str) -> tuple[str]:
-    """A key of that name, in the order of names, and of no earlier try."""
+    """Return a new key that begins with this name, so that keys sort by their names."""
     return (f"{name}:{new_owner().nonce}",)
 
 
 def took_turn(locks: LockProvider, keys: tuple[str, ...], owner: Owner) -> Granted | None:
-    """Waits for the keys as a holder to be does it: None where its turn never comes."""
+    """Wait for the keys as a future holder does. Return None if its turn never comes."""
     until = time.monotonic() + 3 * server.PATIENCE_S
     while (left_s := until - time.monotonic()) > 0:
         answer = take(locks, keys, owner, wait_s=left_s)
@@ -160,24 +162,24 @@ def took_turn(locks: LockProvider, keys: tuple[str, ...], owner: Owner) -> Grant
 
 
 def took_s(call: Callable[[], object]) -> float:
-    """How long the call took."""
+    """Return how long the call took."""
     started = time.monotonic()
     call()
     return time.monotonic() - started
 
 
 def within(most_s: float, seconds: Callable[[], float], *, least_s: float = 0.0) -> bool:
-    """Whether it can be done in this time: a machine that is busy may take longer at times."""
+    """Return True if one of five tries takes this long: a busy machine may take longer at times."""
     return any(least_s <= seconds() < most_s for _ in range(5))
 
 
 def tried(attempt: Callable[[], bool]) -> bool:
-    """Whether it can be seen: a machine that is busy may be late at times."""
+    """Return True if one of five tries succeeds: a busy machine may be late at times."""
     return any(attempt() for _ in range(5))
 
 
 def unless_late(right: bool, since_s: float, most_s: float) -> bool:
-    """`right`, which it has to be if no more than `most_s` have gone by since `since_s`."""
+    """Return `right`. Fail if it is False although at most `most_s` have passed since `since_s`."""
     assert right or time.monotonic() - since_s > most_s
     return right
 

@@ -72,8 +72,8 @@ def in_turn(book: Any, asked: ClaimRequest) -> Claimed | Busy | Answer:
 
 class TestLimit:
     def test_so_many_at_once(self, book: Any) -> None:
-        """Each of `limit` holders has its own slot and fence. One more is told when a slot becomes
-        free."""
+        """Each of `limit` holders has its own slot and fence. One more is refused, with the time
+        until a slot becomes free."""
         holders = [claimed(book, number, 3) for number in range(3)]
         assert sorted(map(slot_of, holders)) == ["account:1#0", "account:1#1", "account:1#2"]
         assert all(holder.claim.fence > 0 for holder in holders)
@@ -255,7 +255,8 @@ class TestLineOfSlots:
 
 class TestRate:
     def test_the_next_start(self, book: Any) -> None:
-        """A refused claim is told the exact next start, and is not charged. Then it may begin."""
+        """A refused claim gets the exact time of the next start, and is not charged. Then it may
+        begin."""
         rate = rate_of("1/h", 1)
         book.ledger.complete_alone(claimed(book, 1, 1, rate).claim, None)
         busy = refused(book, 2, 1, rate)

@@ -109,7 +109,7 @@ class TestNewestAtARate:
 
     def test_a_newer_one_while_the_older_is_on_its_way(self, book: Any) -> None:
         """If a newer message supersedes one that was promoted ahead of its start, it is promoted in
-        turn. The older one is told when it arrives."""
+        turn. The caller of the older one is notified when that message arrives."""
         book.ledger.complete_alone(claimed(book, newest(1)).claim, None)
         parked(book, newest(2))
         assert promoted(book, ahead_s=7_200.0) == "m2"

@@ -13,7 +13,7 @@ from taskguard.model.states import Decision
 
 
 def test_thirty_claim_one_work_and_one_gets_it(book: Any) -> None:
-    """The others are told it is busy, whether the rows were there before or not."""
+    """The others get `Busy`, whether the rows existed before or not."""
     for number in range(5):
         answers: list[Any] = []
         at_once(30, lambda _, n=number, a=answers: a.append(book.ledger.claim(book.request(n))))
@@ -23,7 +23,7 @@ def test_thirty_claim_one_work_and_one_gets_it(book: Any) -> None:
 
 
 def test_thirty_claim_one_work_under_keys_of_their_own_and_one_gets_it(book: Any) -> None:
-    """Their keys are free; the work's row decides, and the others are told it is busy."""
+    """Their keys are free, so the work's row decides. The others get `Busy`."""
     for number in range(3):
         answers: list[Any] = []
 

@@ -156,8 +156,8 @@ class TestTheEnd:
         assert expired(book) == ["m1"]
 
     def test_another_message_of_the_work_runs(self, book: Any) -> None:
-        """Another message of the work runs. A copy of the expired one, whose caller was told, does
-        not."""
+        """Another message of the work runs. A copy of the expired message does not run, because its
+        caller was notified."""
         park(book, 1, -1)
         assert expire(book, 1)
         for redelivered in (False, True):

@@ -804,7 +804,7 @@ class TestMaxWaiting:
         assert park(book, 1, message_of(1, retries=1), max_waiting=1)
 
     def test_one_that_was_enqueued(self, book: Any) -> None:
-        """The caller of an enqueued message that is refused is told, and the message is not sent
+        """If an enqueued message is refused, its caller is notified, and the message is not sent
         again."""
         claimed(book, 1)
         park(book, 2)

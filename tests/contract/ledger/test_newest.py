@@ -441,7 +441,7 @@ def test_the_mark_is_no_key(book: Any) -> None:
 
 @pytest.mark.parametrize("mode", ["latest", "supersede"])
 def test_nobody_is_forgotten(book: Any, mode: str) -> None:
-    """Without a lock server and a relay, each message runs or is told that it never does. None
+    """Without a lock server and a relay, each message runs, or is answered that it never runs. None
     begins after a newer one, and the newest runs."""
     count = 24
     queue = deque(random.Random(7).sample(range(count), count))

@@ -290,8 +290,8 @@ def test_a_newer_call_may_have_another_fingerprint(book: Any) -> None:
 
 
 def test_eight_enqueue_at_once_and_one_is_the_first(book: Any) -> None:
-    """Of eight enqueues at once, one is the first. The others are told of it, and one message is
-    stored."""
+    """Of eight enqueues at once, one is the first. The others learn of its message, and one message
+    is stored."""
     for _ in range(3):
         told: list[Told] = []
         at_once(8, lambda number, t=told: t.append(attach(book, f"m{number}")))  # type: ignore[misc]
@@ -359,7 +359,7 @@ def test_a_claim_that_waited_for_a_replacement_does_not_run_the_older_call(
     given back.
     """
     if not book.locks_rows or book.kind == "memory":
-        pytest.skip("one writer at a time, or no server to ask who waits")
+        pytest.skip("one writer at a time, or no server that shows which session waits")
     with closing(book.again(lock_timeout_s=30.0)) as patient:
         book = replace(book, ledger=patient)
         attach(book, "m")

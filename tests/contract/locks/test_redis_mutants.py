@@ -28,7 +28,7 @@ pytestmark = pytest.mark.once
 
 Test = Callable[[LockProvider, LockServer], object]
 MUTANTS: dict[str, tuple[str, str, Test]] = {
-    "asking again costs the place": (
+    "a repeated request loses its position": (
         "if not hear(lock, owner) or not redis.call('ZSCORE', line, owner) then",
         "if hear(lock, owner) or true then redis.call('ZREM', line, owner)",
         Order().test_first_come,
@@ -38,25 +38,33 @@ MUTANTS: dict[str, tuple[str, str, Test]] = {
         "redis.call('ZRANGE', line, -1 - place, -1 - place)",
         Order().test_first_come,
     ),
-    "frees what it should keep": (
+    "a release reserves nothing": (
         "redis.call('SET', lock, who, 'PX', GRACE_MS)",
         "",
-        Order().test_nobody_barges_in,
+        Order().test_no_newcomer_overtakes,
     ),
-    "wakes nobody": ("push(beside(lock, ':wake:', who)", "push('nobody'", Wait().test_woken),
-    "nobody looks": ("push(lock .. ':look'", "push('nobody'", Order().test_dead_waiter),
-    "waits for the dead": ("GRACE_MS = 50", "GRACE_MS = 5000", Order().test_dead_waiter),
-    "calls the dead again": (
+    "a release wakes no waiter": (
+        "push(beside(lock, ':wake:', who)",
+        "push('nobody'",
+        Wait().test_woken,
+    ),
+    "no waiter looks for a dead one": (
+        "push(lock .. ':look'",
+        "push('nobody'",
+        Order().test_dead_waiter,
+    ),
+    "waits long for a dead waiter": ("GRACE_MS = 50", "GRACE_MS = 5000", Order().test_dead_waiter),
+    "reserves the key for a dead waiter again": (
         "try('PEXPIRE', waits, ON_TIME_MS - 1)",
         "try('PEXPIRE', waits, WAITS_MS)",
         Order().test_dead_waiter,
     ),
-    "forgets who was late": (
+    "removes a late waiter from the line": (
         "elseif left_ms < ON_TIME_MS then",
         "elseif left_ms < ON_TIME_MS then leave(lock, line, who) elseif false then",
         lambda locks, _: Order().test_late_waiter(locks),
     ),
-    "refuses who is late": (
+    "refuses a late waiter": (
         "tonumber(place) < tonumber(theirs)",
         "false",
         Order().test_late_but_before_the_next,
@@ -66,21 +74,25 @@ MUTANTS: dict[str, tuple[str, str, Test]] = {
         "if true then",
         Order().test_given_up,
     ),
-    "gives up what it was called for": (
+    "keeps a reservation that its waiter gave up": (
         "if waited and redis.pcall('GET', lock) == owner then",
         "if false then",
         lambda locks, _: Order().test_given_up_when_called(locks),
     ),
-    "what is kept is held": (
+    "a reservation counts as a grant": (
         "again = 0 -- the key was reserved",
         "again = 1 -- the key was reserved",
         Order().test_asked_twice,
     ),
-    "holds and waits": ("if other ~= i then", "if false then", lambda locks, _: in_turn(locks)),
+    "waits in several lines": (
+        "if other ~= i then",
+        "if false then",
+        lambda locks, _: in_turn(locks),
+    ),
     "looks at the line only when it releases": (
         "value = waiting.keep_for_first(lock, line)",
         "value = false",
-        Order().test_nobody_comes_in_between,
+        Order().test_no_newcomer_after_a_dead_holder,
     ),
     "the hint is for the holder alone": (
         "local hint = redis.call('DEL', KEYS[#KEYS])",
@@ -90,39 +102,39 @@ MUTANTS: dict[str, tuple[str, str, Test]] = {
     "the hint stays": (
         "redis.call('DEL', KEYS[#KEYS])",
         "redis.call('EXISTS', KEYS[#KEYS])",
-        lambda locks, _: Hints().test_told_once(locks),
+        lambda locks, _: Hints().test_taken_once(locks),
     ),
-    "kept although there was no hint": (
+    "reserves the key without a hint": (
         "if hint == 1 and freed == 1 then",
         "if freed == 1 then",
         lambda locks, _: Hints().test_given_back(locks),
     ),
-    "kept by a former holder": (
+    "a former holder reserves the key": (
         "if hint == 1 and freed == 1 then",
         "if hint == 1 then",
         lambda locks, _: Hints().test_not_kept_without_a_hint(locks),
     ),
-    "not kept": (
+    "does not reserve the key": (
         "if hint == 1 and freed == 1 then",
         "if false then",
         lambda locks, _: Hints().test_kept_for_the_promoted_message(locks),
     ),
-    "kept from who waits": (
+    "takes the key from a waiter": (
         "redis.pcall('SET', KEYS[1], ARGV[2], 'NX',",
         "redis.pcall('SET', KEYS[1], ARGV[2],",
-        lambda locks, _: Hints().test_who_waits_at_the_lock_server_goes_first(locks),
+        lambda locks, _: Hints().test_waiters_go_before_the_promoted_message(locks),
     ),
-    "who is called takes every key": (
+    "a promoted message takes a held key": (
         "if ARGV[7] and redis.pcall('GET', KEYS[1]) == ARGV[7] then",
         "if ARGV[7] then",
-        lambda locks, _: Hints().test_who_was_called_finds_it_taken(locks),
+        lambda locks, _: Hints().test_taken_before_the_promoted_message(locks),
     ),
     "reports every key as held": (
         "return 1 - redis.call('EXISTS', KEYS[1])",
         "return 0",
-        lambda locks, _: Hints().test_nobody_holds_it(locks),
+        lambda locks, _: Hints().test_free_key(locks),
     ),
-    "one more than the limit": (
+    "grants one more than the limit": (
         "elseif held and held < limit then",
         "elseif held and held <= limit then",
         lambda locks, server: Sharing().test_limit(locks, server),
@@ -142,17 +154,17 @@ MUTANTS: dict[str, tuple[str, str, Test]] = {
         "0}",
         lambda locks, _: Sharing().test_readers(locks),
     ),
-    "a share of one that has ended": (
+    "a share that has ended counts": (
         "elseif not first[1] or tonumber(first[2]) > now then",
         "elseif true then",
         lambda locks, _: Sharing().test_runs_out(locks),
     ),
-    "the key ends with the last who came": (
+    "the key ends with the newest lease": (
         "local _, ends_ms = longest(lock)",
         "local ends_ms = now + ttl_ms",
         lambda locks, _: Sharing().test_shorter_leases(locks),
     ),
-    "the key ends with the last who renewed": (
+    "the key ends with the last renewal": (
         "math.max(now + ttl_ms, last_ms) - now",
         "ttl_ms",
         lambda locks, _: Sharing().test_shorter_leases(locks),
@@ -172,12 +184,12 @@ MUTANTS: dict[str, tuple[str, str, Test]] = {
         "if false then",
         lambda locks, _: Sharing().test_renewed(locks),
     ),
-    "frees nothing": (
+    "a release frees no share": (
         "redis.call('ZREM', lock, owner) == 1",
         "false",
         lambda locks, server: Sharing().test_released(locks, server),
     ),
-    "has always freed": (
+    "always reports a release": (
         "return had and not waited and 1 or 0",
         "return 1",
         lambda locks, server: Sharing().test_released(locks, server),
@@ -192,47 +204,47 @@ MUTANTS: dict[str, tuple[str, str, Test]] = {
         "if token == 0 then",
         lambda locks, _: Sharing().test_tokens(locks),
     ),
-    "kept shares count as held ones": (
+    "reserved shares count as held": (
         "(longest == owner or not redis.call('ZSCORE', line, longest))",
         "true",
         lambda locks, _: Shared().test_readers_together(locks),
     ),
-    "what is kept for it counts as its own": (
+    "the reservation for a waiter counts as its share": (
         "waiting.leave(lock, line, owner) and longest == owner then",
         "waiting.leave(lock, line, owner) and false then",
         lambda locks, _: last_of_a_row(locks),
     ),
-    "barges in": (
+    "a newcomer overtakes waiters": (
         "if in_line and not mine then",
         "if in_line and waits and not mine then waiting.hear(lock, owner)",
         lambda locks, server: Shared().test_first_come(locks, server),
     ),
-    "calls one at a time": (
+    "reserves one share at a time": (
         "held, place = held + 1, place + 1",
         "return first",
         lambda locks, _: Shared().test_readers_together(locks),
     ),
-    "calls all": (
+    "reserves more shares than the limit": (
         "if held >= limit then",
         "if held >= limit and limit == 1 then",
         lambda locks, server: Shared().test_first_come(locks, server),
     ),
-    "goes past a writer": (
+    "readers overtake a writer": (
         "return first -- later waiters do not overtake it",
         "limit, place = nil, place + 1",
         lambda locks, _: Shared().test_writer_is_not_starved(locks),
     ),
-    "those behind who gave up are not called": (
+    "waiters behind one that gave up get nothing": (
         "    elseif waited then",
         "    elseif false then",
         lambda locks, _: Shared().test_writer_gives_up(locks),
     ),
-    "who gives up a share passes on nothing": (
+    "a reserved share that is given up is lost": (
         "if held and (had or waited) then",
         "if held and had and not waited then",
         lambda locks, _: Shared().test_given_up_when_called(locks),
     ),
-    "a share wakes nobody": (
+    "the release of a share wakes no waiter": (
         "if held and (had or waited) then",
         "if false then",
         lambda locks, server: Sharing().test_woken(locks, server),
