@@ -25,6 +25,7 @@ LIMITS = {
     "README.md": 3,
     "CHANGELOG.md": 3,
     "CONTRIBUTING.md": 3,
+    "SECURITY.md": 3,
     "docs": 3,
     "taskguard": 3,
     "integrations": 3,
