@@ -171,13 +171,12 @@ DELIVERIES: tuple[Rule, ...] = (
     ),
     Rule(
         "Waits in the ledger. The message that was sent first begins when the message before it is "
-        "DONE, DEAD, revoked, or has no retries left, and the rate allows a start.",
+        "DONE, DEAD, revoked, or has no retries left, and when the rate allows a start.",
         {"busy": ("park",), "order": ("strict",), "rate": ("given",)},
     ),
     Rule(
-        "Waits in the ledger. The message that was sent first goes first. After a message was "
-        "promoted or has begun, the next one waits until it is DONE, DEAD, revoked, or has no "
-        "retries left.",
+        "Waits in the ledger. The message that was sent first goes first. The next one waits until "
+        "the message before it is DONE, DEAD, revoked, or has no retries left.",
         {"busy": ("park",), "order": ("strict",)},
     ),
     Rule(
@@ -190,8 +189,8 @@ DELIVERIES: tuple[Rule, ...] = (
         {"busy": ("park",), "rate": ("given",)},
     ),
     Rule(
-        "Waits in the ledger. The message with the highest priority goes first; of equal ones, "
-        "the message that was sent first. A retry goes behind the messages of its priority.",
+        "Waits in the ledger. The message with the highest priority goes first. Messages of equal "
+        "priority go in the order of sending. A retry goes behind the messages of its priority.",
         {"busy": ("park",), "order": ("priority",)},
     ),
     Rule(
@@ -199,26 +198,27 @@ DELIVERIES: tuple[Rule, ...] = (
         {"busy": ("park",), "order": ("best_effort",)},
     ),
     Rule(
-        "Waits in the ledger until the key is free and the rate allows a start. It takes the "
-        "position of an older message of its task that waits, which never runs. A message that is "
-        "older than one that waits, or has begun, never runs.",
+        "Waits in the ledger until the key is free and the rate allows a start. If an older "
+        "message of its task waits, it takes that message's position, and the older message never "
+        "runs. If a newer message waits or has begun, this message never runs.",
         {"busy": ("latest",), "rate": ("given",)},
     ),
     Rule(
-        "If the rate allows a start, takes the key from an older message of its task, whose commit "
-        "is refused, and which never runs again. Otherwise the holder goes on, and this message "
-        'waits as with busy="latest".',
+        "If the rate allows a start, takes the key from an older message of its task. That "
+        "message's commit is refused, and it never runs again. Otherwise the holder goes on, and "
+        'this message waits as with `busy="latest"`.',
         {"busy": ("supersede",), "rate": ("given",)},
     ),
     Rule(
-        "Waits in the ledger. It takes the position of an older message of its task that waits, "
-        "which never runs. A message that is older than one that waits, or has begun, never runs.",
+        "Waits in the ledger. If an older message of its task waits, it takes that message's "
+        "position, and the older message never runs. If a newer message waits or has begun, this "
+        "message never runs.",
         {"busy": ("latest",)},
     ),
     Rule(
-        "Takes the key from an older message of its task, whose commit is refused, and which never "
-        "runs again. If another task or a plain lock holds the key, it waits as with "
-        'busy="latest". A message that is older than one that waits, or has begun, never runs.',
+        "Takes the key from an older message of its task. That message's commit is refused, and it "
+        "never runs again. If another task or a plain lock holds the key, this message waits as "
+        'with `busy="latest"`. If a newer message waits or has begun, this message never runs.',
         {"busy": ("supersede",)},
     ),
     Rule("Is deferred, and comes back in any order.", {"busy": ("retry",)}),
@@ -234,7 +234,7 @@ ENQUEUES: tuple[Rule, ...] = (
         {"busy": ("latest",)},
     ),
     Rule(
-        "Each message is sent. The newest runs. An older one commits only before the newest one "
+        "Each message is sent. The newest runs. An older one can commit only before the newest one "
         "begins.",
         {"busy": ("supersede",)},
     ),
@@ -251,9 +251,9 @@ ENQUEUES: tuple[Rule, ...] = (
     Rule("Nothing is sent.", {"once_per": _BY_WORK, "duplicate": ("skip",)}),
     Rule("Fails with `AlreadyEnqueuedError`.", {"once_per": _BY_WORK, "duplicate": ("raise",)}),
     Rule(
-        "Replaces the stored message. If that has begun, fails with `AlreadyEnqueuedError`. If "
-        "it waited in line, it leaves the line. The newer message gets the position of its own "
-        "time of sending.",
+        "Replaces the stored message. If that has begun, fails with `AlreadyEnqueuedError`. If the "
+        "stored message waited in line, it leaves the line. The new message gets a position by its "
+        "own time of sending.",
         {"busy": ("park",), "once_per": _BY_WORK, "duplicate": ("replace",)},
     ),
     Rule(

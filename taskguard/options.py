@@ -34,14 +34,15 @@ class GuardOptions(TypedDict, total=False):
     """
 
     work: str | None
-    """First part of the work's id. None: the task's name. Set it before you rename a task.
+    """First part of the work's id, in place of the task's name.
 
     Use it before you rename a task, or to let two tasks do the same work.
     """
 
     fingerprint: str | KeyCallable | None
-    """Template of what must be equal in all messages of one work, for example `"<amount>"`. A
-    message that differs raises `FingerprintMismatchError`. Only a digest is stored.
+    """Template of the arguments that must be equal in all messages of one work, for example
+    `"<amount>"`. A message that differs fails with `FingerprintMismatchError`. Only a digest is
+    stored.
 
     Use it if the same work with other arguments is a mistake, for example another amount.
     """
@@ -54,14 +55,14 @@ class GuardOptions(TypedDict, total=False):
     """
 
     formerly: Former | Sequence[Former]
-    """One `Former` or several: the guard's declaration before a deploy changed its key, `once_per`,
-    namespace or name ([changing a guard](../how-to/changing-a-guard.md)).
+    """The guard's declaration before a deploy changed its key, `once_per`, namespace or name
+    ([changing a guard](../how-to/changing-a-guard.md)). After several such deploys, a list.
 
     Use it in the deploy that changes a guard. Otherwise work that is done runs again.
     """
 
     wait_s: float
-    """How long `busy="wait"` waits for the key, in seconds, and at most half of a time limit.
+    """How long `busy="wait"` waits for the key, in seconds. With a time limit, at most half of it.
 
     Use it for a wait of a few seconds. The message occupies its worker while it waits.
     """
@@ -74,34 +75,35 @@ class GuardOptions(TypedDict, total=False):
     """
 
     rate: str | None
-    """How often bodies of a key may start: `"100/m"`. Units: `s`, `m`, `h` and `d`. Needs a ledger
-    and one key.
+    """How often bodies of a key may start, for example `"100/m"`. Units are `s`, `m`, `h` and `d`.
+    Needs a ledger and one key.
 
     Use it if another system counts calls per minute, hour or day.
     """
 
     burst: int
-    """How many bodies may start at once after a pause. Requires `rate`.
+    """How many bodies may start at once after a pause. Needs `rate`.
 
-    Use it with `rate` if a few starts close together do no harm.
+    Use it if a few starts close together do no harm.
     """
 
     ttl_s: float
-    """Length of the lease, in seconds, renewed after a third of it; at least 0.05. A dead holder's
-    key is taken over within this time.
+    """Length of the lease, in seconds; at least 0.05. taskguard renews the lease after a third of
+    it. A dead holder's key is taken over within this time.
 
     Use a longer lease if bodies block the interpreter for many seconds, and a shorter one to take
     over sooner.
     """
 
     max_hold_s: float | None
-    """After how many seconds renewal stops and `guard.lost` is set; at least `ttl_s`.
+    """Maximum time for which a body holds its key, in seconds; at least `ttl_s`. After that
+    taskguard no longer renews the lease, and sets `guard.lost`.
 
     Use it if a body that hangs must not keep its key for ever.
     """
 
     max_crashes: int
-    """After how many vanished holders the work is DEAD.
+    """Number of vanished holders (killed workers, expired leases) after which the work is DEAD.
 
     Use 1 if a task that killed its worker must not be tried again.
     """
@@ -119,10 +121,11 @@ class GuardOptions(TypedDict, total=False):
     """
 
     retention_s: float
-    """Refuse a message that is older, in seconds, if its work has no record; at least 1.
+    """Maximum age of a message whose work has no record, in seconds; at least 1. An older message
+    fails with `MessageTooOldError`, because its record may have been purged.
 
-    Use a longer time if messages can be in a queue, or be sent again, for more than 30 days. A
-    record must then be kept as long: `taskguard purge --older-than`.
+    Use a longer time if messages can be in a queue, or be sent again, for more than 30 days. Then
+    keep records at least as long: `taskguard purge --older-than`.
     """
 
     recoverable: bool
@@ -133,8 +136,8 @@ class GuardOptions(TypedDict, total=False):
     """
 
     namespace: str | None
-    """Prefix of every key and work of this task, with a colon. None: the application's namespace.
-    `""`: no namespace.
+    """Prefix of every key and work of this task, without its colon. None: the application's
+    namespace. `""`: no namespace.
 
     Use it to share keys with another application, or to keep them apart.
     """

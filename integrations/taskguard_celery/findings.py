@@ -47,7 +47,8 @@ COUNTDOWN_BEYOND_VISIBILITY = FindingTemplate(
     Level.WARNING,
     what="The countdown is {countdown_s:g} s, longer than visibility_timeout ({visible_s:g} s).",
     why="The broker delivers the waiting message again and again, in growing numbers.",
-    fix="Schedule the entry for the time itself, or set a longer visibility_timeout.",
+    fix="Schedule the entry at the time at which its task shall run, without a countdown, or set a "
+    "longer visibility_timeout.",
     link=_VISIBILITY,
 )
 CONSUMER_TIMEOUT = FindingTemplate(

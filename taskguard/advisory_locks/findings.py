@@ -8,7 +8,7 @@ ADVISORY_POOLED = FindingTemplate(
     "advisory_pooled",
     Level.ERROR,
     what="A pooler such as PgBouncer is in front of the database.",
-    why="A lock would belong to whichever process gets the session next. taskguard takes none.",
+    why="A lock would belong to whichever process gets the session next. No lock can be taken.",
     fix="Use a URL that bypasses the pooler, or a lock table: `taskguard locks create`.",
     link="docs/how-to/without-redis.md#advisory-locks",
 )
@@ -16,7 +16,7 @@ ADVISORY_REPLICA = FindingTemplate(
     "advisory_replica",
     Level.ERROR,
     what="The database is a standby or read-only.",
-    why="The primary does not know the locks of a replica. taskguard takes none.",
+    why="The primary does not know the locks of a replica. No lock can be taken.",
     fix="Use the URL of the primary.",
     link="docs/how-to/without-redis.md#advisory-locks",
 )

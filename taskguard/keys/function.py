@@ -52,9 +52,9 @@ _Parameter = inspect.Parameter
 KeyCallable = Callable[..., str | Iterable[str]]
 KeySpec = str | KeyCallable | Sequence[str | KeyCallable]
 """Template of the key, for example `"order:<order_id>"`, a callable that returns keys, or a list of
-these. A delivery locks all its keys; their order names the work.
+these. A delivery locks all its keys. The work's id has them in the order of the list.
 
-Name what must not be done twice at a time: the order, the account, the file.
+Name what only one delivery at a time may work on: the order, the account, the file.
 """
 
 
