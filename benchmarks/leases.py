@@ -59,9 +59,9 @@ def main(*, quick: bool) -> None:
             time.sleep(INTERVALS * ttl_s / 3)
             used = process.cpu_times()
             cpu_s = used.user + used.system - busy.user - busy.system
-            standing = sum(lease.remaining_s > 0 for lease in leases)
+            held = sum(lease.remaining_s > 0 for lease in leases)
             CONSOLE.print(f"[bold]{count:,} leases of {ttl_s:g} s, held by one process[/bold]")
-            CONSOLE.print(f"  standing after {INTERVALS} renewal intervals: {standing:,}")
+            CONSOLE.print(f"  held after {INTERVALS} renewal intervals: {held:,}")
             CONSOLE.print(f"  lost: {len(lost)}")
             CONSOLE.print(
                 f"  round trips per interval, lock server and ledger: {trips.count / INTERVALS:.0f}"

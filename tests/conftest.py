@@ -250,7 +250,7 @@ def newest_etcd() -> Iterator[NewestEtcd]:
 
 @pytest.fixture(scope="session")
 def sentinel_group() -> Iterator[Group]:
-    """One that fails over when it is told to, and not because the machine is busy."""
+    """A group that fails over only if a test orders it, and not because the machine is busy."""
     need(DebianRedis)
     with groups(down_after_ms=60_000) as group:
         yield group

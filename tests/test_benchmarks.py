@@ -35,7 +35,7 @@ def output() -> str:
 
 def test_many_leases_are_kept_by_three_threads_in_few_round_trips(output: str) -> None:
     """Over five renewal intervals no lease is lost, and leases share round trips."""
-    assert "standing after 5 renewal intervals: 300" in output
+    assert "held after 5 renewal intervals: 300" in output
     assert "lost: 0" in output
     assert "threads for it, at most: 3" in output
     trips = re.search(r"lock server and ledger: (\d+)", output)

@@ -271,7 +271,7 @@ def test_deliveries_are_counted_by_how_they_ended() -> None:
 def test_order_numbers_come_from_the_column_order_id_or_the_first(
     tmp_path: Path, text: str, expected: list[str]
 ) -> None:
-    """With or without a header, whatever stands between columns."""
+    """With or without a header, and with any separator."""
     data = tmp_path / "orders.csv"
     data.write_text(text, encoding="utf-8")
     assert read_orders(data) == expected

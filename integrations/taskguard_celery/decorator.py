@@ -269,9 +269,9 @@ def _tell_caller(task: Task, request: Any, dropped: Dropped, *, key: str) -> Non
 
     That can be a live copy of the message, or a newer call that has its id.
     """
-    told = dropped.reason_for_caller(key)
-    if told is not None and task_id_in(dropped.by or "") != request.id:
-        revoke_unrun(task, told)
+    reason = dropped.reason_for_caller(key)
+    if reason is not None and task_id_in(dropped.by or "") != request.id:
+        revoke_unrun(task, reason)
 
 
 def _run_later(task: Task, request: Any, error: errors.KeyAlreadyHeldError) -> NoReturn:

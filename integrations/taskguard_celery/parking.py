@@ -158,13 +158,14 @@ def _seconds_until(when: Any) -> float:
     return max(0.0, float(when or 0.0))
 
 
-def revoke_unrun(task: Task, told: str) -> None:
-    """Tell the caller of the delivered message that it never runs: REVOKED, with the reason `told`.
+def revoke_unrun(task: Task, reason: str) -> None:
+    """Store for the caller of the delivered message that it never runs: REVOKED, with `reason`.
 
-    Celery tells its chord and chain, but calls no errbacks, as after any revoke. Eager calls raise
-    TaskRevokedError. If the result backend fails, raise NotPublishedError: the message stays alive.
+    Celery notifies its chord and chain, but calls no errbacks, as after any revoke. Eager calls
+    raise TaskRevokedError. If the result backend fails, raise NotPublishedError: the message stays
+    alive.
     """
-    request, error = task.request, TaskRevokedError(told)
+    request, error = task.request, TaskRevokedError(reason)
     if request.is_eager:
         raise error
     count_once(task)

@@ -57,7 +57,7 @@ class JobFailedError(Exception):
 
 
 LINE_META = "taskguard_line"
-"""Key in `job.meta`: why the job never runs, for people who look at it."""
+"""Key in `job.meta`: why the job never runs, for operators."""
 EXPIRED = "expired"
 PARKED_KEY = "taskguard:parked"
 """Set of the ids of jobs that wait for their key, in the queues' Redis."""

@@ -201,14 +201,14 @@ def never_runs(job: Job, dropped: Dropped, key: str) -> CanceledJob | None:
     further messages: RQ schedules them only after a result. In a stock worker, raise
     SupersededError or WorkRevokedError, and return None for a job that the user chose to skip.
     """
-    told = dropped.reason_for_caller(key)
-    if told is None or is_used_again(job):
+    reason = dropped.reason_for_caller(key)
+    if reason is None or is_used_again(job):
         return None
     if getattr(job, _ALLOWED, False):
-        return CanceledJob(told.partition(":")[0])
+        return CanceledJob(reason.partition(":")[0])
     error = _UNRUN_ERRORS.get(dropped.reason)
     if error is not None:
-        raise error(f"{job.func_name}: job {job.id} never runs: {told}.", key=key)
+        raise error(f"{job.func_name}: job {job.id} never runs: {reason}.", key=key)
     return None
 
 
@@ -242,8 +242,8 @@ def _has_expired(job: Job, delivery: Delivery) -> bool:
     found = ledger.view(delivery.work)
     if found is None or found.error != WORK_EXPIRED or found.message != message.name:
         return False
-    # The process that expired the work may have died before it told RQ. The job can also be in its
-    # queue twice, if Redis was emptied. A job that was enqueued after the expiry runs.
+    # The process that expired the work may have died before it recorded that in RQ. If Redis was
+    # emptied, the job can be in its queue twice. A job that was enqueued after the expiry runs.
     return delivery.promoted or sent_before(job, found.finished_s)
 
 

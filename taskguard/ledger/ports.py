@@ -256,7 +256,7 @@ class Ledger(Claims, Effects, Endings, Messages, Protocol):
 
 
 class LentConnection(Protocol):
-    """Another library's connection, in whose open transaction the ledger writes."""
+    """Another library's connection. The ledger writes in its open transaction."""
 
     @property
     def kind(self) -> str:

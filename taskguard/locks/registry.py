@@ -1,4 +1,4 @@
-"""Make the lock provider that a URL, a redis-py client or a provider stands for.
+"""Make a lock provider of a URL, a redis-py client, or a provider.
 
 taskguard's own lock servers are in a table. For every other URL scheme an installed distribution
 provides a factory by an entry point of the group `taskguard.locks`:

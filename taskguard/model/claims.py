@@ -186,7 +186,7 @@ class ClaimRequest:
 
     @property
     def line(self) -> str:
-        """The key of the work on record, in whose line it waits."""
+        """The key in whose line the work on record waits."""
         if self.bounds is not None:
             return self.bounds.key
         return ",".join(self.keys) if self.line_key is None else self.line_key

@@ -156,8 +156,8 @@ class Delivery:
             limit of a task (`policy.limit`), each of whose holders has a key of its own.
         bounds: the limit and rate of its one key, if its policy has any. With slots, `keys` is one
             of them, and it claims that one.
-        timed_out: returns, when the process of the body is told to end, whether the reason is a
-            hard time limit. That counts as a crash. None: the queue has no such limit.
+        timed_out: called when the process of the body has to end. Returns whether the reason is a
+            hard time limit, which counts as a crash. None: the queue has no such limit.
         orders: exceptions by which a body and its queue communicate: Celery's Retry, a time limit.
             They take effect even if the database has ended the body's transaction.
     """

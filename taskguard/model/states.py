@@ -1,4 +1,4 @@
-"""The state machine of work, as data, and the pure decision about who may claim it.
+"""The state machine of work, as data, and the pure decision which delivery may claim it.
 
 The SQL of every ledger is tested against this table. Guarantees: DONE and DEAD are final, unless an
 operator requeues the work, or the user's own row is set back. A claim is decided from one snapshot

@@ -125,7 +125,7 @@ class RelayProcess:
             relay.run()
 
     def _watch(self, relay: Relay, stopped: threading.Event) -> None:
-        """End this process once it is told to, or its worker is gone."""
+        """End this process once it is asked to stop, or its worker is gone."""
         while os.getppid() == self._worker and not stopped.wait(_LOOK_AT_PARENT_S):
             pass
         relay.stop()

@@ -96,7 +96,7 @@ def test_a_holder_frozen_at_its_commit_holds_up_its_key_only_for_the_idle_timeou
 ) -> None:
     """The row locks of a holder that is frozen before COMMIT end with the idle timeout. Other
     leases are renewed meanwhile, and its commit is refused."""
-    ttl_s = 5.0  # the others' leases are renewed though the machine stands still for a moment
+    ttl_s = 5.0  # long enough to renew the other leases on a machine that pauses for a moment
     shop = make_shop(SHOP_IDLE_S="3", SHOP_TTL_S=str(ttl_s))
     frozen = shop.tasks.freeze.delay(1)
     with shop.worker() as first:

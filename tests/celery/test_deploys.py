@@ -118,7 +118,7 @@ def leave_in_line(
         with runtime.lock("queue:a"):
             send = shop.tasks.queue_up.apply_async
             results = [send(("a", number), queue=queue) for number in range(count)]
-            wait_until(lambda: len(standing(shop)) == count, message="all wait")
+            wait_until(lambda: len(in_line(shop)) == count, message="all wait")
             worker.kill()
     return results
 
@@ -131,7 +131,7 @@ def test_a_deploy_that_moves_a_task_to_another_queue(shop: Any) -> None:
     with shop.worker(deploy(PARK, task_routes=routes)) as worker:
         assert [each.get(timeout=patience_s()) for each in results] == [0, 1, 2]
         assert "no worker consumes from old" in worker.text()
-    assert standing(shop) == []
+    assert in_line(shop) == []
     assert set(shop.effects().values()) == {1}
 
 
@@ -144,12 +144,12 @@ def test_lines_of_a_former_namespace(shop: Any) -> None:
     with shop.worker(deploy(PARK, taskguard_namespace="new")) as worker:
         wait_until(lambda: "(finding stranded_namespace)" in worker.text(), message="the finding")
         assert f"taskguard_formerly_namespaces = [{before!r}]" in worker.text()
-        assert len(standing(shop)) == 3
+        assert len(in_line(shop)) == 3
         worker.kill()
     settings = {"taskguard_namespace": "new", "taskguard_formerly_namespaces": [before]}
     with shop.worker(deploy({"busy": "retry"}, **settings)) as worker:
         assert [each.get(timeout=patience_s()) for each in results] == [0, 1, 2]
-        wait_until(lambda: not standing(shop), message="none waits")
+        wait_until(lambda: not in_line(shop), message="none waits")
         assert "(finding stranded_" not in worker.text()
     assert set(shop.effects().values()) == {1}
 
@@ -160,7 +160,7 @@ def held(shop: Any, namespace: str) -> list[Any]:
     return list(shop.ledger.holders(f"{prefix}leader:taskguard-relay:celery"))
 
 
-def standing(shop: Any) -> list[Any]:
+def in_line(shop: Any) -> list[Any]:
     """Return the records with a position in a line."""
     with shop.engine.connect() as db:
         return list(db.execute(sa.select(WORK).where(WORK.c.parked.is_not(None))))
@@ -175,5 +175,5 @@ def test_what_waits_outlives_a_deploy_that_takes_options_away(shop: Any, what: s
     results = leave_in_line(shop, before, count)
     with shop.worker(deploy(after)):
         assert [each.get(timeout=patience_s()) for each in results] == list(range(count))
-    assert standing(shop) == []
+    assert in_line(shop) == []
     assert set(shop.effects().values()) == {1}

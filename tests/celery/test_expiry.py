@@ -1,6 +1,6 @@
-"""Messages that expire while they stand in the line of their key, with real workers.
+"""Messages that expire while they wait in the line of their key, with real workers.
 
-Each is announced as Celery announces what expires in a queue, and those behind it go on.
+Each is announced as Celery announces a message that expires in a queue. The messages behind it run.
 """
 
 from __future__ import annotations

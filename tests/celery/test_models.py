@@ -1,6 +1,6 @@
 """Tasks with `pydantic=True`: a key is made of the models that the body gets, everywhere."""
 
-# No lazy annotations: Celery before 5.7 reads them as they stand.
+# No lazy annotations: Celery before 5.7 does not evaluate them.
 
 import uuid
 from collections import Counter

@@ -15,7 +15,7 @@ from taskguard.ledger.tables import WORK
 from taskguard.model.states import OUTDATED
 from taskguard_celery.marks import HEADER, Marks
 
-HOLDS_S = 600.0  # or until `shop.go()`, or it is told
+HOLDS_S = 600.0  # or until `shop.go()`, or until the lease is lost
 
 
 def states_of(shop: Any) -> dict[str, tuple[str, bool]]:
@@ -28,7 +28,7 @@ def states_of(shop: Any) -> dict[str, tuple[str, bool]]:
 
 
 def superseded(shop: Any, result: Any) -> bool:
-    """Return True if the caller is told that the message is superseded, and the record says so."""
+    """Return True if the caller reads that the message is superseded, and the record says so."""
     with pytest.raises(TaskRevokedError):
         result.get(timeout=patience_s())
     return states_of(shop)[result.id] == ("FAILED", True)
@@ -54,8 +54,8 @@ def sent_at(sent_s: float) -> dict[str, Any]:
 
 class TestLatest:
     def test_the_newest_waits(self, shop: Any) -> None:
-        """The first and the last of three messages run. The middle one is told that it
-        never does."""
+        """The first and the last of three messages run. The caller of the middle one reads that it
+        never runs."""
         task = shop.tasks.latest
         with shop.worker(concurrency=2):
             first = task.delay("a", 1, HOLDS_S)
@@ -99,8 +99,8 @@ class TestLatest:
 
 class TestSupersede:
     def test_a_living_holder(self, shop: Any) -> None:
-        """The holder's commit is refused, its body and its caller are told, and the newest message
-        commits."""
+        """The holder's commit is refused, its body and its caller learn of it, and the newest
+        message commits."""
         task = shop.tasks.supersede
         with shop.worker(concurrency=3):
             first = task.delay("a", 1, HOLDS_S)
@@ -111,7 +111,7 @@ class TestSupersede:
             assert third.get(timeout=patience_s()) == 3
             assert superseded(shop, first)
             assert superseded(shop, second)
-            assert {step.item for step in shop.steps("told")} == {"a 1", "a 2"}
+            assert {step.item for step in shop.steps("lost")} == {"a 1", "a 2"}
             expect(shop, 3)
         assert len(shop.steps("began")) == 3
 

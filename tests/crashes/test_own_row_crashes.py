@@ -156,7 +156,8 @@ def test_the_plugin_kills_it_at_every_boundary(
 def test_each_kind_is_answered_and_overtaken(
     orders: Any, deliver_twice: Any, lose_lease_at: Any, kind: str
 ) -> None:
-    """A second message gets the first one's answer; a paused holder that of who took over."""
+    """A second message gets the first one's result. A paused holder gets that of the delivery that
+    took over."""
     orders()
     assert deliver_twice(TASKS[kind], (7,)) == ("shipped 7", "shipped 7")
     orders()

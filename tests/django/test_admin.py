@@ -1,4 +1,4 @@
-"""The admin: keys and work to look at, requeued and released by those who may, and no more."""
+"""The admin shows keys and work. Users with the permission can requeue and release them."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ NO_MODULES = {"taskguard.doctors", "taskguard.queues", "taskguard.eviction"}
 INSIDE = re.compile(r"docs/(decisions/.*|architecture\.md)")
 _DOTTED = re.compile(r"(?<![\w./<>:@-])taskguard(?:\.[a-zA-Z_]\w*)+")
 _DIRECTIVE = re.compile(r"^\.\. (?:py:data|auto\w+):: (taskguard\.[\w.]+)$", re.MULTILINE)
-# Some members of these classes are for integrations, and stand on their page.
+# Some members of these classes are for integrations, and are described on their page.
 _MEMBER = re.compile(r"taskguard\.(TaskGuard|SqlLedger)\.")
 
 

@@ -76,8 +76,8 @@ def placed(code: str, url: str) -> str:
 
 @pytest.mark.parametrize("page", WITH_PYTHON)
 def test_the_blocks_of_a_page_run_from_top_to_bottom(page: str, place: Place) -> None:
-    """Each gives what its page says; a new one has to be told of in the page's surroundings."""
-    assert page in SURROUNDINGS, f"say in support/page_surroundings.py what stands around {page}"
+    """Each block does what its page says. A new page needs an entry in `page_surroundings.py`."""
+    assert page in SURROUNDINGS, f"add the set-up of {page} to support/page_surroundings.py"
     surroundings = SURROUNDINGS[page](place)
     for block in blocks_of(page, "python"):
         more = next(surroundings, surroundings)

@@ -2,7 +2,7 @@
 
 Choices come from bytes (`FromBytes`: atheris, and replays of what it found) or from Hypothesis
 (`test_fuzz.py`); the rest does not know which. Where the text of an argument is known, it comes
-with it, said independently of the library; None stands for "a key or a refusal, either is right".
+with it, computed independently of the library. None means that a key and a refusal are both right.
 
 Guarantees: the same choices make the same input.
 Does not guarantee: that a text without a key is refused for the right reason; that is what
@@ -525,7 +525,7 @@ def _placeholder(choices: Choices, name: str) -> _Placeholder:
 
 @dataclass(frozen=True)
 class Plan:
-    """A template made of its parts; `literals` stand around and between the placeholders."""
+    """A template made of its parts. `literals` are around and between the placeholders."""
 
     placeholders: Sequence[_Placeholder]
     literals: Sequence[str]
@@ -537,7 +537,7 @@ class Plan:
 
     @property
     def is_right(self) -> bool:
-        """Whether no value can hold what stands between two placeholders."""
+        """Return True if no value can contain the text between two placeholders."""
         return not {"", "_"}.intersection(self.literals[1:-1])
 
     def call(self, values: Sequence[Value]) -> Call:

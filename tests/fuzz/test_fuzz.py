@@ -1,6 +1,6 @@
 """The fuzzed properties for a short time, with the same inputs in every run.
 
-Guarantees and limits stand in `properties.py`; `make fuzz` goes on longer, guided by coverage.
+`properties.py` has the guarantees and limits. `make fuzz` runs for longer, guided by coverage.
 """
 
 from __future__ import annotations

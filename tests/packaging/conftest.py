@@ -30,7 +30,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def once(place: Path) -> Iterator[bool]:
-    """Whether `place` is still to be made: by the first who comes, while the others wait."""
+    """Yield True to the first process, which makes `place`. The others wait, and get False."""
     made = place.with_name(f"{place.name}.made")
     with place.with_name(f"{place.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -59,7 +59,7 @@ COMMAND = "celery-taskguard[cli,postgresql]"
 
 
 def lines_of(file: Path) -> list[str]:
-    """The lines of installation that stand in a file, each once."""
+    """Return the commands of installation in a file, each once."""
     return list(dict.fromkeys(LINE.findall(file.read_text(encoding="utf-8"))))
 
 

@@ -1,6 +1,6 @@
-"""Jobs with a `ttl` that stand in the line of their key, with real workers.
+"""Jobs with a `ttl` that wait in the line of their key, with real workers.
 
-Each that expires there is CANCELED, with the reason, and those behind it go on.
+A job that expires there is CANCELED, with the reason, and the jobs behind it run.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def test_what_becomes_of_its_record_does_not_matter(office: Any) -> None:
     wait_until(lambda: time.time() > sent_s + TTL_S)
     office.let_go()
     wait_for_end(office, busy, "finished")
-    # Each may stand there several times by now: it was sent again.
+    # Each job may be there several times by now, because it was sent again.
     started = office.queue.started_job_registry
     wait_until(lambda: office.queue.count == started.count == 0)
     assert all(is_announced(office, job) for job in jobs)

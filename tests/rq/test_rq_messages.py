@@ -202,7 +202,7 @@ def test_a_missing_setting_fails_the_job_and_loses_it_not(office: Any) -> None:
         text = jobs[-1].latest_result().exc_string
         assert says in text
         assert "secret" not in text + office.logs()
-        # Not told to stop: RQ forgets that if it hears it just before it waits for the next job.
+        # Killed, because RQ forgets a request to stop that comes just before it waits for a job.
         worker.kill()
     office.environment = right
     office.worker()

@@ -18,7 +18,7 @@ from support.waiting import wait_until
 from taskguard.ledger.tables import WORK
 from taskguard.model.states import OUTDATED
 
-HOLDS_S = 600.0  # or until it may go, or is told
+HOLDS_S = 600.0  # or until it may go, or until its lease is lost
 
 
 def put(office: Any, function: Any, number: int, seconds: float = 0.0, **options: Any) -> Job:
@@ -134,8 +134,8 @@ def test_a_job_that_is_taken_back_while_it_waits(office: Any) -> None:
 
 
 def test_a_living_holder_is_superseded(office: Any) -> None:
-    """The holder's commit is refused, its body is told, and RQ does not retry it. The newest job
-    commits."""
+    """The holder's commit is refused, its body learns of it, and RQ does not retry it. The newest
+    job commits."""
     for _ in range(3):
         office.worker()
     first = put(office, supersede, 1, HOLDS_S, retry=Retry(max=3))
@@ -146,7 +146,7 @@ def test_a_living_holder_is_superseded(office: Any) -> None:
     assert superseded(office, first)
     assert superseded(office, second)
     expect(office, third)
-    assert {item for item, _ in office.steps("told")} == {"a 1", "a 2"}
+    assert {item for item, _ in office.steps("lost")} == {"a 1", "a 2"}
     assert len(office.steps("began")) == 3
 
 
@@ -230,7 +230,7 @@ def test_what_is_taken_back_at_work_stays_so(office: Any, how: str) -> None:
     began(office, 1)
     getattr(first, how)()
     second = put(office, supersede, 2)
-    wait_until(lambda: dict(office.steps("told")))
+    wait_until(lambda: dict(office.steps("lost")))
     expect(office, second)
     wait_until(lambda: len(office.queue.started_job_registry) == 0)
     assert office.connection.hget(first.key, "meta") in (None, b"", first.serializer.dumps({}))

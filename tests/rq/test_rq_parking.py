@@ -144,7 +144,7 @@ def test_rq_says_where_they_are(office: Any) -> None:
     wait_until(lambda: relays(worker) and relays(other))
 
 
-@pytest.mark.parametrize("how", ["killed", "told to stop"])
+@pytest.mark.parametrize("how", ["killed", "stopped"])
 def test_a_relay_that_died_is_started_again_and_ends_with_its_worker(office: Any, how: str) -> None:
     """The worker starts another relay after its next job, and leaves no zombie. The relay ends soon
     after its worker, even if that is killed."""

@@ -19,7 +19,7 @@ from taskguard import Leadership
 
 
 def main(log: str, locks: str, ledger: str, ttl_s: str, how: str) -> None:
-    """Until it is told to stop."""
+    """Lead until it is asked to stop."""
     logging.basicConfig(level=logging.INFO)
     tg = taskguard.connect(
         locks=None if locks == "-" else locks, ledger=None if ledger == "-" else ledger

@@ -46,8 +46,8 @@ class CeleryBeat(CeleryProgram):
     def pause_between_ticks(self) -> None:
         """Freeze it while it sleeps.
 
-        A beat of Celery's that is told to end while it sends closes what it sends by, in the middle
-        of that, and may end by the error.
+        If Celery's beat is stopped while it sends, it closes its connection in the middle of that,
+        and may end by the error.
         """
 
         def sleeps() -> bool:

@@ -1,4 +1,4 @@
-"""A clock that goes on only when told."""
+"""A clock that only the test moves."""
 
 from __future__ import annotations
 

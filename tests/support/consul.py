@@ -1,4 +1,4 @@
-"""A Consul under test: what stands in it, and how it forgets."""
+"""A Consul under test: the keys in it, and how it loses them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from taskguard_sandbox.servers import Consul
 
 
 def ask(server: Consul, method: str, path: str, body: str = "") -> Any:
-    """One question, past everything that is tested."""
+    """Send a request to Consul without taskguard's code."""
     with contextlib.closing(
         http.client.HTTPConnection("127.0.0.1", server.port, timeout=10.0)
     ) as connection:
@@ -28,19 +28,19 @@ def ask(server: Consul, method: str, path: str, body: str = "") -> Any:
         return json.loads(text) if reply.status == 200 else None
 
 
-def standing(server: Consul) -> list[str]:
-    """The keys that stand in it."""
+def keys_in(server: Consul) -> list[str]:
+    """Return all keys in Consul."""
     return [unquote(key) for key in ask(server, "GET", "/v1/kv/?keys&consistent") or []]
 
 
 def consul_kind(server: Consul) -> LockServer:
-    """It as the contract suite wants it, empty."""
+    """Describe an empty Consul for the contract suite."""
 
     def forget() -> None:
         ask(server, "DELETE", "/v1/kv/?recurse")
 
     def leftovers() -> list[str]:
-        return [key for key in standing(server) if key != "taskguard/epoch"]
+        return [key for key in keys_in(server) if key != "taskguard/epoch"]
 
     def end(locks: LockProvider) -> None:
         assert isinstance(locks, ConsulLocks)

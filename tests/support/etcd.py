@@ -29,8 +29,8 @@ def ask(url: str, path: str, message: dict[str, Any]) -> dict[str, Any]:
         link.close()
 
 
-def standing(url: str) -> list[str]:
-    """Return the existing keys."""
+def keys_in(url: str) -> list[str]:
+    """Return all keys in etcd."""
     found = ask(url, "/v3/kv/range", EVERYTHING | {"keys_only": True}).get("kvs", [])
     return sorted(base64.b64decode(each["key"]).decode("utf-8", "replace") for each in found)
 
@@ -53,7 +53,7 @@ def etcd_kind(server: Etcd) -> LockServer:
     forget(server.url)
 
     def leftovers() -> list[str]:
-        return [key for key in standing(server.url) if key != "taskguard/epoch"]
+        return [key for key in keys_in(server.url) if key != "taskguard/epoch"]
 
     return LockServer(
         lambda: EtcdLocks(server.url, socket_timeout_s=5.0),

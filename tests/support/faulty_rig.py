@@ -9,8 +9,8 @@
 | publish | the broker's answer to the next message that it publishes is lost |
 | broker | the broker is killed, and restarted with the messages it has acknowledged |
 
-The broker dies after the test has sent the whole line. Each loss breaks the connection. Proxies
-stand before the servers of queue and locks, and before the database: a PostgreSQL or a MariaDB.
+The broker dies after the test has sent the whole line. Each loss breaks the connection. Workers
+reach the servers of queue and locks, and the database (PostgreSQL or MariaDB), through proxies.
 """
 
 from __future__ import annotations

@@ -264,7 +264,7 @@ def _newest(name: str, number: int, seconds: float, guard: Guard) -> int:
     until_s = time.monotonic() + (seconds if guard.attempt == 1 else 0.0)
     while time.monotonic() < until_s and not _may_go():
         if guard.lost.wait(0.05):
-            step(item, "told")
+            step(item, "lost")
             break
     with guard.transaction() as db:
         effect(db, item, guard)
@@ -279,7 +279,7 @@ def index_in_line(invoice: int, words: str, waits: bool = False, *, guard: Guard
 
 @guarded_job(key="day:<day>", once_per="message", message_id=lambda job: job.meta["day"])
 def report(day: str, guard: Guard) -> None:
-    """Messages told apart by what their sender says."""
+    """Its messages are work of their own if their sender gives them different days."""
     with guard.transaction() as db:
         effect(db, day, guard)
 

@@ -1,4 +1,4 @@
-"""Ways in which a process is told to stop."""
+"""Ways to stop a process."""
 
 from __future__ import annotations
 

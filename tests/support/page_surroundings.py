@@ -763,7 +763,7 @@ def choose(place: Place) -> Iterator[None]:
 
 @around("docs/how-to/charge-once.md")
 def charge_once(place: Place) -> Iterator[None]:
-    """A provider that charges once for each key, and times out when it is told to."""
+    """A provider that charges once for each key, and times out if the test says so."""
     place.app()
     for table in (
         "payments (id integer, status text)",

@@ -235,7 +235,7 @@ class Proxy:
 
 
 class _Pair:
-    """One connection and what stands behind it."""
+    """One client's connection, and the connection to the server behind the proxy."""
 
     def __init__(self, client: socket.socket, server: socket.socket) -> None:
         self.client = client

@@ -1,8 +1,8 @@
-"""A lock server of sessions, in memory: its locks last as long as who has taken them is heard of.
+"""A lock server of sessions, in memory: a lock lasts as long as its owner's session.
 
-Stands for ZooKeeper and its like. Guarantees what `taskguard.locks.base` says of a provider whose
-`traits.session` is True. A provider keeps its session alive by itself as long as it is open: so a
-session ends by `close()`, by `SessionServer.end()`, or because its wire is `deaf`.
+It replaces ZooKeeper and similar servers. Guarantees what `taskguard.locks.base` says of a provider
+whose `traits.session` is True. An open provider keeps its session alive by itself. So a session
+ends by `close()`, by `SessionServer.end()`, or because its connection is `deaf`.
 """
 
 from __future__ import annotations

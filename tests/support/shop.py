@@ -253,7 +253,7 @@ def _newest(name: str, number: int, seconds: float, guard: Guard) -> int:
     until_s = time.monotonic() + (seconds if guard.attempt == 1 else 0.0)
     while time.monotonic() < until_s and not _may_go():
         if guard.lost.wait(0.05):
-            step(f"{name} {number}", "told")
+            step(f"{name} {number}", "lost")
             break
     with guard.transaction() as db:
         effect(db, f"{name} {number}", guard)

@@ -1,7 +1,7 @@
-"""A holder that computes without end, as a program: it says what it notices of its lease.
+"""A holder that computes without end, as a program that prints what it learns of its lease.
 
-`python -m support.starved LEDGER TTL_S` says "holds", then, once told, "lost", and at last what
-came of its commit.
+`python -m support.starved LEDGER TTL_S` prints "holds", then "lost" when its lease is lost, and at
+last the outcome of its commit.
 """
 
 from __future__ import annotations

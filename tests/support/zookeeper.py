@@ -23,7 +23,7 @@ SESSION_S = 2.0
 
 @contextmanager
 def client_of(server: ZooKeeper, **options: object) -> Iterator[KazooClient]:
-    """Yield a client past everything that is tested."""
+    """Yield a client without taskguard's code."""
     client = KazooClient(f"127.0.0.1:{server.port}", **options)
     client.start()
     try:
@@ -33,7 +33,7 @@ def client_of(server: ZooKeeper, **options: object) -> Iterator[KazooClient]:
         client.close()
 
 
-def standing(client: KazooClient) -> list[str]:
+def locks_in(client: KazooClient) -> list[str]:
     """Return the nodes of locks: keys, and their owners."""
     found = []
     for folder in ("lock", "owner"):
@@ -78,7 +78,7 @@ def zookeeper_kind(server: ZooKeeper) -> Iterator[LockServer]:
             yield LockServer(
                 connect,
                 forget,
-                lambda: standing(client),
+                lambda: locks_in(client),
                 server.url,
                 lambda: _deafened(server.port),
                 lambda locks: end_session(locks, server),

@@ -29,7 +29,7 @@ PYRIGHT = {
     "reportMissingTypeStubs": "none",
     # It takes a task of Celery's, without types, for the function that it is made of.
     "reportAttributeAccessIssue": "none",
-    "reportUnboundVariable": "none",  # what stands around an example is only declared
+    "reportUnboundVariable": "none",  # the code around an example is only declared
 }
 
 _ORDERS = """

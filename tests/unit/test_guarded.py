@@ -78,7 +78,7 @@ def test_a_message_id_that_is_used_for_two_keys_names_two_works() -> None:
 
 
 def test_work_shared_by_name_and_apart_by_namespace() -> None:
-    """`work=` replaces the task's name; `namespace` stands before keys and work ids."""
+    """`work=` replaces the task's name. `namespace` is the prefix of keys and work ids."""
     compiled = GuardedFunction(ship, key="order:<order_id>", work="shipping", namespace="eu")
     delivery = compiled.delivery((42,), {}, task="shop.ship", namespace="", message=M1)
     assert (delivery.keys, delivery.work) == (("eu:order:42",), "shipping eu:order:42")
@@ -94,7 +94,7 @@ def test_several_keys_make_one_work() -> None:
 
 
 def move(a: int, b: int, c: int = 0) -> None:
-    """A function whose arguments do not stand for each other."""
+    """A function whose keys change if its arguments swap their values."""
 
 
 LISTS = [

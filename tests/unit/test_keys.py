@@ -513,7 +513,7 @@ class TestValues:
 
 
 class TestEncoding:
-    """The form in which a text stands in a key."""
+    """How a text is encoded in a key."""
 
     def test_plain_characters_stay(self):
         """ASCII letters, digits and `-_.~@+` are not encoded."""
@@ -816,7 +816,7 @@ class TestTemplateChecks:
         assert compiled("nightly-report")((1,), {}) == ("nightly-report",)
 
     def test_a_literal_bracket(self):
-        """`<<` stands for `<`, also before a placeholder. `>` stands for itself."""
+        """`<<` makes a `<`, also before a placeholder. `>` is an ordinary character."""
         assert compiled("a<<b->:<<<order_id>>")((1,), {}) == ("a<b->:<1>",)
 
     @pytest.mark.parametrize("spec", [None, 42, b"order", {"a"}, {"order": 1}])

@@ -59,7 +59,7 @@ def test_a_renewal_extends_and_never_shortens() -> None:
 
 
 def test_a_lost_lease_stays_lost() -> None:
-    """A renewal that arrives after the loss brings nothing back, and the first reason stands."""
+    """A renewal that arrives after the loss does not restore the lease. The first reason stays."""
     clock = FakeClock()
     lease = make_lease(clock)
     assert lease.mark_lost("taken over")

@@ -23,7 +23,7 @@ from taskguard_zookeeper import ZooKeeperLocks
     ],
 )
 def test_an_ipv6_address_behind_another(url: str) -> None:
-    """Newer Pythons refuse a bracket behind a comma, which stands in no URL of one server."""
+    """Newer Pythons refuse a bracket behind a comma, which no URL of a single server has."""
     shown = repr(make_locks(url))
     assert "h1" in shown
     assert "::1" in shown

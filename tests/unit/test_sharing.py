@@ -1,4 +1,4 @@
-"""`tg.lock(limit=…)` and `tg.lock(mode="read")`: what is asked, refused, told and renewed."""
+"""`tg.lock(limit=…)` and `tg.lock(mode="read")`: requests, refusals, events and renewals."""
 
 from __future__ import annotations
 

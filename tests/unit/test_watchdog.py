@@ -1,4 +1,4 @@
-"""The watchdog, one round at a time, on a clock that goes on when told."""
+"""The watchdog, one round at a time, on a clock that the test moves."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_an_unanswered_renewal_leaves_the_deadline_and_is_tried_again(with_ledge
 
 @pytest.mark.parametrize("with_ledger", [True, False])
 def test_a_lease_that_could_not_be_renewed_is_lost_at_its_deadline(with_ledger: bool) -> None:
-    """Not before it; then the body is told, once, and an event is emitted, once."""
+    """At the deadline, and not before, `lease.lost` is set, and one event is emitted."""
     rig = WatchdogRig(with_ledger=with_ledger)
     tracked = rig.keep()
     rig.ledger.away = rig.locks.away = True
@@ -243,7 +243,7 @@ def test_a_takeover_in_the_ledger_loses_the_lease_and_frees_the_lock_server() ->
 
 
 def test_a_skipped_row_is_not_lost() -> None:
-    """The body's own transaction holds its row for a moment: the old deadline stands."""
+    """If the body's own transaction holds its row for a moment, the old deadline stays."""
     rig = WatchdogRig(with_ledger=True)
     tracked = rig.keep()
     rig.ledger.answer = Renewal.SKIPPED
@@ -255,7 +255,7 @@ def test_a_skipped_row_is_not_lost() -> None:
 
 
 def test_nothing_is_held_for_longer_than_max_hold() -> None:
-    """Then the body is told."""
+    """After `max_hold_s` the lease is lost."""
     rig = WatchdogRig(with_ledger=True)
     tracked = rig.keep(max_hold_s=20.0)
     rig.after(19.0)

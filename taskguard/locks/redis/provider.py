@@ -40,7 +40,7 @@ _PROMOTED = str(PROMOTED).encode()
 # Maximum time of one wait. The caller then asks again. So a wake-up that was lost with its waiter,
 # or an expired lease, costs the others a second at most.
 WAIT_SLICE_S = 1.0
-# Random, so that waiters who came at the same moment do not ask again at the same moment.
+# Random, so that waiters that came at the same moment do not ask again at the same moment.
 _SHORTEST_SLICE = 0.75
 # A waiter that was called and did not come in this time has lost the key: GRACE_MS in line.lua.
 _LOOK_S = 0.06

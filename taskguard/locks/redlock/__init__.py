@@ -16,8 +16,8 @@ How a lock works (https://redis.io/docs/latest/develop/use/patterns/distributed-
 
 * One thread sends each call to all servers, and then reads the replies. An answer counts as soon as
   a majority has given it.
-* The keys are granted if a majority of the *configured* servers grants them in time. Otherwise all
-  servers are told to free the keys, even if they refused or have not answered.
+* The keys are granted if a majority of the *configured* servers grants them in time. Otherwise a
+  release is sent to all servers, even if they refused or have not answered.
 * The keys are refused if one holder has so many servers that no majority is left. If the votes are
   split, the callers ask again after a short random pause. The caller with the first server's vote
   keeps its votes meanwhile.

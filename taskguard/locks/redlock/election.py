@@ -1,7 +1,8 @@
 """One election: a majority of the configured servers grants the keys, or they are freed again.
 
-Guarantees: keys are granted only by a majority, in time. Otherwise every server that was asked is
-told to free them, even if it refused or has not answered; keys that the owner held before are kept.
+Guarantees: keys are granted only by a majority, in time. Otherwise a release is sent to every
+server that was asked, even if it refused or has not answered. Keys that the owner held before are
+kept.
 Does not guarantee a winner: if the votes stay split, the holder that most servers name is returned.
 """
 

@@ -529,10 +529,10 @@ def full_for_the_replaced(made: Mutation) -> None:
 
 def replace_what_is_begun(made: Mutation) -> None:
     """A stored message is replaced although its work has begun."""
-    standing = unique.Existing
+    existing = unique.Existing
 
     def waiting(**values: Any) -> Any:
-        return standing(**{**values, "begun": False})
+        return existing(**{**values, "begun": False})
 
     made.replace(unique, "Existing", waiting)
 

@@ -241,8 +241,8 @@ def test_a_row_that_comes_into_being_between_update_and_look_is_written(engine: 
 
 
 def test_of_many_holders_at_once_the_newest_has_the_row(pg: sa.Engine) -> None:
-    """An older write of several, in any order, is never told that it has written over a
-    newer one."""
+    """Of several writes, in any order, an older one never overwrites a newer one, and is refused
+    instead."""
     refused: list[StaleTokenError] = []
 
     def hold(number: int) -> None:

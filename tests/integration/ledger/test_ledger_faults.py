@@ -332,7 +332,7 @@ def test_a_session_that_the_server_ends_is_no_effect(bench: Bench) -> None:
 
 
 def test_a_deadlock_is_to_be_run_again(bench: Bench) -> None:
-    """If two holders deadlock in their own tables, one of them is told to try again."""
+    """If two holders deadlock in their own tables, one of them gets TransactionRetryError."""
     with bench.engine.begin() as db:
         db.execute(sa.text("create table goods (id int primary key, n int)"))
         db.execute(sa.text("insert into goods values (1, 0), (2, 0)"))

@@ -526,8 +526,8 @@ def test_a_body_that_swallows_a_deadlock_is_run_again(shop: GuardedShop) -> None
 
 @pytest.mark.parametrize("statement", ["create table other (n int)", "commit", "rollback"])
 def test_a_statement_that_ends_the_transaction_is_told(shop: GuardedShop, statement: str) -> None:
-    """CREATE TABLE commits earlier writes, without DONE. The body is told, and later writes are
-    rolled back."""
+    """CREATE TABLE commits earlier writes, without DONE. The body gets an error, and later writes
+    are rolled back."""
 
     @shop.tg.guarded(key="order:<n>")
     def ship(n: int, guard: Guard) -> None:

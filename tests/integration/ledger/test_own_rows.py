@@ -331,7 +331,7 @@ def test_a_body_that_moves_its_row_itself_is_told_so(shop: Shop, statement: str)
 
 @pytest.mark.parametrize("moved", [False, True])
 def test_the_row_moves_in_a_session_of_the_users_own(shop: Shop, moved: bool) -> None:
-    """With its effects; and a body that moved it there is told so, too."""
+    """The row moves with the effects. A body that moved it itself gets an error."""
     ship = shop.step()
 
     def body(guard: Guard) -> None:
@@ -588,8 +588,8 @@ def test_enqueueing_a_row_that_was_set_back_stores_its_call(shop: Shop) -> None:
 def test_what_its_row_says_cannot_be_run_is_not_sent_for_ever(
     shop: Shop, status: str | None
 ) -> None:
-    """A message that its row refuses is not sent for ever: it is told, and enqueueing sends it
-    again."""
+    """A message that its row refuses is not sent for ever. Its caller is notified, and another
+    enqueue sends it again."""
     ship = shop.step()
     request = ship.request("m", call={"queue": "test"})
     shop.ledger.enqueue(None, request, due_in_s=0)

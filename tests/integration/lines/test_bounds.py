@@ -1,4 +1,4 @@
-"""`limit=` and `rate=` of tasks: which deliveries run, and what the others are told.
+"""`limit=` and `rate=` of tasks: which deliveries run, and what the outcome of the others is.
 
 With a ledger on SQLite, and with locks in memory or without. The queue only notes its calls.
 """

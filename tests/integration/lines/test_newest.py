@@ -1,4 +1,4 @@
-"""`busy="latest"` and `"supersede"` at the runner: what a holder is told, and which one has the
+"""`busy="latest"` and `"supersede"` at the runner: what a holder learns, and which one has the
 lock.
 
 With a real ledger on SQLite and locks in memory, and without a relay. The queue only notes its

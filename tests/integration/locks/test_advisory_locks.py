@@ -215,7 +215,7 @@ class TestSession:
         take(locks, KEY, owner)
         kill(url, session_of(locks))
         assert isinstance(take(other, KEY, heir), Granted)
-        assert locks.release(KEY, owner) is True  # that cannot be told any more
+        assert locks.release(KEY, owner) is True  # the provider cannot know better
         assert other.renew([Hold(KEY, heir, 30.0)]) == [Renewal.RENEWED]
         assert isinstance(take(locks), Held)
 
@@ -261,7 +261,7 @@ class TestSession:
         assert isinstance(take(make_locks_on(url)), Held)
 
 
-# Holds a key and says so. When told to go on, it says whether it still holds it.
+# Holds a key and prints that. After a line of input, it prints whether it still holds the key.
 _HOLDER = """\
 import sys
 from taskguard.advisory_locks import AdvisoryLocks, health

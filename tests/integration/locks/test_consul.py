@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from urllib3 import HTTPConnectionPool
 
-from support.consul import ask, consul_kind, standing
+from support.consul import ask, consul_kind, keys_in
 from support.lock_servers import KEY, answered, take, token
 from support.needs import need
 from support.proxy import Mode, Proxy
@@ -103,11 +103,11 @@ class TestSessions:
             proxy.mode = Mode.SWALLOW
             with pytest.raises(LockServerUnavailableError):
                 take(locks)
-            stands = ["taskguard/epoch", "taskguard/lock/kept", "taskguard/lock/order:42"]
-            wait_until(lambda: standing(consul) == stands)  # what is sent still arrives
+            present = ["taskguard/epoch", "taskguard/lock/kept", "taskguard/lock/order:42"]
+            wait_until(lambda: keys_in(consul) == present)  # what is sent still arrives
             proxy.mode = Mode.PASS
             assert locks.renew([Hold(("kept",), kept, 30.0)]) == [Renewal.RENEWED]
-            assert standing(consul) == ["taskguard/epoch", "taskguard/lock/kept"]
+            assert keys_in(consul) == ["taskguard/epoch", "taskguard/lock/kept"]
             # A release that did not arrive is repeated as well.
             freed = new_owner("freed")
             take(locks, owner=freed)
@@ -116,7 +116,7 @@ class TestSessions:
                 locks.release(KEY, freed)
             proxy.mode = Mode.PASS
             assert locks.renew([Hold(("kept",), kept, 30.0)]) == [Renewal.RENEWED]
-            assert standing(consul) == ["taskguard/epoch", "taskguard/lock/kept"]
+            assert keys_in(consul) == ["taskguard/epoch", "taskguard/lock/kept"]
             locks.close()
 
     def test_a_session_that_has_ended(self, locks: ConsulLocks, consul: Consul) -> None:
@@ -140,7 +140,7 @@ class TestSessions:
         ask(consul, "PUT", f"/v1/session/destroy/{locks._sessions[10].id}")
         assert locks.renew([Hold(KEY, owner, 60.0)]) == [Renewal.RENEWED]
         assert locks.release(KEY, owner) is True
-        assert standing(consul) == ["taskguard/epoch"]
+        assert keys_in(consul) == ["taskguard/epoch"]
 
     def test_handed_over_to_another_process(self, locks: ConsulLocks, consul: Consul) -> None:
         """The first renewal by the new owner moves the key into that owner's session."""

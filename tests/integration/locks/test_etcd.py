@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from urllib3 import HTTPConnectionPool
 
-from support.etcd import ask, cluster, forget, standing, url_of, write
+from support.etcd import ask, cluster, forget, keys_in, url_of, write
 from support.lock_servers import KEY, take, token
 from support.proxy import Mode, Proxy
 from support.waiting import wait_until
@@ -65,7 +65,7 @@ class TestRequests:
             with requests(monkeypatch) as asked:
                 assert locks.release(keys, owner)
             assert asked == ["revoke"]
-            assert [key for key in standing(make_url(locks)) if "lock/" in key] == []
+            assert [key for key in keys_in(make_url(locks)) if "lock/" in key] == []
 
     def test_taken_key(self, locks: EtcdLocks, monkeypatch: pytest.MonkeyPatch) -> None:
         """A refused acquire takes four requests. While the key is taken, the next one reads it
@@ -188,7 +188,7 @@ class TestStrangers:
         owner = new_owner("m")
         assert isinstance(take(locks, owner=owner, with_fence=True), Granted)
         assert isinstance(take(other, owner=new_owner("n"), with_fence=True), Granted)
-        assert standing(etcd.url) == [
+        assert keys_in(etcd.url) == [
             "other/epoch",
             "other/lock/order:42",
             "taskguard/epoch",
@@ -301,8 +301,8 @@ class TestConnections:
             assert locks.release(KEY, owner) is False
 
     def test_an_end_of_a_lease_that_may_arrive_late(self, etcd: Etcd) -> None:
-        """If the end of an unused lease gets no reply, the owner is not told to ask again: the lost
-        request could end a later grant."""
+        """If the end of an unused lease gets no reply, the error does not tell the owner to ask
+        again: the lost request could end a later grant."""
         forget(etcd.url)
         with Proxy(etcd.port) as proxy:
             locks = EtcdLocks(f"etcd://127.0.0.1:{proxy.port}", socket_timeout_s=5.0)

@@ -107,5 +107,5 @@ def test_a_lost_lease_is_told_once(rig: LockRig) -> None:
     with suppress(LeaseLostError), rig.tg.lock("a", ttl_s=0.3) as lease:
         rig.take_away()
         assert lease.lost.wait(patience_s())
-    wait_until(rig.lost, message="it is told, by one of the two")
+    wait_until(rig.lost, message="one of the two events")
     assert len(rig.lost()) == 1

@@ -355,8 +355,8 @@ class TestSilentNode:
             assert isinstance(take(locks, (first,)), Granted)
 
     def test_a_release_that_may_arrive_late(self, cluster: Cluster) -> None:
-        """If keys were given back without a reply, the owner is not told to ask again: the lost
-        request could free the keys after they were granted to it again."""
+        """If keys were given back without a reply, the error does not tell the owner to ask again:
+        the lost request could free the keys after a later grant."""
         first, last = apart(cluster)[:2]
         port = cluster.master_of(f"taskguard:{{{first}}}").port
         with behind_proxies(cluster) as proxies:

@@ -256,7 +256,7 @@ class TestRoundTrips:
             assert stats["calls"] <= 100
             return float(stats["usec_per_call"])
 
-        # About 500 on an idle machine; one that stands still does so within a call at times.
+        # About 500 on an idle machine. A machine that is paused may be paused within a call.
         assert any(usec_per_call() < 10_000 for _ in range(5))
         assert client.pttl("taskguard:{order:9999}") > 120_000
 

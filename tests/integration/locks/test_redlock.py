@@ -247,7 +247,7 @@ class TestRestarted:
                 assert locks.release((key,), owner) is True
 
     def test_a_longer_lease_of_others_is_configured(self, clock: ServerClock) -> None:
-        """A provider with short leases may be told that others use longer ones."""
+        """A provider with short leases can be configured for the longer leases of others."""
         with independent(3, clock=clock) as three:
             for server in three.servers[:2]:
                 server.kill()
@@ -520,7 +520,7 @@ class TestRoundTrips:
             cycle(locks, "k")
             return self.calls(five) == [2] * 5
 
-        wait_until(ten)  # a server that is late is told the release by its source
+        wait_until(ten)  # a late server gets the release's whole source
 
     def test_of_a_thousand_renewals(self, five: Independent) -> None:
         """At most ten commands for each server, sent at once."""

@@ -21,7 +21,7 @@ from support.lock_servers import KEY, answered, take, token
 from support.needs import allowed, need
 from support.proxy import Mode, Proxy
 from support.waiting import wait_until
-from support.zookeeper import client_of, end_session, standing
+from support.zookeeper import client_of, end_session, locks_in
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.findings import Finding, Level
 from taskguard.locks.base import Granted, Held, Hold, LockProvider, Renewal
@@ -162,12 +162,12 @@ class TestSession:
                 lost = new_owner("lost")
                 with pytest.raises(LockServerUnavailableError):
                     take(locks, owner=lost)
-                wait_until(lambda: KEY[0] not in standing(client))  # sent requests still arrive
+                wait_until(lambda: KEY[0] not in locks_in(client))  # sent requests still arrive
                 proxy.mode = Mode.CUT
                 with pytest.raises(LockServerUnavailableError):
                     locks.release(("freed",), freed)
                 proxy.mode = Mode.PASS
-                wait_until(lambda: standing(client) == stays)
+                wait_until(lambda: locks_in(client) == stays)
 
     def test_asked_again(self, zookeeper: ZooKeeper, client: KazooClient) -> None:
         """A request that is repeated after a lost reply is granted. Undoing the first one does not
@@ -198,7 +198,7 @@ class TestSession:
             assert isinstance(take(other), Held)
             assert take(other, owner=true, with_fence=True).fence == first.fence  # type: ignore[union-attr]
             assert other.release(KEY, true) is True
-        assert standing(client) == []
+        assert locks_in(client) == []
 
     def test_closed_while_the_server_is_frozen(self) -> None:
         """`close()` does not wait for a frozen server, and leaves no thread behind."""
@@ -562,7 +562,7 @@ class TestFindings:
         with locks_on(zookeeper.url) as locks:
             assert locks.check() == []
             wait_until(lambda: set(threading.enumerate()) <= before)
-        assert standing(client) == []
+        assert locks_in(client) == []
 
     def test_away(self, zookeeper: ZooKeeper) -> None:
         """If no server answers, check() raises. If one of several is down, it is a finding."""

@@ -1,5 +1,5 @@
-"""`duplicate=` of an enqueue in each kind of transaction: what is sent, and what the caller is
-told."""
+"""`duplicate=` of an enqueue in each kind of transaction: what is sent, and what the caller
+gets."""
 
 from __future__ import annotations
 

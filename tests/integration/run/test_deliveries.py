@@ -1,5 +1,4 @@
-"""One delivery, outcome by outcome: what the queue is told, and what the ledger contains
-afterwards.
+"""One delivery, outcome by outcome: what the queue gets, and what the ledger contains afterwards.
 
 With a real ledger on SQLite and locks in memory. The queue only notes its calls.
 """
