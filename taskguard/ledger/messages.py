@@ -9,7 +9,7 @@ from taskguard.ledger.tables import MESSAGES
 from taskguard.model.claims import ClaimRequest, MessageRef
 from taskguard.model.states import REPLACED_RETRIES
 
-__all__ = ["is_replaced", "raise_deferrals"]
+__all__ = ["is_replaced", "raise_deferrals", "was_replaced"]
 
 
 def raise_deferrals(
@@ -32,8 +32,21 @@ def raise_deferrals(
 
 def is_replaced(request: ClaimRequest) -> sa.Exists:
     """Return the condition that the call of this message was replaced, under any id of its work."""
+    return sa.exists().where(*_note_of(request))
+
+
+def was_replaced(db: sa.Connection, request: ClaimRequest) -> bool:
+    """Return True if the call of this message was replaced, even after the snapshot of `db`.
+
+    MariaDB and MySQL read rows that are newer than the snapshot only with a lock.
+    """
+    noted = sa.select(MESSAGES.c.message).where(*_note_of(request))
+    return db.execute(noted.with_for_update(read=True, key_share=True)).first() is not None
+
+
+def _note_of(request: ClaimRequest) -> tuple[sa.ColumnElement[bool], ...]:
     ids = (str(request.work), *request.formerly)
-    return sa.exists().where(
+    return (
         MESSAGES.c.message == request.message.name,
         MESSAGES.c.work.in_(ids),
         MESSAGES.c.retries == REPLACED_RETRIES,

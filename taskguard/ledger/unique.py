@@ -23,7 +23,7 @@ import sqlalchemy as sa
 
 from taskguard.errors import TransactionRetryError
 from taskguard.ledger.connections.database import Database
-from taskguard.ledger.messages import is_replaced, raise_deferrals
+from taskguard.ledger.messages import raise_deferrals, was_replaced
 from taskguard.ledger.records import message_of
 from taskguard.ledger.tables import MESSAGES, NO_POSITION, WORK
 from taskguard.model.claims import ClaimRequest, MessageRef
@@ -44,7 +44,7 @@ def decide(
     row = row or _open(database, db, request)
     if row is None or message_of(row) == request.message.name:
         return  # the work has ended, or the record is this request's own
-    if once.replaces and db.execute(sa.select(is_replaced(request))).scalar():
+    if once.replaces and was_replaced(db, request):
         return  # the record has the newer message
     found = Existing(
         work=row.id,
@@ -135,6 +135,6 @@ def failed_message(db: sa.Connection, request: ClaimRequest) -> str | None:
     Return None if that message has replaced this one.
     """
     failed = WORK.c.state == State.FAILED.value, WORK.c.final == 0
-    select = sa.select(WORK.c.message).where(_is(request), *failed, ~is_replaced(request))
+    select = sa.select(WORK.c.message).where(_is(request), *failed)
     found: str | None = db.execute(select.with_for_update()).scalar()
-    return found
+    return None if found is None or was_replaced(db, request) else found

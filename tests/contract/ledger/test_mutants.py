@@ -518,8 +518,8 @@ def without_superseding(made: Mutation) -> None:
 
 def repeated_after_a_replacement(made: Mutation) -> None:
     """A repeated enqueue writes its message, although a newer one replaced it."""
-    for module in (unique, outbox):
-        made.replace(module, "is_replaced", lambda _: sa.false())
+    made.replace(unique, "was_replaced", lambda *_: False)
+    made.replace(outbox, "is_replaced", lambda _: sa.false())
 
 
 def full_for_the_replaced(made: Mutation) -> None:

@@ -433,6 +433,33 @@ def test_an_older_snapshot_is_told_of_what_was_enqueued_since(book: Any) -> None
     assert json.loads(book.work().call)["message"] == "c"
 
 
+@pytest.mark.parametrize("duplicate", ["answer", "attach", "replace"])
+@pytest.mark.parametrize("end", ["waits", "failed"])
+def test_an_older_snapshot_learns_that_its_message_was_replaced(
+    book: Any, end: str, duplicate: str
+) -> None:
+    """Under REPEATABLE READ, a repeated enqueue writes nothing, even if another message has
+    replaced its message after its snapshot."""
+    if book.kind not in ("mariadb", "mariadb in steps", "mysql"):
+        pytest.skip("PostgreSQL refuses to write there, and SQLite has one writer")
+    attach(book, "a")
+    with book.engine.execution_options(isolation_level="REPEATABLE READ").begin() as db:
+        if book.ledger.database.dialect.keeps_snapshot(db):
+            pytest.skip("this server refuses to write to what has changed since")
+        assert db.execute(sa.text("select count(*) from taskguard_work")).scalar() == 1
+        assert put_instead(book, "b").replaced
+        if end == "failed":
+            book.ledger.fail(book.claim(message="b").claim, "boom")
+        before = book.work()
+        if duplicate == "replace":
+            assert not put_instead(book, "a", db).replaced
+        elif duplicate == "attach":
+            attach(book, "a", db)
+        else:
+            book.ledger.enqueue(db, asked(book, "a"))
+    assert book.work() == before
+
+
 def test_replaced_messages_are_forgotten_with_their_work(book: Any) -> None:
     """Each replaced message leaves one row until its work is purged."""
     if book.kind == "memory":
