@@ -68,7 +68,7 @@ def connect(
             TASKGUARD_FORMERLY_NAMESPACES, separated by commas.
         listeners: called with every event, in addition to the default, which writes to the logger
             `taskguard`.
-        codec: how results become JSON.
+        codec: converts results to JSON text and back.
         clock: the clock, for tests.
 
     Raises:
@@ -165,7 +165,7 @@ class TaskGuard:
 
     @functools.cached_property
     def formerly_namespaces(self) -> tuple[str, ...]:
-        """The namespaces that this application had before, without the one that it has."""
+        """The namespaces that this application had before, without the present one."""
         found = make_formerly_namespaces(self._formerly_namespaces)
         return tuple(each for each in found if each != self.namespace)
 
@@ -220,8 +220,8 @@ class TaskGuard:
         Its `Lease` is renewed as long as it is held.
 
         With `limit` or `mode="read"`, several holders share one key. A call with `limit` gets the
-        key while fewer holders than that have it, whatever they asked for. A reader gets it unless
-        a holder has it alone. A call with neither has the key alone. The lock server grants these
+        key while fewer holders than that have it, whatever their limits. A reader gets it unless a
+        holder has it alone. A call with neither has the key alone. The lock server grants these
         shares without the ledger, so they are as safe as locks with `ledger=None`.
 
         All holders that share a key have one `lease.fence`. It is higher than that of each holder
@@ -297,10 +297,10 @@ class TaskGuard:
 
         Args:
             name: the name of the lease, the same for all candidates.
-            ttl_s: length of the lease in seconds, renewed at a third of it. After a leader has
-                died, no process leads for at most this time.
+            ttl_s: length of the lease in seconds, renewed at a third of it. If a leader dies,
+                another process leads within this time and a second.
             on_lost: "interrupt" (the default) raises LeaseLostError in the work's thread when the
-                work must stop, except under gevent. With "fence" the work itself has to look at
+                work must stop, except under gevent. With "fence" the work itself has to check
                 `leadership.lost`.
         """
         return Leader(self, name, ttl_s=ttl_s, on_lost=on_lost)
@@ -389,17 +389,17 @@ class TaskGuard:
         For an operator. The lease is ended in the ledger, then at the lock server, each by a
         statement that names its owner: a holder that came meanwhile keeps the key.
 
-        If the holder is still alive, its next renewal, at a third of its `ttl_s`, tells it. With a
-        ledger, its commit is refused once another process has claimed the key. The next delivery
-        is a takeover, which counts towards `max_crashes`. With locks only, both may work at the
-        same time until that renewal.
+        A holder that is still alive learns of this at its next renewal, within a third of its
+        `ttl_s`. With a ledger, its commit is refused once another process has claimed the key. The
+        next delivery is a takeover, which counts towards `max_crashes`. With locks only, both may
+        work at the same time until that renewal.
 
         Args:
             key: the key, as `lock()` takes it or as errors show it, with or without this
                 application's namespace.
             reason: why, for the log.
             fence: the holder's fence, as its lease, its guard or the ledger has it.
-            owner: the holder, as `KeyBusyError.owner` or the ledger names it, or its nonce alone.
+            owner: the holder, as `KeyBusyError.owner` or the ledger names it, or its part before /.
 
         Without `fence` and `owner` the key is taken from all its holders: several may share a key,
         or hold its slots.

@@ -22,9 +22,12 @@ __all__ = ["Finding", "FindingTemplate", "Level"]
 class Level(enum.StrEnum):
     """How bad a finding is."""
 
-    ERROR = "error"  # guarded tasks cannot run, or a guarantee does not hold
-    WARNING = "warning"  # it works until something else fails
-    NOTE = "note"  # good to know
+    ERROR = "error"
+    """Guarded tasks cannot run, or a guarantee does not hold."""
+    WARNING = "warning"
+    """It works until something else fails."""
+    NOTE = "note"
+    """Good to know."""
 
 
 @value

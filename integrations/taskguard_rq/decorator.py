@@ -84,7 +84,7 @@ def guarded_job(
         key: the key template, for example "invoice:<invoice_id>", a list of templates, or a
             callable.
         message_id: a function that returns the id of the message for a `Job`. Default: the job's
-            id and its time of creation.
+            id, its time of creation and its remaining repeats.
         options: the options of the guard. docs/reference/options.md describes each of them.
 
     Raises:

@@ -53,8 +53,8 @@ class Report:
 def examine(configuration: Configuration) -> list[Report]:
     """Check each part of a configuration, and return a report for each.
 
-    If `configuration.starts` is True, also log the number of the starting worker. Raises nothing:
-    what gives no answer becomes a finding.
+    If `configuration.starts` is True, also log the number of the starting worker. Raises nothing: a
+    server that gives no answer becomes a finding.
     """
     if configuration.starts:
         log_process()

@@ -33,7 +33,7 @@ class GuardedTask:
 
 @value
 class Configuration:
-    """One application. An integration makes it, or `taskguard doctor` makes it from two URLs.
+    """One application to check. An integration makes it, or `taskguard doctor` from two URLs.
 
     Attributes:
         runtime: returns its locks and ledger. May raise ConfigurationError.
@@ -45,7 +45,8 @@ class Configuration:
             queues are not on a Redis.
         folder: where to look for migrations. None: nowhere.
         serves: the kind of its queue, as stored calls name it: "celery", "rq".
-        starts: whether a worker is about to start, which leaves its ledger's id at the lock server.
+        starts: whether a worker is about to start. If so, its ledger's id is stored at the lock
+            server, so that `namespace_shared` can be found.
     """
 
     runtime: Callable[[], TaskGuard]

@@ -59,15 +59,16 @@ class Traits:
         owners: it knows the holder of a key, and its lease. False: `Held` may name NOBODY, which
             counts as a live lease; `hand_over()` frees the keys; and a repeated acquire gets the
             same grant only from the same provider object.
-        min_ttl_s: the shortest lease that it can keep. It makes a shorter one that long.
+        min_ttl_s: the shortest lease that it can keep. A request for less gets a lease of this
+            length.
         failover_s: for how long it may give no answer during a failover, as its last `check()`
             found. 0.0: unknown.
-        fair: waiters get a key in the order in which they came. False: the first caller that asks
+        fair: waiters get a key in the order in which they came. False: the first caller that tries
             while the key is free gets it.
         shares: several owners may hold one key at once: it is a `SharingLocks`.
         hints: a release reports that a message waits for the key in the ledger: it is a
             `HintingLocks`. False: the ledger is queried after each body of a task that parks.
-        in_database: each request is a transaction of a database, also while a caller waits.
+        in_database: each request is a transaction of a database, even while a caller waits.
     """
 
     session: bool = False
@@ -145,10 +146,15 @@ class Renewal:
     """Results of a renewal. Constants, because a watchdog compares ten thousand at a time."""
 
     RENEWED = "renewed"
-    GONE = "gone"  # no owner: the server forgot the lease, or it expired
-    TAKEN = "taken"  # another owner holds at least one of the keys
-    UNANSWERED = "unanswered"  # the part of the server that has the key gave no answer
-    SKIPPED = "skipped"  # its row is locked, or completed by this very claim: try again
+    """The lease was renewed."""
+    GONE = "gone"
+    """The keys have no owner: the server forgot the lease, or it expired."""
+    TAKEN = "taken"
+    """Another owner holds at least one of the keys."""
+    UNANSWERED = "unanswered"
+    """The part of the server that has a key gave no answer."""
+    SKIPPED = "skipped"
+    """Another transaction has locked its row, or this claim was just completed. Try again."""
 
 
 def in_batches(holds: Sequence[Hold], *, most_keys: int) -> Iterator[list[Hold]]:
@@ -167,7 +173,7 @@ def in_batches(holds: Sequence[Hold], *, most_keys: int) -> Iterator[list[Hold]]
 
 @runtime_checkable
 class LockProvider(Protocol):
-    """A lock server. Keys come sorted, namespaced by the provider itself."""
+    """A lock server. Callers pass keys in sorted order. The provider adds its own namespace."""
 
     @property
     def traits(self) -> Traits:
@@ -179,11 +185,11 @@ class LockProvider(Protocol):
     ) -> Granted | Held:
         """Take all keys or none, in one round trip.
 
-        With `with_fence`, the grant has the token max(last + 1, the server's clock in µs) over all
-        keys. `wait_s` > 0 tells the server that a refused caller will `wait()` for that time, so
-        that a release wakes it. The caller acquires again with the same owner, every second at
-        least, until it is granted the keys or gives up by `release()`. So it keeps its position
-        among the waiters. If there are several keys, it waits for the one that `Held` names.
+        With `with_fence`, the grant has one token for all keys: max(last + 1, the server's clock
+        in µs). `wait_s` > 0 tells the server that a refused caller will `wait()` for that time, so
+        that a release wakes it. To keep its position among the waiters, the caller acquires again
+        with the same owner, every second at least. It stops when it gets the keys, or gives up by
+        `release()`. Of several keys, it waits for the one that `Held` names.
         """
         ...
 
@@ -195,18 +201,20 @@ class LockProvider(Protocol):
         ...
 
     def hand_over(self, keys: tuple[str, ...], owner: Owner, *, to: Owner, ttl_s: float) -> bool:
-        """Hand the keys that are still `owner`'s over to `to`, their true owner, for `ttl_s`.
+        """Make `to` the owner of the keys that `owner` has, for `ttl_s`.
 
-        If `traits.owners` is False, free them: `to` takes them when it renews.
+        Used if the ledger knows another holder than the server, or a newer message supersedes the
+        holder. If `traits.owners` is False, free the keys: `to` takes them when it renews.
 
-        Return False if none of them was `owner`'s, and none is `to`'s already.
+        Return False if `owner` had none of them, and `to` has none.
         """
         ...
 
     def renew(self, holds: Sequence[Hold]) -> list[str]:
         """Renew many leases in few round trips. Return a `Renewal` constant for each, in order.
 
-        Keys whose part of the server gives no answer are UNANSWERED, if other parts answer.
+        If a part of the server gives no answer, and another part does, the leases of the silent
+        part are UNANSWERED.
         """
         ...
 
@@ -236,13 +244,13 @@ class LockProvider(Protocol):
 class SharingLocks(LockProvider, Protocol):
     """A lock server that lets several owners hold one key at once; `traits.shares` says so.
 
-    Each owner has a limit of its own. It gets the key while fewer owners than that hold it,
-    whatever their limits are. So 1 excludes all others, and NO_LIMIT lets it join any number of
-    owners that share. If the provider is fair, no owner overtakes a waiter, even if there is room
-    for it.
+    Each owner has a limit of its own. It gets the key while fewer owners than its limit hold it,
+    whatever their limits are. So an owner with limit 1 excludes all others, and an owner with
+    NO_LIMIT joins any number of owners that share. If the provider is fair, no owner overtakes a
+    waiter, even if there is room for it.
 
-    The owners that share a key have one token, above all earlier tokens. The first of them gets it,
-    and a new one is made after the last of them has left.
+    Owners that share a key at the same time have one token, above all earlier tokens. After the
+    last of them has left, the next owner gets a new token.
     """
 
     def acquire(
@@ -269,14 +277,15 @@ class SharingLocks(LockProvider, Protocol):
 
 @runtime_checkable
 class HintingLocks(LockProvider, Protocol):
-    """A lock server that keeps a hint for each key: a message waits for it in the ledger.
+    """A lock server that can keep a hint for each key: a message waits for the key in the ledger.
 
-    `traits.hints` says so. A parking delivery leaves the hint, and then looks whether the key is
+    `traits.hints` says so. A parking delivery leaves the hint, and then checks whether the key is
     free. A holder frees the key, and then takes the hint. So at least one of them sees the other.
-    A server that loses its memory may lose a hint. It never invents one for long.
+    A server that loses its memory may lose a hint. A hint may outlive the message that left it.
 
-    If a key is released with a hint, and no waiter of the lock server wants it, PROMOTED has it for
-    KEPT_S. The former holder promotes a message of the ledger, or releases the key as PROMOTED.
+    If a key is released with a hint, and no waiter of the lock server takes it, the key is reserved
+    for PROMOTED for KEPT_S. The former holder then promotes a message of the ledger, or releases
+    the key as PROMOTED.
     """
 
     def leave_hint(self, key: str) -> bool:

@@ -14,7 +14,10 @@ __all__ = ["IdleQueue"]
 
 
 class IdleQueue(queue.LifoQueue[Any]):
-    """The latest item first. It never blocks. The methods of a list are atomic."""
+    """A pool's queue of idle connections, for example urllib3's: last in, first out.
+
+    It never blocks, because the methods of a list are atomic.
+    """
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
         """Return an item. Raises `queue.Empty`."""

@@ -20,14 +20,14 @@ T = TypeVar("T")
 
 
 class PerProcess(Generic[T]):
-    """An object that each process makes when it first needs it."""
+    """An object of which each process has its own, made by `make()` when first needed."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make = make
         self._made: dict[tuple[int, int], T] = {}
 
     def get(self) -> T:
-        """Return the object of this process, or of this native thread."""
+        """Return the object of this process; under gevent and eventlet, of this native thread."""
         plain = socket.socket.__module__ == "socket"
         key = os.getpid(), 0 if plain else threading.get_native_id()
         found = self._made.get(key)

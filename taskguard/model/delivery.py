@@ -50,9 +50,9 @@ class Queue(Protocol):
     """How to defer a delivery.
 
     Attributes:
-        new_message_per_deferral: whether a deferral makes another message in the broker, which
-            has its number of deferrals. The ledger then records that number. False if all
-            deliveries share one record, and the broker keeps one entry of them.
+        new_message_per_deferral: whether a deferral puts another message into the broker, as with
+            Celery. The ledger then records the number of deferrals, to recognise older copies.
+            False if all deliveries share one record in the broker, as with RQ.
     """
 
     new_message_per_deferral: bool
@@ -158,8 +158,8 @@ class Delivery:
             of them, and it claims that one.
         timed_out: called when the process of the body has to end. Returns whether the reason is a
             hard time limit, which counts as a crash. None: the queue has no such limit.
-        orders: exceptions by which a body and its queue communicate: Celery's Retry, a time limit.
-            They take effect even if the database has ended the body's transaction.
+        orders: exceptions by which a body and its queue communicate, for example Celery's Retry or
+            a time limit. They take effect even if the database has ended the body's transaction.
     """
 
     keys: tuple[str, ...]
@@ -262,7 +262,7 @@ class Completed:
 class Answered:
     """The work was done before. `value` is the stored result, or None. Acknowledge.
 
-    `same_message`: another delivery of this message had done it.
+    `same_message`: whether another delivery of this message has done it.
     """
 
     value: Any
@@ -283,11 +283,11 @@ DROPPED: Mapping[str, str | None] = {
 
 @value
 class Dropped:
-    """Acknowledge without a result, once the caller can read that the message never runs.
+    """The message never runs. Acknowledge without a result, once its caller can read this.
 
-    `reason` is a key of `DROPPED`: "superseded" (by a copy of the same message), "replaced" (by the
-    message `by` of a newer call), "outdated" (by a newer message of its task and key), "revoked" or
-    "skipped", or, of the user's own row, "missing" or "ineligible".
+    `reason` is "superseded" (by a copy of the same message), "replaced" (by the message `by` of a
+    newer `enqueue()`), "outdated" (by a newer message of its task and key), "revoked" or "skipped".
+    For the user's own row it is "missing" or "ineligible".
     """
 
     reason: str

@@ -64,8 +64,8 @@ class Relay:
     Args:
         runtime: locks and ledger.
         senders: senders, by the name of the queue in the stored calls, as for a `Sweeper`. A sender
-            may have `rate_of(task)`, which returns the present `rate=` of a task, None if it has
-            none, and raises LookupError for a task that this process does not know.
+            may have a method `rate_of(task)`. It returns the present `rate=` of a task, or None. It
+            raises LookupError for a task that this process does not know.
         callers: senders for messages that are promoted for the first time. By default `senders`.
         every_s: pause between two looks, in seconds; 1 by default.
     """
@@ -133,7 +133,7 @@ class Relay:
             return True
 
     def stop(self) -> None:
-        """Let `run()` end, and another process take over; from any thread."""
+        """Let `run()` end, and another process take over. Any thread may call this."""
         self._stopped.set()
         self._leader.step_down()
 
@@ -147,9 +147,9 @@ class Relay:
         self._following.leave()
 
     def look(self) -> int:
-        """Look over the lines once, and return how many messages were called.
+        """Look over the lines once, and return how many messages were sent.
 
-        At most ten pages of 2,000 messages are read. The next look goes on behind the last of them.
+        At most ten pages of 2,000 messages are read. The next look begins after the last of them.
 
         Raises:
             LedgerUnavailableError: the database is down.

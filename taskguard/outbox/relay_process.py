@@ -37,7 +37,7 @@ _LOOK_FOR_LINES_S = 60.0
 
 
 class RelayProcess:
-    """The relay's process beside one worker, of whose process it is a child.
+    """The relay process of one worker: a child of the worker's process.
 
     Args:
         make: makes the relay. It is called in the child.
@@ -52,7 +52,11 @@ class RelayProcess:
         self._stopped = False
 
     def keep(self, *, parks: bool) -> None:
-        """Start it if it does not run. `parks`: a task of this worker may park."""
+        """Start the process unless it runs. Call this every second or so.
+
+        `parks`: whether a task of this worker may park. If not, the process ends again unless
+        messages wait in the ledger, and `keep()` starts it again after a minute.
+        """
         if self._stopped or os.getpid() != self._worker:
             return
         if parks and self._ends_if_idle:
@@ -77,7 +81,7 @@ class RelayProcess:
         )
 
     def step_down(self) -> None:
-        """Let another worker's relay take over; does not wait."""
+        """Let another worker's relay take over. Do not wait for the end of the process."""
         self._stopped = True
         if os.getpid() == self._worker and self._runs():
             self._signal(signal.SIGTERM)

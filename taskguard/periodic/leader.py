@@ -196,7 +196,7 @@ class Runtime(Protocol):
 
 
 class Leader:
-    """A candidate for one leader's place. Made by `TaskGuard.leader()`."""
+    """A candidate for the lease that makes one process the leader. Made by `TaskGuard.leader()`."""
 
     def __init__(
         self,

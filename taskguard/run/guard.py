@@ -37,7 +37,7 @@ def _digest(text: str) -> str:
 
 
 class Guard:
-    """The running body's side of its lease and its claim. Made by the runner, one per body."""
+    """A running body's key, lease, fencing token and transactions. The runner makes it."""
 
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt

@@ -70,14 +70,23 @@ class SqlMessages(Part):
         due: bool = False,
         error: str = EXPIRED,
     ) -> bool:
-        """Move work of this message -> FAILED: NEW, past its lease, or FAILED in line.
+        """Move the work of an expired message to FAILED, once its caller was notified.
 
-        Its caller was notified that the message has expired, or of `error`. The message is not sent
-        again, and blocks no other message. Other copies of it are superseded. FAILED is not final:
-        another message of the work runs.
+        The work may be NEW, PROCESSING with an expired lease, or FAILED with its position in a
+        line. The message is not sent again, and blocks no other message. Other copies of it are
+        superseded. FAILED is not final: another message of the work runs.
 
-        Return False if a later retry, or another message, is on record for the work. With `due`,
-        change only work in line whose expiry has passed. `retries`: see `ports.py`.
+        Return False if the work is in another state, or if a later retry or another message is on
+        record for it.
+
+        Args:
+            work: the id of the work.
+            message: the expired message.
+            retries: a copy of the message with fewer retries than this never runs. None: one more
+                than the number of `message`.
+            due: change only work that waits in a line, and whose message has expired by the
+                database's clock.
+            error: the reason on record. By default that the message has expired.
         """
         with self._database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
             row = db.execute(sa.select(WORK).where(WORK.c.id == work).with_for_update()).first()
