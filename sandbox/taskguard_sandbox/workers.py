@@ -107,10 +107,7 @@ class CeleryWorker(Worker):
 
 
 class RQWorker(Worker):
-    """`rq worker` with taskguard_rq.GuardedWorker, for one queue of the broker at `url`.
-
-    `imports`: a module that the worker loads before it takes jobs, so that its horses need not.
-    """
+    """`rq worker` with taskguard_rq.GuardedWorker, for one queue of the broker at `url`."""
 
     name = "RQ worker"
     package = "rq"
@@ -122,16 +119,7 @@ class RQWorker(Worker):
         *,
         url: str,
         python_path: Path | None = None,
-        imports: str | None = None,
     ) -> None:
         guarded = ["--worker-class", "taskguard_rq.GuardedWorker"]
         arguments = ["rq.cli", "worker", queue, "-u", url, *guarded]
         super().__init__(arguments, url=url, python_path=python_path)
-        self._imports = imports
-
-    def _command(self) -> list[str]:
-        if self._imports is None:
-            return super()._command()
-        # Import the module, then do the same as `python -m`. RQ has no option for it.
-        code = f"import {self._imports}, runpy; runpy.run_module('rq.cli', run_name='__main__')"
-        return [str(self._python), "-c", code, *self._arguments[1:]]

@@ -31,8 +31,8 @@ TABLES = ("taskguard_keys", "taskguard_work", "taskguard_messages", "orders", "e
 class OutboxRig:
     """Orders, and a queue that is a file: sent messages outlive their sender."""
 
-    def __init__(self, url: str, queue: Path) -> None:
-        self.engine = sa.create_engine(url)
+    def __init__(self, engine: sa.Engine, queue: Path) -> None:
+        self.engine = engine
         self.ledger = SqlLedger(self.engine)
         self.runtime = taskguard.connect(locks="memory://", ledger=self.ledger)
         self.queue = queue
@@ -62,9 +62,11 @@ class OutboxRig:
 
     def sweep(self) -> None:
         """Sweep after every lease has expired and everything is due."""
-        self.change("update taskguard_work set due = 1 where due is not null")
-        for table in ("work", "keys"):
-            self.change(f"update taskguard_{table} set lease_until = 1 where lease_until > 0")
+        leases = "update taskguard_{} set lease_until = 1 where lease_until > 0"
+        self.change(
+            "update taskguard_work set due = 1 where due is not null",
+            *map(leases.format, ("work", "keys")),
+        )
         Sweeper(self.runtime, {"test": self.send}, batch=2).sweep()
 
     def work_off(self) -> None:
@@ -78,15 +80,14 @@ class OutboxRig:
         with self.engine.connect() as db:
             return Counter(db.execute(sa.text(f"select name from {table}")).scalars())
 
-    def change(self, statement: str) -> None:
+    def change(self, *statements: str) -> None:
         with self.engine.begin() as db:
-            db.execute(sa.text(statement))
+            for statement in statements:
+                db.execute(sa.text(statement))
 
     def begin_again(self) -> None:
-        for table in TABLES:
-            self.change(f"delete from {table}")
+        self.change(*map("delete from {}".format, TABLES))
         self.queue.write_text("")
-        self.engine.dispose()  # a child must not inherit an open file of SQLite's
 
     def close(self) -> None:
         self.runtime.close()
@@ -105,19 +106,21 @@ def url(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def rig(url: str, tmp_path: Path) -> Any:
-    made = OutboxRig(url, tmp_path / "queue")
+    made = OutboxRig(sa.create_engine(url), tmp_path / "queue")
     made.ledger.create_schema()
-    for table in ("orders", "effects"):
-        made.change(f"create table {table} (name varchar(20))")
+    made.change(*map("create table {} (name varchar(20))".format, ("orders", "effects")))
     yield made
     made.close()
 
 
-def _killed_at(rig: OutboxRig, url: str, at: int, what: str, *args: Any) -> bool:
+def _killed_at(rig: OutboxRig, at: int, what: str, *args: Any) -> bool:
     """Return whether a process that runs it was killed at this point."""
+    if rig.engine.name == "sqlite":
+        rig.engine.dispose()  # a child must not inherit an open file of SQLite's
 
     def run() -> None:
-        mine = OutboxRig(url, rig.queue)
+        rig.engine.dispose(close=False)  # the connections are the parent's
+        mine = OutboxRig(rig.engine, rig.queue)
         kill = KillAt(mine.engine, at)
         mine.send = kill.around(mine.send)  # type: ignore[method-assign]
         getattr(mine, what)(*args)
@@ -125,14 +128,14 @@ def _killed_at(rig: OutboxRig, url: str, at: int, what: str, *args: Any) -> bool
     return was_killed(run)
 
 
-def test_a_producer_that_is_killed_loses_no_order(rig: OutboxRig, url: str) -> None:
+def test_a_producer_that_is_killed_loses_no_order(rig: OutboxRig) -> None:
     """A producer is killed around each statement, its COMMIT and its message. Either the order
     exists and is shipped once, or it does not exist and no message does."""
     at, sent = 0, Counter[str]()
     while True:
         at += 1
         rig.begin_again()
-        killed = _killed_at(rig, url, at, "order", "a")
+        killed = _killed_at(rig, at, "order", "a")
         orders = rig.rows("orders")
         sent[f"{orders['a']} orders, {len(rig.queue.read_text().splitlines())} messages"] += 1
         rig.sweep()
@@ -146,7 +149,7 @@ def test_a_producer_that_is_killed_loses_no_order(rig: OutboxRig, url: str) -> N
 
 @pytest.mark.parametrize("sent", ["sent", "lost"])
 def test_a_producer_that_is_killed_replaces_all_of_a_call_or_nothing(
-    rig: OutboxRig, url: str, sent: str
+    rig: OutboxRig, sent: str
 ) -> None:
     """A producer is killed around each statement, its COMMIT and its message. One of the two
     messages runs, once.
@@ -160,8 +163,7 @@ def test_a_producer_that_is_killed_replaces_all_of_a_call_or_nothing(
         rig.order("a")
         if sent == "lost":
             rig.queue.write_text("")
-        rig.engine.dispose()
-        killed = _killed_at(rig, url, at, "order", "a", "newer")
+        killed = _killed_at(rig, at, "order", "a", "newer")
         newest = "newer" if rig.rows("orders")["newer"] else "a"
         seen[newest] += 1
         rig.work_off()  # the older message arrives before the sweep sends any
@@ -174,9 +176,7 @@ def test_a_producer_that_is_killed_replaces_all_of_a_call_or_nothing(
     print(f"{at - 1} kills: {dict(seen)}")
 
 
-def test_a_sweep_that_is_killed_loses_no_order(
-    rig: OutboxRig, url: str, exploration: Exploration
-) -> None:
+def test_a_sweep_that_is_killed_loses_no_order(rig: OutboxRig, exploration: Exploration) -> None:
     """A sweep is killed around each statement and each message. The next sweep goes on, and no
     order is lost.
 
@@ -184,13 +184,12 @@ def test_a_sweep_that_is_killed_loses_no_order(
     """
     wanted = Counter("abc")
     kills = 0
-    for at in exploration.numbers(step=1 if url.startswith("postgresql") else 7):
+    for at in exploration.numbers(step=1 if rig.engine.name == "postgresql" else 7):
         rig.begin_again()
         for order in wanted:
             rig.order(order)
         rig.queue.write_text("")  # the broker has lost all messages
-        rig.engine.dispose()
-        killed = _killed_at(rig, url, at, "sweep")
+        killed = _killed_at(rig, at, "sweep")
         rig.sweep()
         rig.work_off()
         rig.work_off()

@@ -1,4 +1,4 @@
-"""Real Celery workers, each a process of its own that is ended by its process id."""
+"""Real workers of Celery and RQ, each a process of its own that is ended by its process id."""
 
 from __future__ import annotations
 
@@ -19,14 +19,12 @@ from support.waiting import patience_s, wait_until
 HERE = Path(__file__).resolve().parent.parent
 
 
-class CeleryProgram:
-    """A program of `celery -A APP`, in a process of its own. It is ready when its log says so."""
+class Program:
+    """`python -m` in a process of its own. It is ready when its log says so."""
 
     READY: ClassVar[str]
 
-    def __init__(
-        self, app: str, arguments: list[str], *, environment: dict[str, str], log: Path
-    ) -> None:
+    def __init__(self, arguments: list[str], *, environment: dict[str, str], log: Path) -> None:
         self.log = log
         # For what a killed process leaves behind; not beside the log: sockets want short paths.
         self._scratch = tempfile.TemporaryDirectory(prefix="w", ignore_cleanup_errors=True)
@@ -39,7 +37,7 @@ class CeleryProgram:
             "TMPDIR": self._scratch.name,
             "PYTHONFAULTHANDLER": "1",
         }
-        self._command = [sys.executable, "-m", "celery", "-A", app, *arguments]
+        self._command = [sys.executable, "-m", *arguments]
         self._family: Family | None = None
 
     def __enter__(self) -> Self:
@@ -102,6 +100,25 @@ class CeleryProgram:
         if self._family is not None:
             self._family.kill()
         self._scratch.cleanup()
+
+
+class CeleryProgram(Program):
+    """A program of `celery -A APP`."""
+
+    def __init__(
+        self, app: str, arguments: list[str], *, environment: dict[str, str], log: Path
+    ) -> None:
+        super().__init__(["celery", "-A", app, *arguments], environment=environment, log=log)
+
+
+class RQWorker(Program):
+    """`rq worker`. Its work horses have what the module of the worker class imports."""
+
+    READY = "Listening on "
+
+    def __init__(self, queue: str, *, url: str, worker_class: str, log: Path) -> None:
+        arguments = ["rq.cli", "worker", queue, "-u", url, "--worker-class", worker_class]
+        super().__init__(arguments, environment={}, log=log)
 
 
 class CeleryWorker(CeleryProgram):

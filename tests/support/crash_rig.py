@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,15 +21,14 @@ import taskguard_celery
 import taskguard_celery.decorator
 import taskguard_rq
 import taskguard_rq.decorator
+from support.celery_worker import CeleryWorker, RQWorker
 from support.waiting import wait_until
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import WORK
 from taskguard.model.states import State
-from taskguard_sandbox.workers import CeleryWorker, RQWorker
 
 __all__ = ["CrashRig", "crash_rig"]
 
-HERE = Path(__file__).resolve().parent.parent
 _ANSWERS: dict[JobStatus, str] = {
     JobStatus.FINISHED: "SUCCESS",
     JobStatus.CANCELED: "REVOKED",
@@ -45,6 +45,7 @@ class CrashRig:
         self.folder = folder
         self.faults = Counter[str]()  # number of each fault that messages can ask for
         self.queue = queue
+        self._workers = itertools.count(1)
         self.by_redis = broker.startswith("redis")
         self.ledger = SqlLedger(database)
         self.ledger.create_schema()
@@ -58,11 +59,14 @@ class CrashRig:
         self._rq = self.broker and Queue("crashing", connection=self.broker)
         self.task = f"support.crashing.by_{queue}"
 
-    def worker(self) -> Any:
+    def worker(self) -> CeleryWorker | RQWorker:
+        """Return a worker that starts with its block."""
+        log = self.folder / f"worker-{next(self._workers)}.log"
         if self.queue == "celery":
-            return CeleryWorker("support.crashing", children=4, python_path=HERE)
+            return CeleryWorker({"SHOP_APP": "support.crashing"}, log=log, concurrency=4)
         broker = self.jobs.os.environ["CRASH_BROKER"]
-        return RQWorker("crashing", url=broker, python_path=HERE, imports="support.crashing")
+        worker_class = "support.crashing.GuardedWorker"
+        return RQWorker("crashing", url=broker, worker_class=worker_class, log=log)
 
     def send(self, item: str, kind: str, at: str | None = None) -> None:
         """Send one message, or for "twice" two deliveries of it."""
@@ -100,23 +104,27 @@ class CrashRig:
         return None if view is None else view.state
 
     def wait_until_done(self, items: list[str]) -> None:
-        def left() -> list[tuple[str, State | None]]:
-            states = [(item, self.state(item)) for item in items]
-            return [each for each in states if each[1] is not State.DONE]
-
-        wait_until(
-            lambda: not left(), takes_s=_CRASHES_S, interval_s=0.3, message=lambda: f"{left()[:9]}"
-        )
+        """Wait until the works of all these messages are DONE."""
+        self._wait_for_each(items, lambda item: self.state(item) is State.DONE)
 
     def wait_until_answered(self, items: list[str]) -> dict[str, str]:
         """Wait, and return the answers that the callers of these messages get."""
-        wait_until(
-            lambda: not self.unanswered(items),
-            takes_s=_CRASHES_S,
-            interval_s=0.5,
-            message=lambda: f"{self.unanswered(items)[:9]}",
-        )
+        self._wait_for_each(items, lambda item: self._answer(item) is not None)
         return {item: str(self._answer(item)) for item in items}
+
+    def _wait_for_each(self, items: list[str], has_ended: Callable[[str], bool]) -> None:
+        """Wait until all have ended. Each poll asks only until it finds one that has not."""
+        left = list(items)
+
+        def states() -> list[tuple[str, State | None]]:
+            return [(each, self.state(each)) for each in left if not has_ended(each)]
+
+        def none_left() -> bool:
+            while left and has_ended(left[-1]):
+                left.pop()
+            return not left
+
+        wait_until(none_left, takes_s=_CRASHES_S, interval_s=0.1, message=lambda: f"{states()[:9]}")
 
     def unanswered(self, items: list[str]) -> list[str]:
         """Return those of these messages whose callers have no answer so far."""

@@ -87,6 +87,8 @@ taskguard_rq.decorator.RQQueue = lambda job: crashes.queue(rq_queue(job))  # typ
 rq_parking = taskguard_rq.decorator.RQParking
 taskguard_rq.decorator.RQParking = lambda *of: crashes.parking(rq_parking(*of))  # type: ignore[assignment,misc,arg-type]
 taskguard_rq.configure(locks=locks, ledger=ledger)
+# A worker of this class has imported this module before it forks a work horse.
+GuardedWorker = taskguard_rq.GuardedWorker
 
 
 def crashing(function: Callable[..., Any]) -> Callable[..., Any]:

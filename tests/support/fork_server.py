@@ -48,6 +48,8 @@ _CELERY = (
     *("celery.apps.worker", "celery.backends.redis", "celery.bin.celery", "celery.worker.consumer"),
     *("celery.concurrency.prefork", "billiard.popen_fork", "billiard.synchronize"),
     *("kombu.transport.pyamqp", "kombu.transport.redis", "pydantic.main"),
+    # Each child of a pool calls a function by cffi, which parses its declaration.
+    *("_cffi_backend", "cffi.commontypes", "cffi.cparser"),
     *_STORES,
 )
 _RQ = ("rq.cli", "rq.cron", "rq.worker", *_STORES)
