@@ -11,7 +11,7 @@
 #   make storm   real workers in bad weather, beside other libraries (SECONDS=60 SEED=7)
 #   make explore    what `make test` tries a part of, with nothing left out (SEED=7)
 #   make simulate   schedules of the real code with faults (SCHEDULES=1000000 SEED=7; LINES=1: of lines; BOUNDS=1)
-#   make foreign    Celery's and RQ's own test suites, with everything guarded (SUITE=rq)
+#   make foreign    Celery's, RQ's, redis-py's and python-redis-lock's own tests, on taskguard (SUITE=rq)
 #   make fuzz    key templates and arguments, guided by coverage (SECONDS=600, or INPUT=file once more)
 
 SHELL := /bin/sh

@@ -236,6 +236,8 @@ class _Held:
         by: the asyncio task or the thread that acquired it. With a token None.
         of_block: whether a `with` statement acquired it, whose end needs to find it.
         locking: what ends the lease. Tests replace the runner.
+        running: what tells calls of this thread that the lock is around them. None: it is around
+            none, because another process may release it.
         ended: whether it was released, or given up as lost.
     """
 
@@ -243,7 +245,7 @@ class _Held:
     of_block: bool
     locking: Locking
     holding: Holding
-    running: Running
+    running: Running | None
     ended: bool = False
 
     @property
@@ -279,12 +281,16 @@ class Lock:
         """Acquire the keys, and return the lease. Return None if they stay taken for `wait_s`.
 
         Raises:
-            KeyAlreadyHeldError: this thread, this token, or a body around the call holds a key.
+            KeyAlreadyHeldError: it would wait for this thread, this token, or a body around it.
             LockServerUnavailableError, LedgerUnavailableError: a server gave no answer.
         """
         try:
             return self._acquire(of_block=False)
         except KeyBusyError:
+            return None
+        except KeyAlreadyHeldError:
+            if self._delivery.policy.waits_up_to_s:
+                raise
             return None
 
     def release(self) -> None:
@@ -358,8 +364,9 @@ class Lock:
     def __del__(self) -> None:
         # The watchdog ends the renewal. A mutex must not be taken here: this thread may have it.
         for held in getattr(self, "_held", ()):
-            held.running.ended = True
             held.holding.tracked.abandoned = True
+            if held.running is not None:
+                held.running.ended = True
 
     def _acquire(self, *, of_block: bool) -> Lease:
         held = self._mine()
@@ -376,7 +383,8 @@ class Lock:
         refuse_reentry(self._delivery)
         locking = self._locking()
         holding = locking.take(self._delivery)
-        held = _Held(self._by(), of_block, locking, holding, begin(holding.attempt))
+        around = begin(holding.attempt) if of_block or not self._by_token else None
+        held = _Held(self._by(), of_block, locking, holding, around)
         self._held.append(held)
         return held.lease
 
@@ -384,7 +392,8 @@ class Lock:
         held.ended = True
         if held in self._held and not held.of_block:
             self._held.remove(held)
-        end(held.running)
+        if held.running is not None:
+            end(held.running)
         if not held.locking.end(held.holding):
             raise lost(held.holding)
 

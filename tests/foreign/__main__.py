@@ -1,5 +1,7 @@
 """`make foreign`: check that every test that passes without guards passes with them.
 
+The tests of other locks pass on their own locks, and have to pass on `tg.lock()`.
+
 Each suite runs twice, side by side. Tests that differ run again, up to three times each way. A test
 differs if it passed without guards in some run, and with guards in none. Exit status: 0 if the
 tests in `expected.toml` differ and no others. 1 if another test differs, or one passes that should
@@ -27,7 +29,7 @@ _TRIES = 3
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the named suites, by default both. Return the exit status."""
+    """Run the named suites, by default all. Return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m foreign", description=__doc__)
     parser.add_argument("names", nargs="*", choices=[*SUITES, []], help="by default all of them")
     names = parser.parse_args(argv).names or list(SUITES)

@@ -68,7 +68,42 @@ RQ = Suite(
     tests=("tests",),
     guard="foreign.guard_rq",
 )
-SUITES = {suite.package: suite for suite in (CELERY, RQ)}
+REDIS = Suite(
+    package="redis",
+    wanted=("tests",),
+    plugins=(),
+    tests=("tests/test_lock.py::TestLock",),
+    guard="foreign.guard_redis",
+)
+REDIS_LOCK = Suite(
+    package="python-redis-lock",
+    wanted=("tests",),
+    plugins=(),
+    tests=("tests/test_redis_lock.py",),
+    guard="foreign.guard_redis_lock",
+)
+SUITES = {suite.package: suite for suite in (CELERY, RQ, REDIS, REDIS_LOCK)}
+
+# Tests of python-redis-lock that start programs log what its own class does.
+_NO_PROGRAMS = """
+import pytest
+
+def TestProcess(*args):
+    pytest.skip("it starts a program of the package")
+
+dump_on_error = wait_for_strings = TestProcess
+"""
+_ANY_SOCKET = """
+import pytest
+
+@pytest.fixture
+def redis_socket():
+    return ""
+
+@pytest.fixture
+def redis_server():
+    pass
+"""
 
 
 def run(suite: Suite, *, guarded: bool, log: Path, only: Sequence[str] = ()) -> Outcomes:
@@ -84,7 +119,11 @@ def run(suite: Suite, *, guarded: bool, log: Path, only: Sequence[str] = ()) -> 
         environment["FOREIGN_OUTCOMES"] = str(outcomes)
         if suite is RQ:
             _fit_rq(folder / "tests", port=port, guarded=guarded)
-        if guarded:
+        elif suite is REDIS:
+            _replace(folder / "tests/conftest.py", {"localhost:6379": f"127.0.0.1:{port}"})
+        elif suite is REDIS_LOCK:
+            _fit_redis_lock(folder / "tests", port=port)
+        if guarded and suite in (CELERY, RQ):
             environment |= _guards(servers)
         command = [sys.executable, "-m", "pytest", "-v", "--timeout=300", "-p", "foreign.outcomes"]
         command += ["-p", "pytest_timeout", *suite.plugins]
@@ -137,6 +176,22 @@ def _fit_rq(tests: Path, *, port: int, guarded: bool) -> None:
     if guarded:
         with (tests / "fixtures.py").open("a") as jobs:
             jobs.write("\n\nfrom foreign.guard_rq import guard_jobs\n\nguard_jobs(globals())\n")
+
+
+def _fit_redis_lock(tests: Path, *, port: int) -> None:
+    """Let python-redis-lock's tests use the run's server, each once: answers are bytes."""
+    (tests / "conftest.py").write_text(_ANY_SOCKET)
+    (tests / "process_tests.py").write_text(_NO_PROGRAMS)
+    both = "params=[True, False], ids=['decode_responses=True', 'decode_responses=False']"
+    client = {"unix_socket_path=redis_socket": f"port={port}", both: "params=[False], ids=['_']"}
+    _replace(tests / "test_redis_lock.py", client)
+
+
+def _replace(path: Path, texts: dict[str, str]) -> None:
+    found = path.read_text()
+    for text, other in texts.items():
+        found = found.replace(text, other)
+    path.write_text(found)
 
 
 def _run_to_its_end(

@@ -41,4 +41,4 @@ def download(package: str) -> None:
 
 
 def _name(package: str) -> str:
-    return f"{package}-{version(package)}"
+    return f"{package.replace('-', '_')}-{version(package)}"

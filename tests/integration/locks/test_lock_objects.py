@@ -88,6 +88,13 @@ def elsewhere(function: Callable[[], T]) -> T:
     return contextvars.Context().run(function)
 
 
+def waiters(tg: TaskGuard) -> bool:
+    """Return whether a caller waits for a lock of these."""
+    locks = tg.runner.locks
+    assert isinstance(locks, MemoryLocks)
+    return bool(locks._lines)
+
+
 def names(heard: list[Event]) -> list[str]:
     return [event.name for event in heard]
 
@@ -263,7 +270,7 @@ class TestThreads:
 
     def test_a_token_owns_the_lease_in_every_thread(self, tg: TaskGuard, thread: Any) -> None:
         """With a token, another thread extends and releases the lease of the same object."""
-        lock = tg.lock("a", token="7")
+        lock = tg.lock("a", token="7", wait_s=5)
         lease = lock.acquire()
         assert lease
         assert thread(lock.owned)
@@ -276,13 +283,28 @@ class TestThreads:
         assert lock.acquire(), "the first thread counts as its holder no more"
         lock.release()
 
+    def test_a_thread_may_wait_for_a_token(self, tg: TaskGuard, thread: Any) -> None:
+        """A thread that acquired a lock for a token is not its holder: another one may release
+        it."""
+        first, second = tg.lock("a", token="1"), tg.lock("a", token="2", wait_s=None)
+        with ThreadPoolExecutor(1) as releasing:
+            assert first.acquire()
+            released = releasing.submit(
+                lambda: (wait_until(lambda: waiters(tg), message="it waits"), first.release())
+            )
+            assert second.acquire()
+            released.result(patience_s())
+        second.release()
+
     def test_a_thread_that_holds_it_does_not_wait_for_itself(self, tg: TaskGuard) -> None:
-        """Acquiring it again raises at once, by the same object or by another one."""
+        """Acquiring it again raises at once, by the same object or by another one. If it does not
+        wait, it returns None."""
         lock = tg.lock("a", wait_s=None)
         assert lock.acquire()
         for each in (lock, tg.lock("a", wait_s=None)):
             with pytest.raises(KeyAlreadyHeldError):
                 each.acquire()
+        assert tg.lock("a").acquire() is None
         lock.release()
 
     def test_each_task_has_its_own_lease(self, tg: TaskGuard) -> None:
