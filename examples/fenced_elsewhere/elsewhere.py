@@ -38,15 +38,15 @@ def set_status(order_id: int, guard: Guard) -> str:
     an_accident_may_happen_here()
     value = f"shipped by process {os.getpid()}"
     headers = {"X-Fencing-Token": str(guard.fence)}
-    status, told, _ = ask("PUT", f"{SHOP}/orders/{order_id}", value, headers)
+    status, found, _ = ask("PUT", f"{SHOP}/orders/{order_id}", value, headers)
     if status == 412:
-        raise stale(guard, int(told["X-Fencing-Token"]))
+        raise stale(guard, int(found["X-Fencing-Token"]))
     return value
 
 
 @tg.guarded(key="label:<order_id>", **patiently)
 def print_label(order_id: int, guard: Guard) -> str:
-    """The object store compares ETags; whose object it is stands in the object's metadata."""
+    """The object store compares ETags. The object's metadata has the fence of its last writer."""
     value = f"label by process {os.getpid()}"
     put_object(f"{BUCKET}/labels/{order_id}.json", value, guard)
     return value
@@ -58,12 +58,12 @@ def put_object(url: str, value: str, guard: Guard) -> None:
     # holder writes the same value without a token, the ETag is still the one that we have read.
     content = {"fence": guard.fence, "value": value}
     while True:
-        status, told, _ = ask("GET", url)
-        newest = int(told["x-amz-meta-fence"]) if status == 200 else 0
+        status, found, _ = ask("GET", url)
+        newest = int(found["x-amz-meta-fence"]) if status == 200 else 0
         if newest > guard.fence:
             raise stale(guard, newest)
         an_accident_may_happen_here()
-        unchanged = {"If-Match": told["ETag"]} if status == 200 else {"If-None-Match": "*"}
+        unchanged = {"If-Match": found["ETag"]} if status == 200 else {"If-None-Match": "*"}
         metadata = {"x-amz-meta-fence": str(guard.fence)}
         status, _, _ = ask("PUT", url, content, unchanged | metadata)
         if status == 200:

@@ -205,8 +205,8 @@ class EtcdLocks:
             }
         }
         left_s = max(0.01, until_s - time.monotonic())
-        with contextlib.closing(self._link.listen("/v3/watch", watch, timeout_s=left_s)) as told:
-            for said in told:
+        with contextlib.closing(self._link.listen("/v3/watch", watch, timeout_s=left_s)) as events:
+            for said in events:
                 if "events" in said or "canceled" in said:
                     return
 

@@ -151,10 +151,10 @@ class Records(NamedTuple):
     ) -> Answer | Busy:
         """Return `answer()` from the record that counts. If that is a former one, name it."""
         row = self.speaking
-        told = answer(request, row, decision, self.now_us, own_state, recorded=self.recorded)
-        if isinstance(told, Answer) and row is not None and row.id != request.work:
-            return replace(told, recorded_as=row.id)
-        return told
+        given = answer(request, row, decision, self.now_us, own_state, recorded=self.recorded)
+        if isinstance(given, Answer) and row is not None and row.id != request.work:
+            return replace(given, recorded_as=row.id)
+        return given
 
     def claimed(self, request: ClaimRequest, fence: int, decision: Decision) -> Claimed:
         """Return `claimed()` from the record that counts, with the id under which work began."""

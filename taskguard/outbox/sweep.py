@@ -301,8 +301,8 @@ def _send_together(
 
 def away_of(send: Any) -> _IsAway:
     """Return the test for a failed connection: the sender's, or one by the error's class."""
-    told: _IsAway | None = getattr(send, "is_away", None)
-    return told or (lambda error: isinstance(error, OSError))
+    is_away: _IsAway | None = getattr(send, "is_away", None)
+    return is_away or (lambda error: isinstance(error, OSError))
 
 
 def _send_each(

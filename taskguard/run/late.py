@@ -71,8 +71,8 @@ class LateReports:
                 late = self.pending.popleft()
             except IndexError:
                 return
-            told = self._end(late) if isinstance(late, Claim) else self.settle(late)
-            if not told:
+            settled = self._end(late) if isinstance(late, Claim) else self.settle(late)
+            if not settled:
                 return
 
     def _end(self, claim: Claim) -> bool:

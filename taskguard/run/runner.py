@@ -325,8 +325,8 @@ class Runner:
         """
         attempt, tracked = holding.attempt, holding.tracked
         claim = attempt.claim
-        told = attempt.answered or attempt.has_result or tracked.at_lock_server
-        if attempt.completed and not told and claim is not None and not tracked.lease.is_parents:
+        known = attempt.answered or attempt.has_result or tracked.at_lock_server
+        if attempt.completed and not known and claim is not None and not tracked.lease.is_parents:
             self._store_late(holding.delivery, claim, _NO_RESULT)
 
     def _store_late(self, delivery: Delivery, claim: Claim, text: str) -> None:

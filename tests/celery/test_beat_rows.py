@@ -51,7 +51,7 @@ class Rows:
             self.all.filter(name=NAME).update(date_changed=changed)
         return row
 
-    def lead(self, leadership: Leadership, **told: Any) -> Any:
+    def lead(self, leadership: Leadership, **settings: Any) -> Any:
         """A term of a new leader, which sends what is due."""
         from django_celery_beat.schedulers import DatabaseScheduler
 
@@ -64,7 +64,7 @@ class Rows:
                 sent.append(name)
 
         app = Celery("rows", set_as_current=False)
-        app.conf.update(result_expires=None, **told)
+        app.conf.update(result_expires=None, **settings)
         of: Any = leadership
         term = _Term.begin(of, Recorder, app, {})
         while not term.tick():

@@ -105,7 +105,7 @@ def plans(clock: Clock) -> dict[str, Any]:
     return made
 
 
-def app_of(clock: Clock, **told: Any) -> Celery:
+def app_of(clock: Clock, **options: Any) -> Celery:
     """An app whose time is the clock's."""
 
     class ClockedCelery(Celery):
@@ -113,7 +113,7 @@ def app_of(clock: Clock, **told: Any) -> Celery:
             return clock.now.astimezone(self.timezone)
 
     app = ClockedCelery("times", set_as_current=False)
-    app.conf.update(result_expires=None, **told)
+    app.conf.update(result_expires=None, **options)
     app.conf.beat_schedule = {
         name: {"task": "shop.task", "schedule": plan} for name, plan in plans(clock).items()
     }
@@ -138,11 +138,13 @@ Changes = list[tuple[timedelta, timedelta]]
 Sent = list[tuple[str, datetime]]
 
 
-def sent_by(start: datetime, changes: Changes, *, new_leader: bool, **told: Any) -> type[Recorder]:
+def sent_by(
+    start: datetime, changes: Changes, *, new_leader: bool, **options: Any
+) -> type[Recorder]:
     """Send for some time; `changes` says when no beat leads, and for how long."""
     clock = Clock(start)
     kind = type("Journal", (Recorder,), {"sent": [], "ticks": []})
-    each_term = terms(app_of(clock, **told), kind)
+    each_term = terms(app_of(clock, **options), kind)
     term = next(each_term)
     for after, gap in changes:
         run(term, clock, start + after)
@@ -187,9 +189,9 @@ def test_a_change_of_leader_sends_what_one_beat_sends(
 ) -> None:
     """A change of leader neither adds nor drops a message of any kind of schedule, also over
     changes of the clocks."""
-    told = {"timezone": zone, "enable_utc": utc}
-    alone = sent_by(start, changes, new_leader=False, **told)
-    led = sent_by(start, changes, new_leader=True, **told)
+    options = {"timezone": zone, "enable_utc": utc}
+    alone = sent_by(start, changes, new_leader=False, **options)
+    led = sent_by(start, changes, new_leader=True, **options)
     assert not differences(alone.sent, led.sent)
     assert len(alone.sent) == len(led.sent)
     sent = {name for name, _ in alone.sent}

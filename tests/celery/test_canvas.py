@@ -94,7 +94,7 @@ def test_a_member_that_is_delivered_twice_counts_once(tmp_path: Path, backend: s
     """A result backend that counts answers counts a redelivered member of a chord once."""
     found = importlib.util.find_spec("django_celery_results")
     missing(None if found else "django-celery-results is not installed: `make setup` installs it")
-    told = subprocess.run(
+    ended = subprocess.run(
         [sys.executable, "-m", "support.django_chord", backend, str(tmp_path)],
         check=False,
         capture_output=True,
@@ -102,7 +102,7 @@ def test_a_member_that_is_delivered_twice_counts_once(tmp_path: Path, backend: s
         timeout=patience_s(),
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)},
     )
-    assert "6 SUCCESS" in told.stdout.splitlines(), told.stderr
+    assert "6 SUCCESS" in ended.stdout.splitlines(), ended.stderr
 
 
 def test_a_member_whose_first_answer_is_not_stored_yet_counts_once() -> None:

@@ -191,7 +191,7 @@ def test_an_entry_of_beat_that_runs_once_is_found(
         @guarded_task(**guard)
         def ship(order: int) -> None: ...
 
-    def told() -> list[tuple[str, str]]:
+    def reported() -> list[tuple[str, str]]:
         reports = examine(configuration_of(app))
         return [
             (each.name, each.where)
@@ -200,11 +200,11 @@ def test_an_entry_of_beat_that_runs_once_is_found(
             if report.part == "settings"
         ]
 
-    assert told() == [("periodic_once", "beat's entry nightly")] * found
+    assert reported() == [("periodic_once", "beat's entry nightly")] * found
     taskguard_celery.check_worker(app)
     assert caplog.text.count("(finding periodic_once)") == int(found)
     app.conf.update(taskguard_ledger_url=None)
-    assert told() == []
+    assert reported() == []
 
 
 def test_a_finding_shows_no_password_and_no_hashed_value(ledger_url: str) -> None:
@@ -265,16 +265,16 @@ def test_the_command_examines_an_app(
         monkeypatch.syspath_prepend(str(tmp_path))
         status = main(["doctor", "--celery", "doctors_shop:app", "--json"])
         sys.modules.pop("doctors_shop")
-    told = json.loads(capsys.readouterr().out)
+    findings = json.loads(capsys.readouterr().out)
     assert status == 0
-    assert [(each["part"], each["name"]) for each in told] == [
+    assert [(each["part"], each["name"]) for each in findings] == [
         ("settings", "early_ack"),
         ("settings", "worker_lost_ack"),
         ("locks", "eviction"),
         ("queue", "queue_eviction"),
         ("queue", "queue_no_persistence"),
     ]
-    assert told[0]["where"] == "the task doctors_shop.ship"
+    assert findings[0]["where"] == "the task doctors_shop.ship"
 
 
 def test_settings_that_cannot_be_are_a_finding(

@@ -82,8 +82,8 @@ def test_a_task_id_that_is_sent_again_after_its_retries_is_run(
 
         def come(published_s: float, retries: int) -> str | None:
             headers = {HEADER: Marks("a", sent_s=published_s).header()}
-            told = deliver(task, 1, task_id="a", headers=headers, retries=retries).info
-            return None if told is None else str(told.state)
+            info = deliver(task, 1, task_id="a", headers=headers, retries=retries).info
+            return None if info is None else str(info.state)
 
         first_s = time.time()
         assert [come(first_s, retries) for retries in range(3)] == ["FAILURE"] * 3
@@ -125,8 +125,8 @@ def test_who_waits_for_a_key_is_put_off_before_a_time_limit(
 
         app.finalize()
         app.conf.taskguard_ledger.claim(request(1, work="refund order:1", ttl_s=7200.0))
-        told = deliver(app.tasks["charge"], 1, task_id="a", timelimit=limits).info
-        assert told.state == "IGNORED"
+        info = deliver(app.tasks["charge"], 1, task_id="a", timelimit=limits).info
+        assert info.state == "IGNORED"
         assert next_message(app).headers[HEADER]["deferrals"] == 1
 
 

@@ -32,26 +32,26 @@ def redeliver(make_shop: Any, *, before: str, after: str) -> tuple[Any, Any, str
         shop.wait_for_steps("done")
         worker.kill()
     with shop.worker({"SHOP_GUARD": after}) as worker:
-        told = result.get(timeout=patience_s())
+        value = result.get(timeout=patience_s())
         shop.wait_for_quiet()
-        return shop, told, worker.text()
+        return shop, value, worker.text()
 
 
 def test_a_redelivery_after_a_deploy_is_answered(make_shop: Any) -> None:
     """The work has one effect, and its caller gets the first result."""
-    shop, told, said = redeliver(make_shop, before="former", after="new")
+    shop, value, said = redeliver(make_shop, before="former", after="new")
     assert shop.effects() == Counter({"1": 1})
     assert len(shop.steps("began")) == 1
-    assert told == "former"
+    assert value == "former"
     assert "has done" not in said
 
 
-def test_a_redelivery_after_a_deploy_that_does_not_say_what_was_is_told_of(make_shop: Any) -> None:
+def test_a_redelivery_after_a_deploy_without_formerly_is_logged(make_shop: Any) -> None:
     """Without `formerly=` the effect happens twice. The log names both ids of the work, and the
     option."""
-    shop, told, said = redeliver(make_shop, before="former", after="forgotten")
+    shop, value, said = redeliver(make_shop, before="former", after="forgotten")
     assert shop.effects() == Counter({"1": 2})
-    assert told == "forgotten"
+    assert value == "forgotten"
     assert DONE_ELSEWHERE in said
     assert "formerly=" in said
 

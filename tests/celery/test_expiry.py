@@ -60,7 +60,7 @@ def expire_in_line(shop: Any) -> None:
         before = task.delay("a", 1)
         wait_for_line(shop, 1)
         member = task.s("a", 2).set(expires=8, task_id="expires-soon")
-        told = chord(group([member, shop.tasks.add.s(1, 2)]))(add_up.s())
+        total = chord(group([member, shop.tasks.add.s(1, 2)]))(add_up.s())
         after = task.apply_async(("a", 3), expires=600)
         wait_for_line(shop, 3)
         expired = shop.tasks.app.AsyncResult("expires-soon")
@@ -72,7 +72,7 @@ def expire_in_line(shop: Any) -> None:
         shop.let_go()
         assert [each.get(timeout=patience_s()) for each in (first, before, after)] == [0, 1, 3]
         with pytest.raises((ChordError, TaskRevokedError)):
-            told.get(timeout=patience_s())
+            total.get(timeout=patience_s())
         wait_until(lambda: "task-revoked" in ear.of(expired.id))
     assert began(shop) == ["a 0", "a 1", "a 3"]
     [revoked] = [each for each in ear.heard if each["type"] == "task-revoked"]

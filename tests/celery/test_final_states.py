@@ -36,12 +36,12 @@ def test_each_later_message_of_revoked_work_reads_revoked(shop: Any) -> None:
     enqueued = enqueue(tasks.ship, (5,)).result
     ignored = tasks.ship.apply_async((5,), ignore_result=True)
     chained = chain(tasks.ship.si(5), tasks.add.si(1, 2)).delay()
-    told = chord(group([tasks.ship.s(5), tasks.ship.s(6)]))(tasks.total.s())
+    total = chord(group([tasks.ship.s(5), tasks.ship.s(6)]))(tasks.total.s())
     with shop.worker(concurrency=2):
         for result in (first, later, enqueued, chained.parent, chained):
             revoked(result, "the work of order:5 was revoked")
         with pytest.raises((ChordError, TaskRevokedError)):
-            told.get(timeout=patience_s())
+            total.get(timeout=patience_s())
         shop.wait_for_quiet()
     assert ignored.state == "PENDING"
     assert dict(shop.effects()) == {"6": 1}
@@ -56,9 +56,9 @@ def test_a_message_that_is_skipped_reads_revoked(shop: Any) -> None:
             task.apply_async((7,), ignore_result=False), r"order:7 was not free \(busy=\"skip\"\)"
         )
         revoked(chain(task.si(7), shop.tasks.add.si(1, 2)).delay(), "was not free")
-        told = chord(group([task.s(7), task.s(8)]))(shop.tasks.total.s())
+        total = chord(group([task.s(7), task.s(8)]))(shop.tasks.total.s())
         with pytest.raises((ChordError, TaskRevokedError)):
-            told.get(timeout=patience_s())
+            total.get(timeout=patience_s())
     assert dict(shop.effects()) == {"8": 1}
 
 
@@ -109,8 +109,8 @@ class TestEachReason:
         def task(number: int) -> None: ...
 
         state = trace(app, task, Dropped(reason), said)
-        told = reads and reason != "superseded"
-        assert state == ("REVOKED" if told else "PENDING")
+        answered = reads and reason != "superseded"
+        assert state == ("REVOKED" if answered else "PENDING")
 
     def test_an_eager_call_raises(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
         """It raises the error that `get()` raises with a worker."""

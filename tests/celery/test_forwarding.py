@@ -156,7 +156,7 @@ def test_a_message_in_hand_keeps_its_options(
     that sends it."""
     events: list[Any] = []
     monkeypatch.setattr(
-        EventDispatcher, "publish", lambda _, kind, told, *__, **___: events.append(told)
+        EventDispatcher, "publish", lambda _, kind, event, *__, **___: events.append(event)
     )
     ledger = app.conf.taskguard_ledger
     app.tasks["later" if way == "deferred" else "line"].apply_async(
@@ -180,8 +180,8 @@ def test_a_message_in_hand_keeps_its_options(
         assert route(again) == route(first)
     assert (again.headers[HEADER].get("promoted") is not None) == (way == "promoted")
     assert holder.children == []
-    told = [(each["args"], each["root_id"], each["parent_id"]) for each in events]
-    assert told[0] == told[1]
+    sent = [(each["args"], each["root_id"], each["parent_id"]) for each in events]
+    assert sent[0] == sent[1]
 
 
 # Work that is enqueued does not expire; a signature has a `type` of its own.

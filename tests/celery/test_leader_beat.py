@@ -37,14 +37,14 @@ class Beats:
         self, entries: dict[str, Any] = ENTRIES, *, app: str = "support.shop", **settings: Any
     ) -> CeleryBeat:
         self._number += 1
-        told = {
+        settings = {
             "beat_schedule": entries,
             "result_expires": None,
             "taskguard_beat_ttl_s": TTL_S,
             **settings,
         }
         beat = CeleryBeat(
-            {**self.shop.environment, "SHOP_SETTINGS": json.dumps(told)},
+            {**self.shop.environment, "SHOP_SETTINGS": json.dumps(settings)},
             log=self.shop.folder / f"worker-beat-{self._number}.log",
             scheduler=SCHEDULER,
             app=app,
@@ -211,12 +211,12 @@ def test_sigterm_ends_a_beat_whatever_it_is_doing(
     with ExitStack() as stack:
         beats = Beats(shop, stack)
         if state == "starting":
-            told = beats.start()
+            stopped = beats.start()
         else:
             leader, other = beats.pair()
-            told = leader if state == "leading" else other
+            stopped = leader if state == "leading" else other
         spare_valkey.pause()
-        assert told.terminate() == 0
+        assert stopped.terminate() == 0
         spare_valkey.resume()
 
 

@@ -86,7 +86,7 @@ class TestLatest:
             began(shop, 1)
             chained = chain(latest.s("a", 2), add_up.s()).delay()
             wait_until(lambda: chained.parent.id in states_of(shop))
-            told = chord(group([latest.s("a", 3), shop.tasks.add.s(1, 2)]))(add_up.s())
+            total = chord(group([latest.s("a", 3), shop.tasks.add.s(1, 2)]))(add_up.s())
             with pytest.raises(TaskRevokedError):
                 chained.get(timeout=patience_s())
             last = latest.delay("a", 4)
@@ -94,7 +94,7 @@ class TestLatest:
             shop.go()
             assert last.get(timeout=patience_s()) == 4
             with pytest.raises((ChordError, TaskRevokedError)):
-                told.get(timeout=patience_s())
+                total.get(timeout=patience_s())
 
 
 class TestSupersede:

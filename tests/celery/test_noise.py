@@ -34,8 +34,8 @@ def test_dead_work_is_an_error_once_and_then_a_warning(
         for task_id in ("a", "b", "c"):
             caplog.clear()
             with caplog.at_level(logging.INFO):
-                told = deliver(task, 1, task_id=task_id).info
-            assert (told.state, isinstance(told.retval, WorkDeadError)) == ("FAILURE", True)
+                info = deliver(task, 1, task_id=task_id).info
+            assert (info.state, isinstance(info.retval, WorkDeadError)) == ("FAILURE", True)
             said.append([line for line in caplog.records if line.levelno >= logging.WARNING])
             if task_id != "a":
                 assert not any(line.exc_info for line in caplog.records)

@@ -153,8 +153,8 @@ def test_a_parked_message_is_the_same_message(shop: Any) -> None:
     """A message that waited keeps its id and its chord, whose body gets all results."""
     with shop.worker(concurrency=2):
         members = group(shop.tasks.queue_up.s("a", number, 0.2) for number in range(4))
-        told = chord(members)(shop.tasks.add_up.s())
-        assert told.get(timeout=patience_s()) == 6
+        total = chord(members)(shop.tasks.add_up.s())
+        assert total.get(timeout=patience_s()) == 6
     assert len(shop.effects()) == 4
 
 
@@ -298,7 +298,7 @@ def test_one_that_was_sent_in_vain(shop: Any) -> None:
         first = shop.tasks.queue_up.delay("a", 0, shop.tasks.UNTIL_GO)
         shop.wait_for_steps("began")
         member = shop.tasks.queue_up.s("a", 1).set(task_id="in-vain")
-        told = chord(group([member, shop.tasks.add.s(1, 2)]))(shop.tasks.add_up.s())
+        total = chord(group([member, shop.tasks.add.s(1, 2)]))(shop.tasks.add_up.s())
         wait_until(lambda: len(waiting(shop)) == 1)
         # As if it had been called, and sent ten times since.
         with shop.engine.begin() as db:
@@ -309,7 +309,7 @@ def test_one_that_was_sent_in_vain(shop: Any) -> None:
         with pytest.raises(StoredCallError, match="sent 10 times"):
             failed.get(timeout=patience_s())
         with pytest.raises((ChordError, StoredCallError)):
-            told.get(timeout=patience_s())
+            total.get(timeout=patience_s())
         shop.let_go()
         assert first.get(timeout=patience_s()) == 0
     assert waiting(shop) == []

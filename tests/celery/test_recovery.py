@@ -218,9 +218,9 @@ def test_a_producer_killed_after_its_commit_loses_nothing(shop: Any) -> None:
             )
     finally:
         relay.terminate()
-        told, _ = relay.communicate(timeout=patience_s())
-    assert relay.returncode == 0, told
-    assert "sent: 1, refused: 0" in told
+        output, _ = relay.communicate(timeout=patience_s())
+    assert relay.returncode == 0, output
+    assert "sent: 1, refused: 0" in output
     assert shop.effects() == Counter({"1": 1})
 
 

@@ -111,10 +111,10 @@ def test_callers_of_a_replaced_call_hear_of_it(shop: Any) -> None:
     tasks = shop.tasks
     with shop.worker(concurrency=2):
         with runtime_of(tasks.app).lock("order:1"):
-            told = chord([tasks.number.s(1, 10)])(tasks.total.s())
+            total = chord([tasks.number.s(1, 10)])(tasks.total.s())
             wait_until(lambda: len(shop.ledger.waiting()) == 1, message="it waits")
             assert enqueue(tasks.number, (1, 20), duplicate="replace").outcome == "replaced"
-        assert told.get(timeout=patience_s()) == 20
+        assert total.get(timeout=patience_s()) == 20
         failed = tasks.number.delay(2, -1)
         wait_until(lambda: failed.state == "RETRY", message="its first failure")
         assert (

@@ -98,7 +98,7 @@ def test_ids_of_all_kinds_find_their_row(models: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "message"),
     [
         ({"state": "colour"}, "not a field"),
         ({"fence": "number"}, "64 bits"),
@@ -106,13 +106,13 @@ def test_ids_of_all_kinds_find_their_row(models: Any) -> None:
         ({"id": {"made": "<a>"}}, "DateTimeField"),
     ],
 )
-def test_what_does_not_fit_is_told(models: Any, wrong: dict[str, Any], told: str) -> None:
+def test_what_does_not_fit_is_told(models: Any, wrong: dict[str, Any], message: str) -> None:
     """A declaration that does not fit its model is refused."""
     from taskguard_django import row
 
     states = {"new": 0, "processing": 1, "done": 2}
     given: dict[str, Any] = {"id": "<a>", "state": "state", "fence": "fence", **states, **wrong}
-    with pytest.raises(ConfigurationError, match=told):
+    with pytest.raises(ConfigurationError, match=message):
         row(models.Parcel, **given)
 
 

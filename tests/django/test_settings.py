@@ -42,14 +42,14 @@ def test_celery_rq_and_connect_take_them(migrated: str, monkeypatch: pytest.Monk
     monkeypatch.setenv("TASKGUARD_LOCKS_URL", "redis://127.0.0.1:1")
     monkeypatch.setenv("TASKGUARD_LEDGER_URL", "sqlite:///other.sqlite")
     with settings_as({"LOCKS": "memory://"}):
-        app, told = Celery("shop"), Celery("told")
-        told.conf.taskguard_locks = None
+        app, other = Celery("shop"), Celery("other")
+        other.conf.taskguard_locks = None
         rq = taskguard_rq.runtime()
         taskguard_rq.configure()  # the next one is made anew
         for runtime in (taskguard_celery.runtime_of(app), rq, taskguard.connect()):
             assert runtime.ledger is taskguard_django.ledger()
             assert isinstance(runtime.runner.locks, MemoryLocks)
-        assert taskguard_celery.runtime_of(told).runner.locks is None
+        assert taskguard_celery.runtime_of(other).runner.locks is None
 
 
 def test_without_locks_the_environment_has_them(
@@ -62,19 +62,21 @@ def test_without_locks_the_environment_has_them(
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         ({"LOCK": "redis://:secret@host"}, "LOCKS, DATABASE, NAMESPACE and FORMERLY_NAMESPACES"),
         ("redis://:secret@host", "Make it a dict"),
         ({"LOCKS": None, "DATABASE": "elsewhere"}, "not in DATABASES"),
     ],
 )
-def test_wrong_settings_are_told_without_a_password(migrated: str, given: Any, told: str) -> None:
+def test_wrong_settings_are_reported_without_a_password(
+    migrated: str, given: Any, message: str
+) -> None:
     """Wrong settings are reported by `connect()` and by `manage.py check`, without a password."""
     from taskguard_django.checks import check_settings
 
     with settings_as(given):
-        with pytest.raises(ConfigurationError, match=told) as raised:
+        with pytest.raises(ConfigurationError, match=message) as raised:
             taskguard.connect()
         (found,) = check_settings()
     assert found.id == "taskguard.misconfigured"
@@ -87,7 +89,7 @@ def test_a_database_in_memory_or_of_another_kind_is_refused() -> None:
     set_up()
     from taskguard_django.conf import url_of
 
-    for vendor, name, told in (
+    for vendor, name, message in (
         ("sqlite", ":memory:", "in memory"),
         ("sqlite", "file:memorydb_default?mode=memory&cache=shared", "in memory"),
         ("mysql", "shop", "is mysql"),
@@ -95,7 +97,7 @@ def test_a_database_in_memory_or_of_another_kind_is_refused() -> None:
         connection: Any = SimpleNamespace(
             vendor=vendor, alias="default", settings_dict={"NAME": name}
         )
-        with pytest.raises(ConfigurationError, match=told):
+        with pytest.raises(ConfigurationError, match=message):
             url_of(connection)
 
 
@@ -154,8 +156,8 @@ def test_check_asks_the_servers_where_a_database_is_named(migrated: str) -> None
 
     def found(**options: Any) -> dict[str, int]:
         of_tasks = {each.id for each in check_tasks()}
-        told = [each for each in run_checks(**options) if each.id not in of_tasks]
-        ids = {str(each.id): each.level for each in told}
+        messages = [each for each in run_checks(**options) if each.id not in of_tasks]
+        ids = {str(each.id): each.level for each in messages}
         return {name: level for name, level in ids.items() if name.startswith("taskguard.")}
 
     with (
@@ -183,7 +185,7 @@ def test_check_tells_of_tasks_that_can_lose_work(migrated: str) -> None:
     from taskguard_celery import guarded_task, safe_defaults
     from taskguard_django.checks import check_tasks
 
-    def told(app: Celery) -> list[str]:
+    def reported(app: Celery) -> list[str]:
         @app.task(name="ship", shared=False)
         @guarded_task(key="order:<n>")
         def ship(n: int) -> None: ...
@@ -198,8 +200,8 @@ def test_check_tells_of_tasks_that_can_lose_work(migrated: str) -> None:
 
     unsafe, safe = (Celery("shop", set_as_current=False) for _ in range(2))
     safe_defaults(safe)
-    assert [text.partition("(")[0] for text in told(unsafe)] == [
+    assert [text.partition("(")[0] for text in reported(unsafe)] == [
         "the task ship: acks_late ",
         "the task ship: reject_on_worker_lost ",
     ]
-    assert told(safe) == []
+    assert reported(safe) == []

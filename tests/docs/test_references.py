@@ -82,8 +82,8 @@ def test_the_table_of_states_has_each_transition() -> None:
     """The table has each transition of the code, and no other."""
     known = {str(state) for state in State}
     rows = re.findall(r"^\| (\S+) \| (\S+) \| .+ \|$", page("reference/states.md"), re.MULTILINE)
-    told = {(old, new) for old, new in rows if {old, new} <= known}
-    assert told == {(str(old), str(new)) for old, new in {**TRANSITIONS, **BY_ROW}}
+    listed = {(old, new) for old, new in rows if {old, new} <= known}
+    assert listed == {(str(old), str(new)) for old, new in {**TRANSITIONS, **BY_ROW}}
 
 
 def test_the_table_of_final_states_has_each_reason_to_drop_a_message() -> None:
@@ -92,9 +92,9 @@ def test_the_table_of_final_states_has_each_reason_to_drop_a_message() -> None:
     rows = pattern.findall(page("reference/states.md"))
     assert {reason for reason, _, _ in rows} == DROPPED.keys()
     for reason, celery, rq in rows:
-        told = DROPPED[reason]
-        word = None if told is None else told.partition(":")[0]
-        assert (celery == "REVOKED", rq == f"CANCELED, `{word}`") == (told is not None,) * 2
+        text = DROPPED[reason]
+        word = None if text is None else text.partition(":")[0]
+        assert (celery == "REVOKED", rq == f"CANCELED, `{word}`") == (text is not None,) * 2
 
 
 def test_the_pages_of_options_have_each_option() -> None:
@@ -284,7 +284,7 @@ def test_the_page_of_errors_has_each_error() -> None:
     """The page has each error with its base classes, and with what to do."""
     rows = re.findall(r"^\| `(\w+)` \| .+ \| (.+) \|$", page("reference/errors.md"), re.MULTILINE)
     bases = {name: [each.__name__ for each in getattr(errors, name).__bases__] for name, _ in rows}
-    assert {name: re.findall(r"`(\w+)`", told) for name, told in rows} == bases
+    assert {name: re.findall(r"`(\w+)`", cell) for name, cell in rows} == bases
     assert {name for name, _ in rows} == {*errors.__all__} - {"TaskguardError"}
 
 

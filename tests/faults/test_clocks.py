@@ -83,8 +83,8 @@ class TestLockServer:
         take(RedisLocks(lock_server.url))
         lock_server.jump(BACK_S)
         assert rivals.ship_too() == "second"
-        (told,) = [event for event in rivals.second.events if event.name == "lock_overruled"]
-        assert told.remaining_s > -BACK_S
+        (overruled,) = [event for event in rivals.second.events if event.name == "lock_overruled"]
+        assert overruled.remaining_s > -BACK_S
         assert rivals.shipped() == ["second"]
 
     def test_a_far_deadline_of_a_live_holder_keeps_others_out(

@@ -109,9 +109,9 @@ class TestSlotMoves:
         move.begin()
         assert sorted(move.move_keys()) == [LOCK + entry for entry in entries]
         move.end()
-        told = take(locks, waiter)
-        assert isinstance(told, Held)
-        assert told.owner == owner
+        refusal = take(locks, waiter)
+        assert isinstance(refusal, Held)
+        assert refusal.owner == owner
         assert take(locks, owner) == granted
         assert locks.renew([Hold(KEY, owner, 60.0)]) == [Renewal.RENEWED]
         assert locks.release(KEY, owner) is True
@@ -331,9 +331,9 @@ class TestFailover:
             wait_until(renewed, interval_s=0.01, message="the lease is renewed")
             again = time.monotonic()
             watcher.join(patience_s())
-            told = take(locks, keys=(pair.key,))
-            assert isinstance(told, Held)
-            assert told.owner == owner
+            refusal = take(locks, keys=(pair.key,))
+            assert isinstance(refusal, Held)
+            assert refusal.owner == owner
             assert take(locks, owner, keys=(pair.key,)) == granted
             assert locks.release((pair.key,), owner)
         finally:

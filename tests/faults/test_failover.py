@@ -165,8 +165,8 @@ class TestSplitBrain:
         assert isinstance(granted, Granted)
         network.heal()
         assert far.release(KEY, old) is False
-        told = take(far, old)
-        assert isinstance(told, Held)
-        assert told.owner == new
+        refusal = take(far, old)
+        assert isinstance(refusal, Held)
+        assert refusal.owner == new
         assert take(far, new) == granted
         assert far.release(KEY, new) is True

@@ -85,8 +85,8 @@ def test_of_a_majority_in_trouble_the_ledger_decides(
     expect_one_effect(rivals, lambda: strike(five, [0, 2, 4]))
     assert rivals.ship_too(order=2) == "second"
     assert rivals.shipped(2) == ["second"]
-    told = "lock_unavailable" in rivals.second.happened
-    assert told is (strike in (down, frozen))
+    unavailable = "lock_unavailable" in rivals.second.happened
+    assert unavailable is (strike in (down, frozen))
 
 
 def test_split_between_two_sides(five: Independent, make_rivals: Any) -> None:

@@ -206,23 +206,23 @@ def test_an_example_runs_from_the_installation_that_its_readme_names(
         cwd=outside,
         env=environment,
     )
-    told = ""
+    output = ""
     try:
         assert process.stdout is not None
         with process.stdout:
             for line in process.stdout:
-                if seconds and " by process " in line and " by process " not in told:
+                if seconds and " by process " in line and " by process " not in output:
                     os.kill(int(line.split()[-1]), signal.SIGKILL)
-                told += line
-        assert process.wait(patience_s()) == 0, told
+                output += line
+        assert process.wait(patience_s()) == 0, output
     finally:
         process.kill()
         process.wait(patience_s())
-    assert EXAMPLES[example] in told.splitlines()
-    assert told.count("takes over") >= (1 if seconds else 3), told
+    assert EXAMPLES[example] in output.splitlines()
+    assert output.count("takes over") >= (1 if seconds else 3), output
     if not seconds:  # it kills one process itself, and stops two
-        assert told.count("wakes up and is refused") == 2
-        assert "charge requests: 2, charges: 1" in told.splitlines()
+        assert output.count("wakes up and is refused") == 2
+        assert "charge requests: 2, charges: 1" in output.splitlines()
 
 
 def test_the_tested_shop_runs_from_the_installation_that_its_readme_names(
@@ -234,9 +234,9 @@ def test_the_tested_shop_runs_from_the_installation_that_its_readme_names(
     folder = ROOT / "examples" / "tested_shop"
     assert "python -m pytest examples/tested_shop\n" in (folder / "README.md").read_text()
     command = [installed(TESTED) / "python", "-m", "pytest", "-rP", "-p", "no:cacheprovider"]
-    told = said([*command, folder])
-    assert "5 passed" in told
-    assert "transaction.commit done                       2        1" in told
+    output = said([*command, folder])
+    assert "5 passed" in output
+    assert "transaction.commit done                       2        1" in output
 
 
 def test_a_script_takes_the_plain_lock_and_calls_a_guarded_function(
@@ -327,14 +327,14 @@ def test_a_lock_server_of_an_integration(
     assert int(fence) > 0
     assert busy == "KeyBusyError"
     assert "0 errors" in said([commands / "taskguard", "doctor", "--locks", url])
-    told = subprocess.run(
+    ended = subprocess.run(
         [installed(LOCKS) / "taskguard", "doctor", "--locks", url],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert told.returncode == 1
-    assert f"pip install 'celery-taskguard[{extra}]'" in " ".join(told.stdout.split())
+    assert ended.returncode == 1
+    assert f"pip install 'celery-taskguard[{extra}]'" in " ".join(ended.stdout.split())
 
 
 WITHOUT_METADATA = """
@@ -435,12 +435,12 @@ def test_the_command_alone_lists_works(
     command = installed(COMMAND) / "taskguard"
     said([command, "ledger", "create", "--url", pg_url])
     assert "create table taskguard_work" in said([command, "ledger", "create", "--sql"]).lower()
-    told = subprocess.run(
+    ended = subprocess.run(
         [command, "ledger", "create", "--url", "mysql+pymysql://shop@127.0.0.1:1/shop"],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert told.returncode == 1
-    assert "pip install 'celery-taskguard[mysql]'" in told.stderr
+    assert ended.returncode == 1
+    assert "pip install 'celery-taskguard[mysql]'" in ended.stderr
     said([command, "work", "list", "--url", pg_url])

@@ -42,9 +42,9 @@ def doctor(
 
     def doctor() -> tuple[int, list[tuple[str, str, str]]]:
         status = main(["doctor", "--rq", office.broker, "--json"])
-        told = json.loads(capsys.readouterr().out)
+        findings = json.loads(capsys.readouterr().out)
         # Its own servers are of tests, which keep nothing.
-        of_jobs = [each for each in told if each["part"] == "settings"]
+        of_jobs = [each for each in findings if each["part"] == "settings"]
         return status, [(each["name"], each["level"], each["where"]) for each in of_jobs]
 
     return doctor
@@ -70,9 +70,9 @@ def test_jobs_that_wait(
     args = () if function is plain else (1,)
     for _ in range(2):
         office.queue.enqueue(function, args=args, **options)
-    _, told = doctor()
-    assert [(name, level) for name, level, _ in told] == expected
-    assert all(function.__name__ in where for _, _, where in told)
+    _, findings = doctor()
+    assert [(name, level) for name, level, _ in findings] == expected
+    assert all(function.__name__ in where for _, _, where in findings)
 
 
 def test_a_job_whose_function_is_not_to_be_found_is_left_out(
@@ -118,8 +118,8 @@ def test_locks_and_ledger_come_from_the_environment(
     """If the environment has no ledger, the doctor reports an error."""
     monkeypatch.delenv("TASKGUARD_LEDGER_URL")
     taskguard_rq.configure()
-    status, told = doctor()
-    assert (status, told) == (1, [("misconfigured", "error", "the settings")])
+    status, findings = doctor()
+    assert (status, findings) == (1, [("misconfigured", "error", "the settings")])
 
 
 def test_nothing_is_changed(office: Office, doctor: Doctor) -> None:

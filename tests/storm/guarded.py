@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from storm.app import DATABASE_URL, LOCKS_URL, app, write
-from storm.journal import in_body, listen, told
+from storm.journal import in_body, listen, reported
 from storm.settings import TTL_S
 from taskguard import Guard
 from taskguard_celery import configure, guarded_task
@@ -41,7 +41,7 @@ def work(item: str, kind: str, pause_s: float, guard: Guard) -> None:
 
 
 @app.task(autoretry_for=(BoomError,), default_retry_delay=0.2, max_retries=None)
-@told
+@reported
 @guarded_task(key="item:<item>", work="storm", **OPTIONS)
 def taskguard(item: str, kind: str, pause_s: float, guard: Guard) -> None:
     """One line on a task."""
@@ -49,7 +49,7 @@ def taskguard(item: str, kind: str, pause_s: float, guard: Guard) -> None:
 
 
 @app.task
-@told
+@reported
 @guarded_task(key="item:<item>", work="storm", atomic=True, **OPTIONS)
 def taskguard_atomic(item: str, kind: str, pause_s: float, guard: Guard) -> None:
     """The whole body in one transaction."""

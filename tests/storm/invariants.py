@@ -141,14 +141,14 @@ class Findings:
     def _s8_ok_is_committed(self) -> Iterator[str]:
         """Work that was reported as "ok" is DONE. Refused work left nothing. An effect has its
         work's token."""
-        for line in self.events["told"]:
+        for line in self.events["reported"]:
             if line["how"] == "ok" and not self._was_done(line, f"item:{line['item']}"):
-                yield f"{line['item']}: told ok, and it was not done"
+                yield f"{line['item']}: reported ok, and it was not done"
         effects = dict(self.record.effects)
         for line in self.events["stale_refused"]:
             item = line["key"].partition(":")[2]
             if effects.get(item) == line["fence"]:
-                yield f"{item}: the commit of {line['fence']} was called stale, and it stands"
+                yield f"{item}: the commit of {line['fence']} was reported stale, and it happened"
         for key, changes in self.work_items.items():
             item = key.partition(":")[2]
             if item in effects and changes[-1].fence != effects[item]:

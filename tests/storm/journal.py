@@ -59,17 +59,17 @@ def in_body(item: str) -> Iterator[None]:
             mark.unlink()
 
 
-def told(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a guarded function, and note what the queue is told in the end."""
+def reported(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a guarded function, and note what is reported to the queue in the end."""
 
     @functools.wraps(function)
     def wrapper(item: str, *args: Any, **kwargs: Any) -> Any:
         try:
             value = function(item, *args, **kwargs)
         except BaseException as error:
-            say("told", item=item, how=type(error).__name__)
+            say("reported", item=item, how=type(error).__name__)
             raise
-        say("told", item=item, how=type(value).__name__ if value is not None else "ok")
+        say("reported", item=item, how=type(value).__name__ if value is not None else "ok")
         return value
 
     return wrapper

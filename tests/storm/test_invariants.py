@@ -36,7 +36,7 @@ class History:
             line(3, "claimed", fence=2, took_s=0.1),
             line(3, "takeover", fence=2, attempt=2),
             line(4, "completed", fence=2),
-            line(4, "told", item="c1", how="ok"),
+            line(4, "reported", item="c1", how="ok"),
             line(5, "stale_refused", fence=1),
             line(6, "duplicate", reason="done"),
         ]
@@ -124,7 +124,7 @@ def dropped_for_nothing(history: History) -> None:
 
 
 def told_ok_without_a_commit(history: History) -> None:
-    history.lines.append(line(-1, "told", item="c1", how="ok"))
+    history.lines.append(line(-1, "reported", item="c1", how="ok"))
 
 
 def stale_and_yet_written(history: History) -> None:

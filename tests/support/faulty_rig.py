@@ -97,7 +97,7 @@ def faulty_rig(
             ),
         }
         injector = stack.enter_context(FaultInjector(faults))
-        told = {
+        settings = {
             "CRASH_FAULTS": str(injector.port),
             "CRASH_BROKER": through(direct, to_broker),
             "CRASH_LOCKS": through(valkey.url_of(1), to_locks),
@@ -106,7 +106,7 @@ def faulty_rig(
             "CRASH_TTL_S": _TTL_S,
             **variables,
         }
-        rig = crash_rig(queue, database, valkey, folder, monkeypatch, broker=direct, **told)
+        rig = crash_rig(queue, database, valkey, folder, monkeypatch, broker=direct, **settings)
         made = stack.enter_context(rig)
         made.faults = injector.counts
         yield made, injector

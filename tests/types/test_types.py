@@ -257,8 +257,8 @@ def test_calls_are_taken_or_refused_as_they_run(errors: dict[str, dict[int, str]
     refused = {number for number, line in enumerate(lines, 1) if line.endswith("# refused")}
     assert len(refused) >= 10
     found = errors.get(CALLS.name, {})
-    told = {number: text for number, text in found.items() if number not in refused}
-    assert told == {}, "what is right is refused"
+    unexpected = {number: text for number, text in found.items() if number not in refused}
+    assert unexpected == {}, "what is right is refused"
     assert refused - found.keys() == set(), "what is wrong is taken"
 
 

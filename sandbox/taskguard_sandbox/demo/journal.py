@@ -47,10 +47,10 @@ class Line:
 
 def write(line: Line) -> None:
     """Append `line`, with the pid of this process and the time, to its worker's journal."""
-    told = {**asdict(line), "pid": os.getpid(), "at_s": time.time()}
+    entry = {**asdict(line), "pid": os.getpid(), "at_s": time.time()}
     path = Path(os.environ[FOLDER_VARIABLE]) / FILE
     with path.open("ab", buffering=0) as file:
-        file.write(json.dumps(told).encode() + b"\n")
+        file.write(json.dumps(entry).encode() + b"\n")
 
 
 def listener(queue: str) -> Callable[[events.Event], None]:

@@ -445,7 +445,7 @@ def test_nobody_is_forgotten(book: Any, mode: str) -> None:
     begins after a newer one, and the newest runs."""
     count = 24
     queue = deque(random.Random(7).sample(range(count), count))
-    told: set[int] = set()
+    outdated: set[int] = set()
     done: list[int] = []
     failures: list[str] = []
 
@@ -461,14 +461,14 @@ def test_nobody_is_forgotten(book: Any, mode: str) -> None:
                     tx.complete_in_block(answer.claim, None)
                 done.append(number)
             except StaleTokenError:
-                told.add(number)
+                outdated.add(number)
         elif isinstance(answer, Busy) and not answer.same_work:
             answer = park(book, number, newest=mode)
             replaced = answer.replaced if isinstance(answer, ParkedNewest) else ()
             if answer is None:
                 queue.append(number)
         if isinstance(answer, Answer):
-            told.add(number)
+            outdated.add(number)
             book.ledger.note_notified(f"ship order:{number}")
             if answer.decision not in (Decision.OUTDATED, Decision.DONE):
                 failures.append(f"{number}: {answer}")
@@ -477,7 +477,7 @@ def test_nobody_is_forgotten(book: Any, mode: str) -> None:
         if found is not None:
             queue.append(int(found.message.id[1:]))
 
-    work_off(queue, deliver, failures, lambda: len(told | set(done)) == count)
+    work_off(queue, deliver, failures, lambda: len(outdated | set(done)) == count)
     assert dict(book.effects()) == {str(number): 1 for number in done}
     assert count - 1 in done
     assert all(is_outdated(book, number) for number in set(range(count)) - set(done))

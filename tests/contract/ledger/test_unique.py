@@ -31,7 +31,7 @@ def asked(book: Any, message: str, **values: Any) -> ClaimRequest:
     return made
 
 
-class Told:
+class Enqueued:
     """The work that an enqueue found on record."""
 
     def __init__(self, instead: ClaimRequest | None = None) -> None:
@@ -45,17 +45,17 @@ class Told:
         return self._instead if self.replaced else None
 
 
-def attach(book: Any, message: str, db: Any = None, **values: Any) -> Told:
-    told = Told()
-    book.ledger.enqueue(db, asked(book, message, **values), once=Once(told.found))
-    return told
+def attach(book: Any, message: str, db: Any = None, **values: Any) -> Enqueued:
+    enqueued = Enqueued()
+    book.ledger.enqueue(db, asked(book, message, **values), once=Once(enqueued.found))
+    return enqueued
 
 
-def put_instead(book: Any, message: str, db: Any = None, **values: Any) -> Told:
-    told = Told(asked(book, message, **values))
+def put_instead(book: Any, message: str, db: Any = None, **values: Any) -> Enqueued:
+    enqueued = Enqueued(asked(book, message, **values))
     request = asked(book, message, **values)
-    book.ledger.enqueue(db, request, once=Once(told.found, replaces=True))
-    return told
+    book.ledger.enqueue(db, request, once=Once(enqueued.found, replaces=True))
+    return enqueued
 
 
 def decision(found: Any) -> Decision:
@@ -122,15 +122,15 @@ def test_a_replaced_message_is_not_written_in_the_same_transaction(book: Any) ->
 def test_work_in_progress_is_told_as_begun(book: Any) -> None:
     """Work in progress is reported as begun, even after its lease if a sweep sends it again."""
     book.claim(message="a")
-    told = attach(book, "b").existing
-    assert told is not None
-    assert (told.message, told.begun) == ("a", True)
+    enqueued = attach(book, "b").existing
+    assert enqueued is not None
+    assert (enqueued.message, enqueued.begun) == ("a", True)
     book.expire()
     # No sweep would send this holder's message again.
     assert attach(book, "b").existing is None
-    told = attach(book, "c").existing
-    assert told is not None
-    assert (told.message, told.begun) == ("b", True)
+    enqueued = attach(book, "c").existing
+    assert enqueued is not None
+    assert (enqueued.message, enqueued.begun) == ("b", True)
 
 
 @pytest.mark.parametrize("end", ["done", "failed", "dead", "revoked"])
@@ -187,7 +187,10 @@ def test_what_is_sent_again_is_the_newer_message(book: Any) -> None:
     """A sweep sends the newer message, with its own numbers."""
     attach(book, "a")
     book.ledger.enqueue(
-        None, asked(book, "b"), due_in_s=0, once=Once(Told(asked(book, "b")).found, replaces=True)
+        None,
+        asked(book, "b"),
+        due_in_s=0,
+        once=Once(Enqueued(asked(book, "b")).found, replaces=True),
     )
     (found,) = book.ledger.overdue()
     assert (found.message.name, found.message.number) == ("b", (0, 0))
@@ -211,10 +214,10 @@ def test_a_call_that_was_begun_is_not_replaced(book: Any, how: str) -> None:
     if how != "at work":
         book.ledger.note(claimed.claim, "1")
         book.ledger.give_back(claimed.claim)
-    told = put_instead(book, "b")
-    assert told.existing is not None
-    assert told.existing.begun
-    assert not told.replaced
+    enqueued = put_instead(book, "b")
+    assert enqueued.existing is not None
+    assert enqueued.existing.begun
+    assert not enqueued.replaced
     assert json.loads(book.work().call)["message"] == "a"
 
 
@@ -293,11 +296,11 @@ def test_eight_enqueue_at_once_and_one_is_the_first(book: Any) -> None:
     """Of eight enqueues at once, one is the first. The others learn of its message, and one message
     is stored."""
     for _ in range(3):
-        told: list[Told] = []
-        at_once(8, lambda number, t=told: t.append(attach(book, f"m{number}")))  # type: ignore[misc]
+        enqueued: list[Enqueued] = []
+        at_once(8, lambda number, t=enqueued: t.append(attach(book, f"m{number}")))  # type: ignore[misc]
         first = json.loads(book.work().call)["message"]
-        assert [each.existing and each.existing.message for each in told].count(None) == 1
-        assert {each.existing.message for each in told if each.existing} == {first}
+        assert [each.existing and each.existing.message for each in enqueued].count(None) == 1
+        assert {each.existing.message for each in enqueued if each.existing} == {first}
         book.ledger.complete_alone(book.claim(message=first).claim, None)
         book.forget()
 
@@ -305,9 +308,9 @@ def test_eight_enqueue_at_once_and_one_is_the_first(book: Any) -> None:
 def test_eight_replace_at_once_and_the_last_one_runs(book: Any) -> None:
     """Of eight replacements at once, the last one runs, and every other message is superseded."""
     for _ in range(3):
-        told: list[Told] = []
-        at_once(8, lambda number, t=told: t.append(put_instead(book, f"m{number}")))  # type: ignore[misc]
-        assert [each.replaced for each in told].count(False) == 1
+        enqueued: list[Enqueued] = []
+        at_once(8, lambda number, t=enqueued: t.append(put_instead(book, f"m{number}")))  # type: ignore[misc]
+        assert [each.replaced for each in enqueued].count(False) == 1
         last = json.loads(book.work().call)["message"]
         for number in range(8):
             if f"m{number}" != last:
@@ -380,8 +383,8 @@ def test_a_replacement_that_waited_for_a_claim_is_told_that_it_has_begun(book: A
     if not book.locks_rows or book.kind == "memory":
         pytest.skip("one writer at a time, or no statement to set it going by")
     attach(book, "a")
-    told: list[Told] = []
-    thread = threading.Thread(target=lambda: told.append(put_instead(book, "b")))
+    enqueued: list[Enqueued] = []
+    thread = threading.Thread(target=lambda: enqueued.append(put_instead(book, "b")))
     with book.engine.begin() as db:
         set_going = {"state": State.PROCESSING.value, "owner": "x:a", "lease_until": 2**60}
         sets = ", ".join(f"{name} = :{name}" for name in set_going)
@@ -390,9 +393,9 @@ def test_a_replacement_that_waited_for_a_claim_is_told_that_it_has_begun(book: A
         thread.join(0.3)
         assert thread.is_alive()
     thread.join()
-    assert told[0].existing is not None
-    assert told[0].existing.begun
-    assert not told[0].replaced
+    assert enqueued[0].existing is not None
+    assert enqueued[0].existing.begun
+    assert not enqueued[0].replaced
 
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])
@@ -401,15 +404,15 @@ def test_the_second_waits_for_the_transaction_of_the_first(book: Any, end: str) 
     one."""
     if not book.locks_rows:
         pytest.skip("one writer at a time")
-    told: list[Told] = []
-    thread = threading.Thread(target=lambda: told.append(attach(book, "b")))
+    enqueued: list[Enqueued] = []
+    thread = threading.Thread(target=lambda: enqueued.append(attach(book, "b")))
     with book.transaction(commits=end == "commit") as db:
         attach(book, "a", db)
         thread.start()
         thread.join(0.3)
         assert thread.is_alive()
     thread.join()
-    assert (told[0].existing is not None) == (end == "commit")
+    assert (enqueued[0].existing is not None) == (end == "commit")
     assert json.loads(book.work().call)["message"] == ("a" if end == "commit" else "b")
 
 
@@ -426,9 +429,9 @@ def test_an_older_snapshot_is_told_of_what_was_enqueued_since(book: Any) -> None
             pytest.skip("this server refuses to write to what has changed since")
         assert db.execute(sa.text("select count(*) from taskguard_work")).scalar() == 0
         attach(book, "a")
-        told = attach(book, "b", db).existing
-        assert told is not None
-        assert told.message == "a"
+        enqueued = attach(book, "b", db).existing
+        assert enqueued is not None
+        assert enqueued.message == "a"
         assert put_instead(book, "c", db).replaced
     assert json.loads(book.work().call)["message"] == "c"
 

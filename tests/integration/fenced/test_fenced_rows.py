@@ -168,13 +168,13 @@ def test_a_condition_that_the_write_itself_ends_is_no_trouble(engine: sa.Engine)
 def _while_it_waits(pg: sa.Engine, fence: int, first: Callable[[sa.Connection], Any]) -> Any:
     """Return the result of a write with `fence` that waits, in its thread, for another
     transaction."""
-    told: list[Any] = []
+    results: list[Any] = []
 
     def wait_and_write() -> None:
         try:
-            told.append(write(pg, fence, "mine"))
+            results.append(write(pg, fence, "mine"))
         except Exception as error:
-            told.append(error)
+            results.append(error)
 
     with pg.connect() as db:
         end = first(db)
@@ -188,7 +188,7 @@ def _while_it_waits(pg: sa.Engine, fence: int, first: Callable[[sa.Connection], 
             wait_until(lambda: watcher.execute(waiting).scalar() == 1)
         end()
         thread.join(patience_s())
-    return told[0]
+    return results[0]
 
 
 def test_a_newer_holder_that_is_just_committing_wins(pg: sa.Engine) -> None:

@@ -123,10 +123,10 @@ def test_workers_of_the_deploy_before_find_what_is_done(shop: GuardedShop, chang
     options, formerly = CHANGES[change]
     before = Guarded(shop, **WAS)
     after = Guarded(shop, **options, formerly=formerly)
-    told: list[Any] = []
+    outcomes: list[Any] = []
 
     def body(guard: Guard) -> None:
-        told.append(before.deliver(message="n"))
+        outcomes.append(before.deliver(message="n"))
         with guard.transaction() as db:
             write(db)
             guard.result = "shipped"
@@ -135,7 +135,7 @@ def test_workers_of_the_deploy_before_find_what_is_done(shop: GuardedShop, chang
         contextvars.Context().run(body, guard)
 
     assert after.deliver(body=apart) == Completed("shipped")
-    assert isinstance(told[0], Deferred)
+    assert isinstance(outcomes[0], Deferred)
     assert before.deliver(message="n", deferrals=1) == Answered("shipped")
     assert before.ran == []
     assert shop.effects == ["x"]
@@ -148,9 +148,9 @@ def test_a_change_that_is_not_declared_is_told_of(shop: GuardedShop) -> None:
     changed = Guarded(shop, key="shop:<shop>:order:<order_id>")
     changed.deliver(redelivered=True)
     assert shop.effects == ["x", "x"]
-    [told] = [event for event in shop.events if isinstance(event, DoneElsewhere)]
-    assert (told.other, told.work) == ("ship order:1", "ship shop:a:order:1")
-    assert (told.message, told.task) == ("m", "ship")
+    [warning] = [event for event in shop.events if isinstance(event, DoneElsewhere)]
+    assert (warning.other, warning.work) == ("ship order:1", "ship shop:a:order:1")
+    assert (warning.message, warning.task) == ("m", "ship")
 
 
 def test_what_is_no_such_change_is_not_told_of(shop: GuardedShop) -> None:
@@ -411,8 +411,8 @@ def test_a_row_of_its_own_goes_on_under_the_new_guard(shop: GuardedShop, ends: s
     else:
         with pytest.raises((ZeroDivisionError, SystemExit)):
             before.deliver(body=leaves)
-    told = after.deliver(retries=1)
-    assert told == (Answered(None) if ends == "done" else Completed("shipped"))
+    outcome = after.deliver(retries=1)
+    assert outcome == (Answered(None) if ends == "done" else Completed("shipped"))
     assert status_of_order(shop) == "SHIPPED"
     assert len(after.ran) == len(shop.effects) == int(ends != "done")
     assert [guard.attempt for guard in after.ran] == ([] if ends == "done" else [2])

@@ -205,11 +205,11 @@ def test_a_step_that_stopped_anywhere_begins_again(
 
 
 @pytest.mark.parametrize(
-    ("version", "told"),
+    ("version", "message"),
     [(0, "before the first release"), (99, "newer library"), (None, "taskguard ledger create")],
 )
 def test_an_error_names_no_upgrade_if_there_is_none(
-    sqlite_url: str, version: int | None, told: str
+    sqlite_url: str, version: int | None, message: str
 ) -> None:
     """The tables are too old, newer than this library, or their creation was interrupted."""
     ledger = SqlLedger(sqlite_url)
@@ -220,7 +220,7 @@ def test_an_error_names_no_upgrade_if_there_is_none(
         if version is not None:
             db.execute(sa.text(f"insert into taskguard_schema values ({version})"))
     for use in (ledger.check_schema, ledger.upgrade_schema, ledger.upgrade_statements):
-        with pytest.raises(LedgerSchemaError, match=told) as caught:
+        with pytest.raises(LedgerSchemaError, match=message) as caught:
             use()
         assert "ledger upgrade" not in str(caught.value)
     ledger.close()

@@ -787,9 +787,9 @@ def test_a_call_that_cannot_be_stored_is_its_own_error(url: str, own: bool, text
     ledger = SqlLedger(engine if own else url)
     ledger.create_schema()
     asked = request(call=json.dumps({"message": "m", "body": text}), task="shop.recover")
-    with pytest.raises(CallTooLargeError, match=r"shop.recover order:1: .* call of") as told:
+    with pytest.raises(CallTooLargeError, match=r"shop.recover order:1: .* call of") as caught:
         ledger.claim(asked)
-    assert told.value.key == "order:1"
+    assert caught.value.key == "order:1"
     with pytest.raises(CallTooLargeError):
         ledger.enqueue(None, asked)
     with engine.begin() as db, pytest.raises(CallTooLargeError):

@@ -449,19 +449,19 @@ def test_a_row_that_moves_while_it_is_claimed_is_not_claimed(pg_url: str, to: st
     """A claim waits for the owner's transaction. If the row has moved, it leaves no key and no
     work."""
     shop = Shop(pg_url, lock_timeout_s=60.0)
-    told: list[Any] = []
+    outcomes: list[Any] = []
     with shop.engine.begin() as db:
         db.execute(sa.text(f"update orders set {to} where id = 7"))
-        thread = threading.Thread(target=lambda: told.append(_outcome(shop.step())))
+        thread = threading.Thread(target=lambda: outcomes.append(_outcome(shop.step())))
         thread.start()
         wait_until(lambda: _waits(shop), message="a claim that waits for the row")
     thread.join(patience_s())
     if "status" in to:
-        assert isinstance(told[0], RowIneligibleError)
+        assert isinstance(outcomes[0], RowIneligibleError)
         with shop.engine.connect() as db:
             assert db.execute(sa.select(WORK)).first() is None
     else:
-        assert told[0] == Completed("ship")
+        assert outcomes[0] == Completed("ship")
         assert shop.order().fence_token > 9 * 10**18
     shop.close()
 

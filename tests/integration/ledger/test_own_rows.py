@@ -153,7 +153,7 @@ def test_steps_that_call_their_work_alike(shop: Shop) -> None:
     row."""
     ship = shop.step(processing="BUSY")
     bill = shop.step("bill", new="SHIPPED", processing="BUSY", done="BILLED")
-    told: list[Any] = []
+    equal: list[Any] = []
     ship()
 
     def body(guard: Guard) -> None:
@@ -161,10 +161,10 @@ def test_steps_that_call_their_work_alike(shop: Shop) -> None:
         shop.change("update taskguard_keys set lease_until = 1")
         with pytest.raises(RowIneligibleError):
             ship(by=shop.process(), message="another")
-        told.append(shop.order().fence_token == guard.fence)
+        equal.append(shop.order().fence_token == guard.fence)
 
     bill(body)
-    assert told == [True]
+    assert equal == [True]
     assert shop.status == "BILLED"
 
 
@@ -366,9 +366,9 @@ def test_a_body_may_write_the_other_columns_of_its_row(shop: Shop) -> None:
 def test_a_duplicate_of_what_runs_is_put_off(shop: Shop) -> None:
     """A duplicate of running work is deferred, even if the lock server knows no holder."""
     ship = shop.step()
-    told: list[Any] = []
-    ship(lambda guard: told.append(ship(by=shop.process(), message="another")))
-    assert isinstance(told[0], Deferred)
+    outcomes: list[Any] = []
+    ship(lambda guard: outcomes.append(ship(by=shop.process(), message="another")))
+    assert isinstance(outcomes[0], Deferred)
     assert shop.status == "SHIPPED"
 
 
@@ -376,15 +376,15 @@ def test_a_duplicate_of_what_runs_is_put_off(shop: Shop) -> None:
 def test_a_paused_holder_is_refused_after_a_takeover(shop: Shop, ends: str) -> None:
     """After a takeover the row has a higher fence. Only the new holder has an effect."""
     ship = shop.step()
-    told: list[Any] = []
+    outcomes: list[Any] = []
 
     def paused(guard: Guard) -> Any:
         shop.expire()
-        told.append(ship(by=shop.process(), message="another"))
+        outcomes.append(ship(by=shop.process(), message="another"))
         return ship.effect(guard) if ends == "transaction" else None
 
     assert ship(paused) == Answered("ship")
-    assert told == [Completed("ship")]
+    assert outcomes == [Completed("ship")]
     assert (shop.status, shop.effects) == ("SHIPPED", ["ship order:7"])
 
 
@@ -413,16 +413,16 @@ def test_a_paused_holder_takes_nothing_from_the_one_that_took_over(shop: Shop) -
     def wait(event: threading.Event) -> None:
         assert event.wait(patience_s())
 
-    told: list[Any] = []
+    outcomes: list[Any] = []
     other = threading.Thread(
-        target=lambda: told.append(ship(taking_over, by=shop.process(), message="another"))
+        target=lambda: outcomes.append(ship(taking_over, by=shop.process(), message="another"))
     )
     with pytest.raises(ZeroDivisionError):
         ship(paused)
     assert shop.status == "SHIPPING"
     holder.gone.set()
     other.join(patience_s())
-    assert told == [Completed("ship")]
+    assert outcomes == [Completed("ship")]
     assert fences[0] == fences[1]
     assert shop.effects == ["ship order:7"]
 
@@ -431,11 +431,11 @@ def test_of_many_at_once_one_does_it(shop: Shop) -> None:
     """One of several processes that share only the database does it."""
     ship = shop.step()
     runners = [shop.process() for _ in range(4)]
-    told: list[Any] = []
-    at_once(4, lambda number: told.append(ship(by=runners[number], message=f"m{number}")))
-    assert len(told) == len(runners)
-    assert told.count(Completed("ship")) == 1
-    assert all(isinstance(each, Completed | Answered | Deferred) for each in told)
+    outcomes: list[Any] = []
+    at_once(4, lambda number: outcomes.append(ship(by=runners[number], message=f"m{number}")))
+    assert len(outcomes) == len(runners)
+    assert outcomes.count(Completed("ship")) == 1
+    assert all(isinstance(each, Completed | Answered | Deferred) for each in outcomes)
     assert (shop.status, shop.effects) == ("SHIPPED", ["ship order:7"])
 
 
@@ -551,16 +551,16 @@ def test_a_holder_in_its_transaction_is_not_kept_by_one_who_would_take_over(pg_u
     holder completes."""
     shop = Shop(pg_url)
     ship = shop.step()
-    told: list[Any] = []
+    outcomes: list[Any] = []
 
     def body(guard: Guard) -> None:
         with guard.transaction() as db:
             db.execute(sa.update(ORDERS).where(ORDERS.c.id == 7).values(note="mine"))
             shop.expire()
-            told.append(ship(by=shop.process(), message="another"))
+            outcomes.append(ship(by=shop.process(), message="another"))
 
     assert ship(body) == Completed(None)
-    assert isinstance(told[0], Deferred)
+    assert isinstance(outcomes[0], Deferred)
     assert (shop.status, shop.order().note) == ("SHIPPED", "mine")
     shop.close()
 

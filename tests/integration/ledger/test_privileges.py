@@ -94,8 +94,8 @@ def test_what_may_not_be_done_is_found_at_the_start(
 def test_a_forgotten_grant_puts_deliveries_off(office: Office, table: str, privilege: str) -> None:
     """If a privilege is missing, a delivery is deferred, and not failed."""
     office.revoke(privilege, table)
-    told, deferrals = deliver(office.ledger, office.shop, lambda guard: None)
-    assert isinstance(told, Deferred)
+    outcome, deferrals = deliver(office.ledger, office.shop, lambda guard: None)
+    assert isinstance(outcome, Deferred)
     assert deferrals == [1]
     assert office.shop.states in ([], ["PROCESSING"])
 
@@ -104,8 +104,8 @@ def test_a_deferral_that_cannot_be_noted_is_published_all_the_same(office: Offic
     """A delivery is deferred even if the table of messages cannot be written."""
     office.revoke("insert", "taskguard_messages")
     office.ledger.claim(request(work="ship order:1", message=MessageRef("another")))
-    told, deferrals = deliver(office.ledger, office.shop, lambda guard: None)
-    assert isinstance(told, Deferred)
+    outcome, deferrals = deliver(office.ledger, office.shop, lambda guard: None)
+    assert isinstance(outcome, Deferred)
     assert deferrals == [1]
 
 
@@ -131,8 +131,8 @@ def test_a_grant_that_is_taken_while_the_body_runs(office: Office) -> None:
             db.exec_driver_sql("insert into effects values ('x')")
             office.revoke("update", "taskguard_work")
 
-    told, deferrals = deliver(office.ledger, office.shop, body)
-    assert isinstance(told, Deferred)
+    outcome, deferrals = deliver(office.ledger, office.shop, body)
+    assert isinstance(outcome, Deferred)
     assert (deferrals, office.shop.effects) == ([1], [])
 
 

@@ -317,8 +317,8 @@ class TestWaiting:
                 take(locks, owner=owner)
                 take(other, wait_s=wait_s)
                 locks.release(KEY, owner)
-            told = list(driver.notifies(timeout=5.0, stop_after=1))
-        assert [note.payload for note in told] == [KEY[0]]
+            notifies = list(driver.notifies(timeout=5.0, stop_after=1))
+        assert [note.payload for note in notifies] == [KEY[0]]
 
     def test_the_connection_that_listens_is_killed(self, pg_url: str, make_locks: Any) -> None:
         """If the listening connection is killed, waiters poll until the next one listens."""

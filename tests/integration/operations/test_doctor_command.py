@@ -78,8 +78,8 @@ def test_an_error(doctor: Doctor, sqlite_url: str) -> None:
     assert "\n    Fix: Run `taskguard ledger create`.\n    See: docs/how-to/" in said
     assert said.endswith("\n1 error, 0 warnings, 0 notes.\n")
     assert "\x1b" not in said
-    told = [line for line in said.splitlines() if line.startswith("    ")]
-    assert all(len(line) <= 80 or len(line.split()) == 1 for line in told)
+    indented = [line for line in said.splitlines() if line.startswith("    ")]
+    assert all(len(line) <= 80 or len(line.split()) == 1 for line in indented)
 
 
 def test_what_is_away_is_a_finding(doctor: Doctor) -> None:
@@ -100,10 +100,10 @@ def test_json(doctor: Doctor, sqlite_url: str) -> None:
     """With `--json`, a list of findings with fixed fields is printed, and nothing else."""
     dead = f"redis://127.0.0.1:{free_port()}"
     status, said = doctor("--locks", dead, "--ledger", sqlite_url, "--json")
-    told = json.loads(said)
+    findings = json.loads(said)
     assert status == 1
-    assert [list(each) for each in told] == [FIELDS, FIELDS]
-    assert [(each["part"], each["name"], each["level"]) for each in told] == [
+    assert [list(each) for each in findings] == [FIELDS, FIELDS]
+    assert [(each["part"], each["name"], each["level"]) for each in findings] == [
         ("locks", "lock_server_away", "error"),
         ("ledger", "tables_missing", "error"),
     ]
@@ -119,7 +119,7 @@ def test_strict(doctor: Doctor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ((), "nothing to check: pass --celery"),
         (("--celery", "no.such:app"), "no Celery app at 'no.such:app'"),
@@ -129,26 +129,26 @@ def test_strict(doctor: Doctor) -> None:
         (("--jason",), "unrecognized arguments"),
     ],
 )
-def test_asked_wrongly(doctor: Doctor, words: tuple[str, ...], told: str) -> None:
+def test_asked_wrongly(doctor: Doctor, words: tuple[str, ...], message: str) -> None:
     """A wrong call exits with 2 and one sentence, so that CI can tell it from a finding."""
     status, said = doctor(*words)
     assert status == 2
-    assert told in said
+    assert message in said
     assert SECRET not in said
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (("--locks", f"nosuch://:{SECRET}@x"), "nosuch://"),
         (("--ledger", f"nosuch://:{SECRET}@x"), "cannot have a ledger"),
     ],
 )
-def test_a_wrong_url_is_a_finding(doctor: Doctor, words: tuple[str, ...], told: str) -> None:
+def test_a_wrong_url_is_a_finding(doctor: Doctor, words: tuple[str, ...], message: str) -> None:
     """A wrong URL is an error, because nothing guarded could run."""
     status, said = doctor(*words)
     assert (status, "error: misconfigured" in said, SECRET in said) == (1, True, False)
-    assert told in said
+    assert message in said
 
 
 def test_the_environment_says_what_is_not_given(
@@ -230,9 +230,9 @@ def test_what_many_tasks_have_is_said_once(
     said = doctor("--celery", "many_tasks:app")[1]
     assert said.count("warning: early_ack") == 1
     assert "the tasks ship0, ship1, ship2, and 2 more" in " ".join(said.split())
-    told = json.loads(doctor("--celery", "many_tasks:app", "--json")[1])
+    findings = json.loads(doctor("--celery", "many_tasks:app", "--json")[1])
     sys.modules.pop("many_tasks")
-    assert [each["name"] for each in told].count("early_ack") == 5
+    assert [each["name"] for each in findings].count("early_ack") == 5
 
 
 @pytest.mark.parametrize(
@@ -282,7 +282,7 @@ class TestClocks:
             assert "warning: clocks_apart" in said
 
     @pytest.mark.parametrize(
-        ("readings", "told"),
+        ("readings", "where"),
         [
             ([], None),
             ([Reading("a", 0.9)], None),
@@ -293,8 +293,8 @@ class TestClocks:
         ],
     )
     def test_what_a_slow_answer_can_explain_is_no_finding(
-        self, readings: list[Any], told: str | None
+        self, readings: list[Any], where: str | None
     ) -> None:
         """A distance that a slow answer can explain is no finding, for any pair of clocks."""
         found = judge_clocks([Reading("this machine", 0.0), *readings])
-        assert [each.where for each in found] == ([] if told is None else [told])
+        assert [each.where for each in found] == ([] if where is None else [where])

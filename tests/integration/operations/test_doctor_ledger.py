@@ -140,11 +140,11 @@ class TestTables:
         claimed = ledger.claim(claims.request())
         ledger.complete_alone(claimed.claim, None)  # type: ignore[union-attr]
         engine = sa.create_engine(url, poolclass=sa.NullPool)
-        for days, told in ((59, False), (61, True)):
+        for days, warned in ((59, False), (61, True)):
             with engine.begin() as db:
                 ago_us = ledger.now_us() - int(days * DAY_S * 1e6)
                 db.execute(sa.update(WORK).values(finished=ago_us))
-            assert ("purge_never_run" in found(ledger)) is told
+            assert ("purge_never_run" in found(ledger)) is warned
         assert "61 days ago" in found(ledger)["purge_never_run"].what
         assert "purge_never_run" not in found(ledger, retention_s=31 * DAY_S)
 
@@ -342,9 +342,9 @@ class TestMariaDB:
         """A timeout between two statements that is shorter than a body is a finding."""
         make(mariadb_url).close()
         set_globally(name, "4")
-        told = found(make(mariadb_url, tables=False))
-        assert set(told) == {"transaction_timeout"}
-        assert name in told["transaction_timeout"].what
+        findings = found(make(mariadb_url, tables=False))
+        assert set(findings) == {"transaction_timeout"}
+        assert name in findings["transaction_timeout"].what
 
     def test_what_the_ledger_sets_itself_is_no_finding(
         self, mariadb_url: str, make: Make, set_globally: Any

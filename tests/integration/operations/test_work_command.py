@@ -99,14 +99,14 @@ def test_what_a_work_is_called_moves_nothing_on_a_terminal(
     at_the_margin = [each.split()[0] for each in shown.splitlines() if not each.startswith(" ")]
     assert len(at_the_margin) == len(set(at_the_margin)) == len(dataclasses.fields(WorkView))
     assert main(["work", "requeue", names["work"], "--reason", "?", "--url", url]) == 0
-    (told,) = capsys.readouterr().out.splitlines()
+    (requeued,) = capsys.readouterr().out.splitlines()
     assert main(["work", "requeue", names["work"], "--reason", "?", "--url", url]) == 0
     assert shop.ledger.revoke(names["work"], message="m")
     assert shop.ledger.claim(claims.request(**names))
     assert main(["work", "requeue", f"{names['work']}?", "--reason", "?", "--url", url]) == 1
     refused = capsys.readouterr().err
     assert refused.count("\n") == 1
-    for said in line, shown, told, refused:
+    for said in line, shown, requeued, refused:
         assert all(sign.isprintable() for sign in said.replace("\n", "")), ascii(said)
 
 

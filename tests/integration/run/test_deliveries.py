@@ -132,14 +132,14 @@ OTHER = {"message": "other", "work": "bill order:1"}
 
 def inside(rig: RunnerRig, **second: Any) -> Any:
     """Return the outcome of a second delivery during the first one's body."""
-    told: list[Any] = []
+    outcomes: list[Any] = []
 
     def body(guard: Guard) -> None:
         # A context of its own: otherwise it would be the first body that requests its own key.
-        told.append(contextvars.Context().run(rig.deliver, **second))
+        outcomes.append(contextvars.Context().run(rig.deliver, **second))
 
     rig.deliver(body)
-    return told[0]
+    return outcomes[0]
 
 
 @pytest.mark.parametrize("options", [{}, {"busy": "wait", "wait_s": 0.05}], ids=["retry", "wait"])
@@ -282,9 +282,9 @@ def test_without_the_ledger_nothing_runs(rig: RunnerRig, monkeypatch: pytest.Mon
     ran: list[Guard] = []
     delays = []
     for deferrals in (0, 3, 9):
-        told = rig.deliver(ran.append, deferrals=deferrals)
-        assert isinstance(told, Deferred)
-        delays.append(told.delay_s)
+        outcome = rig.deliver(ran.append, deferrals=deferrals)
+        assert isinstance(outcome, Deferred)
+        delays.append(outcome.delay_s)
     assert ran == []
     assert rig.locks.held() == {}
     assert delays == sorted(delays)
@@ -434,10 +434,10 @@ def test_the_end_of_a_lease_that_others_handed_over_wakes_them(
     """After the lock server was down, a holder's lease that others restored there is released at
     its end, and wakes them."""
     locks = rig.locks
-    told: list[Any] = []
+    outcomes: list[Any] = []
 
     def wait() -> None:
-        told.append(rig.deliver(lambda guard: 2, **OTHER, busy="wait", wait_s=15, ttl_s=600))
+        outcomes.append(rig.deliver(lambda guard: 2, **OTHER, busy="wait", wait_s=15, ttl_s=600))
 
     waiter = threading.Thread(target=wait)
 
@@ -454,7 +454,7 @@ def test_the_end_of_a_lease_that_others_handed_over_wakes_them(
         patch.setattr(locks, "acquire", away)
         assert rig.deliver(body, ttl_s=600) == Completed(1)
     waiter.join()
-    assert told == [Completed(2)]
+    assert outcomes == [Completed(2)]
     assert locks.held() == {}
 
 
@@ -471,16 +471,16 @@ def alone(rig: RunnerRig) -> RunnerRig:
 def test_a_duplicate_waits_for_the_end_of_a_body_that_is_done(alone: RunnerRig) -> None:
     """A duplicate waits for the end of a body whose work is DONE, because its return value may
     still come."""
-    told: list[Any] = []
+    outcomes: list[Any] = []
 
     def body(guard: Guard) -> int:
         with guard.transaction():
             pass
-        told.append(contextvars.Context().run(alone.deliver))
+        outcomes.append(contextvars.Context().run(alone.deliver))
         return 7
 
     assert alone.deliver(body) == Completed(7)
-    assert isinstance(told[0], Deferred)
+    assert isinstance(outcomes[0], Deferred)
     assert alone.deliver(deferrals=1) == Answered(7)
 
 

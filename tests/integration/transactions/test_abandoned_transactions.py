@@ -146,7 +146,7 @@ def test_the_message_of_a_lost_lease_is_put_off(pg: GuardedShop) -> None:
 
 def test_a_result_in_an_abandoned_block_is_none(pg: GuardedShop) -> None:
     """A result that was set in an abandoned block is dropped, and the work is not DONE."""
-    told: list[Any] = []
+    results: list[Any] = []
 
     @pg.tg.guarded(key="order:<n>")
     def ship(n: int, guard: Guard) -> str:
@@ -159,5 +159,5 @@ def test_a_result_in_an_abandoned_block_is_none(pg: GuardedShop) -> None:
             return "caught"
 
     with pytest.raises(TransactionAbandonedError):
-        told.append(ship(1))
-    assert (told, pg.states) == ([], ["FAILED"])
+        results.append(ship(1))
+    assert (results, pg.states) == ([], ["FAILED"])

@@ -362,11 +362,11 @@ def test_duplicates_are_put_off_at_once_on_a_snapshot(
     shop = make_shop(pg_url, sa.create_engine(pg_url, isolation_level=level))
     holder = request(work="h", message=MessageRef("h"))
     assert isinstance(shop.ledger.claim(holder), Claimed)
-    told: list[Any] = []
+    outcomes: list[Any] = []
 
     class SlowQueue(NotingQueue):
         def publish_again(self, deferrals: int, delay_s: float) -> None:
             time.sleep(0.05)
             super().publish_again(deferrals, delay_s)
 
-    at_once(4, lambda _: told.append(shop.deliver(lambda guard: None, SlowQueue())))
+    at_once(4, lambda _: outcomes.append(shop.deliver(lambda guard: None, SlowQueue())))
