@@ -239,7 +239,7 @@ class TaskGuard:
                 a lock with it, to release or extend the lease. Each use needs a token of its own.
 
         Raises:
-            ConfigurationError: an option is wrong, or holders cannot share the server's locks.
+            ConfigurationError: an option is wrong, or the lock server has no shared locks.
         """
         if not keys:
             raise ConfigurationError('lock() needs a key, for example tg.lock("inventory:42").')

@@ -11,7 +11,7 @@
   - KeyArgumentError               this call's argument cannot be part of a key
   - LineFullError                  `max_waiting` messages wait for the key already
   - KeyBusyError                   another delivery holds the key
-  - KeyAlreadyHeldError            a guarded body asked for a key that it holds itself
+  - KeyAlreadyHeldError            a guarded body requested a key that it holds itself
   - LeaseLostError                 the lease expired or was taken over: stop working
   - LockNotOwnedError              release() or extend() of a lock that the caller does not hold
   - StaleTokenError                a commit or a fenced write was refused: a newer holder exists
@@ -225,7 +225,7 @@ class LineFullError(TaskguardError):
 
 
 class KeyAlreadyHeldError(TaskguardError):
-    """A guarded body asked for a key that it holds itself, and would wait forever."""
+    """A guarded body requested a key that it holds itself, and would wait forever."""
 
 
 class LeaseLostError(TaskguardError):
@@ -263,14 +263,14 @@ class FencedRowMissingError(TaskguardError):
 
 
 class TransactionRetryError(TaskguardError):
-    """A deadlock, a serialization failure or an undone COMMIT: run the body again.
+    """A deadlock, a serialization failure or a COMMIT that was rolled back: run the body again.
 
     taskguard runs it again a limited number of times, under the same lease.
     """
 
 
 class TransactionFailedError(TaskguardError):
-    """The database ended the body's transaction in several deliveries in a row. Work is FAILED."""
+    """The database ended the body's transaction in four deliveries in a row. The work is FAILED."""
 
 
 class TransactionUsageError(TaskguardError):
@@ -298,10 +298,10 @@ class ResultError(TaskguardError, TypeError):
 
 
 class MessageTooOldError(TaskguardError):
-    """The message is older than `retention_s`, and its work has no record: it may have been done.
+    """The message is older than `retention_s`, and its work has no record. The work is not run.
 
-    Or an RQ job waited for its key for longer than its `ttl`, and a worker without taskguard got
-    it. The work is not run.
+    It may have been done before, and its record purged. This error is also raised if an RQ job
+    waited for its key for longer than its `ttl`, and a worker without taskguard got it.
     """
 
 

@@ -67,13 +67,15 @@ class Guard:
 
     @property
     def fence(self) -> int:
-        """The fencing token: 64 bits, grows with every claim of the key; with `limit=3`, of the
-        slot."""
+        """The fencing token: a 64-bit integer that grows with every claim of the key.
+
+        With `limit=3` it grows with every claim of the slot.
+        """
         return self._attempt.lease.fence
 
     @property
     def lost(self) -> threading.Event:
-        """Set once the lease can no longer be trusted."""
+        """Event that is set once the lease can no longer be trusted."""
         return self._attempt.lease.lost
 
     @property
