@@ -10,7 +10,7 @@ Guarantees of every ledger:
   itself.
 * DONE and DEAD stay, unless an operator requeues the work, or the user's own row is set back to
   its first state.
-* No call waits for a row lock longer than a short lock time-out. Then the answer is `Busy`.
+* No call waits for a row lock longer than a short lock timeout. Then the answer is `Busy`.
 
 A driver's errors become LedgerUnavailableError, TransactionRetryError or LedgerSchemaError.
 Times in requests are seconds. Times in rows are µs of the *database's* clock.

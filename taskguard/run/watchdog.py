@@ -9,7 +9,7 @@ silently.
 
 Does not guarantee anything while the process is paused. See `lease.py`.
 
-`tick()` does all of the work without time-outs of its own, so a simulation can call it without the
+`tick()` does all of the work without timeouts of its own, so a simulation can call it without the
 thread.
 """
 

@@ -71,7 +71,7 @@ def test_a_minority_in_trouble_is_not_felt(
         began = time.monotonic()
         assert rivals.ship_too(order=order) == "second"
         took.append(time.monotonic() - began)
-    assert sorted(took)[5] < 1.0  # the time-out is three seconds
+    assert sorted(took)[5] < 1.0  # the timeout is three seconds
     assert "lock_unavailable" not in rivals.second.happened
     assert all(rivals.shipped(order) == ["second"] for order in range(2, 12))
 

@@ -77,7 +77,7 @@ class SqlUpkeep(Part):
 
         Args:
             rows: the users' own rows, whose tables have to be as declared.
-            longest_body_s: how long a body may take. No time-out should be shorter.
+            longest_body_s: how long a body may take. No timeout should be shorter.
             retention_s: the longest of the tasks' `retention_s`.
 
         Raises:

@@ -293,7 +293,7 @@ class TestRestarted:
 
 class TestMinorityInTrouble:
     def test_frozen_servers_are_not_waited_for(self, own: Independent) -> None:
-        """Two of five are frozen: a cycle takes milliseconds, not the time-out."""
+        """Two of five are frozen: a cycle takes milliseconds, not the timeout."""
         locks = own.connect(socket_timeout_s=60.0)
         for key in KEYS:
             cycle(locks, key)

@@ -165,7 +165,7 @@ class TestDiscovery:
 
     def test_a_frozen_sentinel_costs_a_new_process_little(self, group: Group, made: Any) -> None:
         """If the first Sentinel of the URL is frozen, a new process waits for one short
-        time-out."""
+        timeout."""
         with paused(group.sentinels[0]):
             assert any(took_s(lambda: cycle(made(group.url))) < 0.6 for _ in range(5))
 
@@ -384,7 +384,7 @@ class TestFindings:
 
 
 def patient(group: Group, *sentinels: SentinelOf) -> str:
-    """Return a URL with time-outs for a busy machine."""
+    """Return a URL with timeouts for a busy machine."""
     return group.url_of(*(sentinels or group.sentinels), options="?sentinel_timeout=3")
 
 

@@ -627,7 +627,7 @@ class TestFindings:
 
 
 def test_a_worker_that_is_frozen_or_killed(zookeeper: ZooKeeper, client: KazooClient) -> None:
-    """The key of a frozen or killed worker is free after its session's time-out. A worker that
+    """The key of a frozen or killed worker is free after its session's timeout. A worker that
     wakes learns at once that its lease is gone."""
     url = f"{zookeeper.url}?session_s=5"  # not so short that a pause of the machine ends it
     with locks_on(zookeeper.url) as locks:

@@ -1,6 +1,6 @@
 """Time limits that come while a ledger's answer is on its way: what the record says is what counts.
 
-Celery's soft limit and RQ's time-out are exceptions that a signal's handler raises wherever the
+Celery's soft limit and RQ's timeout are exceptions that a signal's handler raises wherever the
 main thread is.
 """
 

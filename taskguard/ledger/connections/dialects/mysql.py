@@ -72,7 +72,7 @@ _FAULTS = {
             1044, 1045, 1049, 1129, 1130,  # the server refuses the connection
             1042, 1043, 1047, 1053, 1077, 1079,  # starting, shutting down, outside its cluster
             1152, 1153, 1154, 1155, 1156, 1157, 1158, 1159, 1160, 1161,  # the network
-            1317, 1927, 1969, 3024, 4031,  # ended by an administrator or a time-out
+            1317, 1927, 1969, 3024, 4031,  # ended by an administrator or a timeout
         ),
         Fault.AWAY,
     ),
