@@ -28,7 +28,7 @@ WITH_A_TASK = [
 
 
 @pytest.mark.parametrize("file", WITH_A_TASK)
-def test_the_task_stands_on_the_first_screen(file: str) -> None:
+def test_the_task_is_on_the_first_screen(file: str) -> None:
     """Each example has its guarded task in its first 50 lines, and its README names the command."""
     first_screen = (EXAMPLES / file).read_text().splitlines()[:50]
     assert any(line.startswith("@guarded_") for line in first_screen)

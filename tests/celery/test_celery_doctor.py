@@ -335,7 +335,9 @@ class TestWorkerStart:
             taskguard_celery.check_worker(make_app("amqp://", **options))
         assert caplog.text.count("(finding namespace_shared)") == 1
 
-    def test_servers_that_are_away_are_told_once(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_servers_that_are_down_are_reported_once(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
         """If the servers are down, a worker starts, and warns once of each."""
         app = make_app(
             f"redis://127.0.0.1:{free_port()}",

@@ -98,7 +98,7 @@ class TestEachReason:
             ({}, True, False),
         ],
     )
-    def test_each_reason_is_told(
+    def test_each_reason_reaches_the_caller(
         self, app: Celery, reason: str, options: dict[str, bool], said: bool | None, reads: bool
     ) -> None:
         """Each reason makes the message REVOKED, unless a live copy of it answers, or its result is

@@ -130,7 +130,7 @@ def test_a_beat_that_is_frozen_neither_dies_nor_sends_once_it_wakes(beats: Beats
     assert leader.terminate() == 0
 
 
-def test_a_beat_that_is_told_to_stop_is_followed_at_once(beats: Beats) -> None:
+def test_a_beat_that_is_stopped_is_followed_at_once(beats: Beats) -> None:
     """After SIGTERM the other beat sends at once, and not after the lease. No tick is sent twice or
     left out."""
     entries = {"entry": {"task": "shop.tick", "schedule": EVERY_S, "args": ["entry"]}}
@@ -220,9 +220,7 @@ def test_sigterm_ends_a_beat_whatever_it_is_doing(
         spare_valkey.resume()
 
 
-def test_told_to_end_before_its_thread_is_started(
-    shop: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stopped_before_its_thread_is_started(shop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A signal just before its thread starts ends the beat without an error."""
 
     def interrupted(_: threading.Thread) -> None:

@@ -130,7 +130,7 @@ def take_turns_by_priority(shop: Any, order: list[int]) -> None:
     assert overlaps(shop, "a") == 0
 
 
-def test_nobody_is_held_while_it_waits(shop: Any) -> None:
+def test_a_waiting_message_occupies_no_worker(shop: Any) -> None:
     """Waiting messages are in no queue and in no worker, so that a single child runs other keys."""
     with shop.worker(concurrency=1), shop.worker(concurrency=1):
         first = shop.tasks.queue_up.delay("a", 0, shop.tasks.UNTIL_GO)
@@ -292,7 +292,7 @@ def test_a_revoked_one_does_not_run(shop: Any) -> None:
 
 
 @pytest.mark.once
-def test_one_that_was_sent_in_vain(shop: Any) -> None:
+def test_one_that_was_sent_without_a_claim(shop: Any) -> None:
     """A message that was sent ten times without a claim fails for its caller and its chord."""
     with shop.worker(concurrency=2):
         first = shop.tasks.queue_up.delay("a", 0, shop.tasks.UNTIL_GO)

@@ -156,7 +156,7 @@ def test_a_run_that_overrides_a_guarded_one_stops_the_worker(app: Celery) -> Non
         taskguard_celery.check_worker(app)
 
 
-def test_a_guard_that_nobody_could_see_is_not_begun(app: Celery) -> None:
+def test_a_guard_without_a_caller_is_not_begun(app: Celery) -> None:
     """A delivery whose guard was not seen at the start is deferred."""
     began = []
 

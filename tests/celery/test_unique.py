@@ -170,7 +170,7 @@ def test_a_senders_clock_does_not_count(shop: Any, hours: int) -> None:
 
 
 @pytest.mark.once
-def test_a_call_that_somebody_has_begun_is_not_replaced(shop: Any) -> None:
+def test_a_call_that_has_begun_is_not_replaced(shop: Any) -> None:
     """A call that has begun is not replaced. The caller gets an error, and nothing is written."""
     index = shop.tasks.index
     with shop.worker():

@@ -106,7 +106,7 @@ def test_ids_of_all_kinds_find_their_row(models: Any) -> None:
         ({"id": {"made": "<a>"}}, "DateTimeField"),
     ],
 )
-def test_what_does_not_fit_is_told(models: Any, wrong: dict[str, Any], message: str) -> None:
+def test_what_does_not_fit_is_reported(models: Any, wrong: dict[str, Any], message: str) -> None:
     """A declaration that does not fit its model is refused."""
     from taskguard_django import row
 
@@ -130,7 +130,7 @@ def delivery(order: int) -> Delivery:
     )
 
 
-def test_what_is_enqueued_stands_or_falls_with_djangos_transaction(models: Any) -> None:
+def test_enqueued_work_commits_or_rolls_back_with_djangos_transaction(models: Any) -> None:
     """Enqueued work is sent once after the COMMIT. After a rollback there is no record."""
     from django.db import transaction
 
@@ -160,7 +160,7 @@ def test_what_is_enqueued_stands_or_falls_with_djangos_transaction(models: Any) 
     tg.close()
 
 
-def test_a_duplicate_in_djangos_transaction_is_told_of_the_first(models: Any) -> None:
+def test_a_duplicate_in_djangos_transaction_finds_the_first(models: Any) -> None:
     """A duplicate attaches to the first message, or replaces it. After a rollback it replaces
     nothing."""
     from django.db import transaction

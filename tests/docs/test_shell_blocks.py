@@ -60,7 +60,7 @@ def of_program(*names: str) -> list[str]:
     return [command for command in COMMANDS if shlex.split(command)[0] in names]
 
 
-def test_no_block_is_in_a_language_that_nobody_tries() -> None:
+def test_each_language_of_a_block_has_tests() -> None:
     """Python, shell, pictures and project files. `make docs` fails for unknown directives."""
     from support.pages import blocks_of
 
@@ -71,7 +71,7 @@ def test_no_block_is_in_a_language_that_nobody_tries() -> None:
         assert not left, f"{page}: a fence is not closed"
 
 
-def test_every_command_has_somebody_who_tries_it() -> None:
+def test_every_command_has_a_test() -> None:
     """One of another program needs its test."""
     tried = {"make", "pip", "taskguard", "alembic", ".ci/run"}
     services = {"valkey-server", "celery", "sh"}  # the last starts celery
@@ -109,7 +109,7 @@ def test_make_check_selects_tests_by_each_of_its_words() -> None:
 
 
 @pytest.mark.parametrize("command", of_program("pip"))
-def test_what_pip_is_told_to_install_is_there(command: str) -> None:
+def test_what_pip_installs_exists(command: str) -> None:
     """The distribution by its name, or the checkout, with extras that it has."""
     program, install, what = shlex.split(command)
     found = re.fullmatch(r"([\w-]+|\.)\[([\w,]+)\]", what)

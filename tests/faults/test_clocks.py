@@ -75,7 +75,7 @@ class TestLockServer:
         third = second if isinstance(second, Granted) else take(locks)
         assert third.fence > first.fence
 
-    def test_a_far_deadline_is_overruled_and_told(
+    def test_a_far_deadline_is_overruled_and_reported(
         self, lock_server: Valkey, make_rivals: Any
     ) -> None:
         """If a holder vanished and the clock went back, the ledger knows no holder, and decides."""
@@ -123,7 +123,7 @@ class TestDatabase:
         assert "takeover" in rivals.second.happened
         assert "stale_refused" in rivals.first.happened
 
-    def test_back_nobody_is_let_in_and_fences_grow(
+    def test_back_no_rival_is_granted_and_fences_grow(
         self, database: Postgres, rivals: Rivals
     ) -> None:
         """After a jump back the lease ends with its body. Fences still grow."""

@@ -153,7 +153,7 @@ class TestSplitBrain:
 
         expect_one_effect(rivals, fault)
 
-    def test_after_it_heals_nobody_ends_the_others_lease(self, network: Network) -> None:
+    def test_after_it_heals_no_owner_ends_anothers_lease(self, network: Network) -> None:
         """After the network heals, neither holder has renewed or released the other's lease, and
         the new side's lease is left."""
         network.cut()

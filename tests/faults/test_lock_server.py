@@ -68,7 +68,7 @@ class TestPaused:
         rivals = make_rivals(locks=lambda: impatient(server))
         expect_work_beside_a_frozen_server(rivals, server)
 
-    def test_with_locks_only_the_deadline_stands_and_then_the_lease_is_lost(
+    def test_with_locks_only_the_deadline_stays_and_then_the_lease_is_lost(
         self, server: Valkey
     ) -> None:
         """If renewals get no answer, the lease is valid until its deadline, and not longer."""
@@ -96,7 +96,7 @@ class TestPaused:
 class TestEviction:
     """Fault 11."""
 
-    def test_a_lock_that_was_thrown_away_lets_nobody_in(
+    def test_a_lock_that_was_thrown_away_stays_taken(
         self, evicting: Valkey, make_rivals: Any
     ) -> None:
         """If the server evicts a lock, the ledger's lease keeps the key."""

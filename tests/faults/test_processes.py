@@ -94,14 +94,16 @@ class TestStuckInC:
             guard.check()
         assert guard.lost.wait(patience_s())
 
-    def test_the_holder_is_told_at_once_and_commits_if_nobody_came(self, make_rivals: Any) -> None:
+    def test_the_holder_learns_at_once_and_commits_if_no_other_claimed(
+        self, make_rivals: Any
+    ) -> None:
         """`check()` raises right after the call. If no other delivery came, the commit succeeds."""
         rivals = make_rivals(locks=None)
         assert rivals.ship(self.stuck, ttl_s=self.TTL_S) == "first"
         assert rivals.shipped() == ["first"]
         assert rivals.first.happened.count("lost") == 1
 
-    def test_if_somebody_came_its_commit_is_refused(self, make_rivals: Any) -> None:
+    def test_if_another_claimed_its_commit_is_refused(self, make_rivals: Any) -> None:
         """If another delivery came after the lease, its effect is the only one, and both callers
         get its result."""
         rivals = make_rivals(locks=None)
@@ -143,7 +145,7 @@ def starved(pg_url: str) -> Iterator[Callable[[float], Any]]:
 
 
 @pytest.mark.alone
-def test_a_starved_holder_is_told_and_refused(
+def test_a_starved_holder_learns_of_it_and_is_refused(
     starved: Callable[[float], Any], make_rivals: Any, record_property: Any
 ) -> None:
     """Fault 7. The watchdog of a process with 2% of a CPU, all of which the body uses, still runs.

@@ -101,7 +101,7 @@ def test_a_holder_that_is_overtaken_is_refused(task: Any, rows: Any, lose_lease_
     assert rows() == 1
 
 
-def test_a_holder_is_paused_before_its_body_unless_told_otherwise(
+def test_a_holder_is_paused_before_its_body_by_default(
     task: Any, rows: Any, lose_lease_at: Any
 ) -> None:
     """A holder is paused before its body by default, so every task with a ledger can be
@@ -130,9 +130,7 @@ def test_a_holder_that_looks_at_its_lease_finds_it_lost(
 
 
 @pytest.mark.parametrize("at", ["transaction.complete_in_block done", "transaction.commit asked"])
-def test_where_the_holder_keeps_everybody_out_is_said(
-    rows: Any, lose_lease_at: Any, at: str
-) -> None:
+def test_an_exclusive_holder_is_an_error(rows: Any, lose_lease_at: Any, at: str) -> None:
     """If a holder's locked rows keep all others out, the error names a boundary where one can
     enter."""
     with pytest.raises(ValueError, match=r"transaction\.begin asked"):
@@ -149,7 +147,7 @@ def test_a_boundary_that_does_not_come_by_is_an_error_with_those_that_do(
 
 
 @pytest.mark.parametrize("taskguard_ledger", ["sqlite"], indirect=True)
-def test_inside_a_transaction_of_sqlite_nobody_overtakes(rows: Any, lose_lease_at: Any) -> None:
+def test_inside_a_transaction_of_sqlite_no_message_overtakes(rows: Any, lose_lease_at: Any) -> None:
     """SQLite has one writer at a time. The error names a boundary at which another holder can take
     over."""
     with pytest.raises(ValueError, match=r"transaction\.begin asked"):

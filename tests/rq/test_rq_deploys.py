@@ -44,7 +44,7 @@ def test_a_job_again_after_a_deploy_is_answered(office: Any) -> None:
     assert "has done" not in office.logs()
 
 
-def test_a_job_again_after_a_deploy_that_does_not_say_what_was_is_told_of(office: Any) -> None:
+def test_a_job_again_after_a_deploy_without_formerly_is_logged(office: Any) -> None:
     """Its effect is there twice; the log names both ids of the work, and what to do."""
     assert redeliver(office, before="former", after="forgotten") == "forgotten"
     assert office.effects() == Counter({"1": 2})

@@ -69,7 +69,7 @@ def wait_for_all(office: Any, jobs: list[Job]) -> None:
     )
 
 
-def test_jobs_run_in_order_and_nobody_is_held(office: Any) -> None:
+def test_jobs_run_in_order_and_occupy_no_worker(office: Any) -> None:
     """Waiting jobs are DEFERRED, and are in no queue and in no worker. A job of another key runs
     meanwhile."""
     office.worker()

@@ -301,7 +301,7 @@ def test_a_stored_job_that_cannot_be_read_is_failed_and_holds_up_no_other(office
 
 
 @pytest.mark.parametrize("url", ["redis://:s3/cret@127.0.0.1", "s3cret@127.0.0.1:6379"])
-def test_a_url_of_the_queues_that_cannot_be_read_is_told_without_its_password(
+def test_a_url_of_the_queues_that_cannot_be_read_is_reported_without_its_password(
     url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The command prints one line, without the password."""

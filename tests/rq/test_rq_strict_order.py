@@ -48,7 +48,7 @@ def run_behind(
 
 
 @pytest.mark.parametrize("how", ["fails once", "returns Retry", "dies"])
-def test_nobody_goes_before_a_retry(office: Any, how: str) -> None:
+def test_no_message_goes_before_a_retry(office: Any, how: str) -> None:
     """No job goes before a retry of a body that raised, returned `Retry`, or whose horse was
     killed."""
     run_behind(office, {0: how, 2: how}, retry=Retry(max=2, interval=1), effects=4)

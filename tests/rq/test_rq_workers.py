@@ -227,9 +227,7 @@ def test_without_a_scheduler_nothing_is_lost_and_the_log_says_what_is_missing(of
         ({"with_scheduler": False}, False),
     ],
 )
-def test_the_scheduler_is_on_unless_somebody_says_no(
-    office: Any, options: dict[str, bool], runs: bool
-) -> None:
+def test_the_scheduler_is_on_by_default(office: Any, options: dict[str, bool], runs: bool) -> None:
     """The scheduler is on by default. Arguments in Python may turn it off; `rq worker` cannot."""
     worker = GuardedSimpleWorker([office.queue], connection=office.connection)
     worker.work(burst=True, **options)

@@ -503,7 +503,7 @@ class TestValues:
 
         assert "object of class Proxy" in refusal("<x>", Proxy())
 
-    def test_encode_value_names_what_it_is_told(self):
+    def test_encode_value_names_the_given_argument(self):
         """`encode_value()` names the given task and placeholder in its error."""
         with pytest.raises(KeyArgumentError) as caught:
             encode_value(None, task="shop.ship", placeholder="message id")

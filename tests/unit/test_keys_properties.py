@@ -351,7 +351,7 @@ def test_binding_is_pythons(function, args, kwargs):
 
 
 @for_all(st.lists(TEXTS, min_size=1, max_size=5), st.randoms())
-def test_one_order_for_everybody(texts, random):
+def test_one_order_for_all_owners(texts, random):
     """Several keys are sorted by code point, whatever their order in the call."""
     shuffled = random.sample(texts, len(texts))
     made = [

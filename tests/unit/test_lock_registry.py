@@ -49,7 +49,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, s
 Install = Callable[[str, str, str], None]
 
 
-def test_a_distribution_of_somebody_else_provides_a_lock_server(install: Install) -> None:
+def test_another_distribution_provides_a_lock_server(install: Install) -> None:
     """Its factory gets the URL and the ledger, and its locks are used like any others."""
     install("shop-locks", "shop+v2", "shop_locks:open_locks")
     ledger = object()

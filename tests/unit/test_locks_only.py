@@ -71,7 +71,7 @@ class TestBusy:
 
         assert re.match(rf"order:7 is held by {US}, message [0-9a-f]+-\d+, for", str(ship(7)))
 
-    def test_what_somebody_else_wrote_is_no_process(self) -> None:
+    def test_text_of_another_program_is_no_process(self) -> None:
         """Another application's value is called so, and there is no owner to release."""
         locks = MemoryLocks()
         locks.acquire(("a",), Owner("cron job", ""), ttl_s=9.0, with_fence=False, wait_s=0.0)
@@ -92,7 +92,7 @@ def elsewhere(tg: taskguard.TaskGuard, key: str) -> KeyBusyError:
     return contextvars.Context().run(caught, tg, key)
 
 
-def test_a_reader_within_a_reader_is_told_that_it_holds_the_lock(tg: taskguard.TaskGuard) -> None:
+def test_a_reader_within_a_reader_is_refused_as_the_holder(tg: taskguard.TaskGuard) -> None:
     """There is no guarded body, and no function to call."""
     with tg.lock("report", mode="read"), pytest.raises(KeyAlreadyHeldError) as found:
         with tg.lock("report", mode="read"):
@@ -116,7 +116,7 @@ def test_a_silent_lock_server_is_reported_without_a_ledger(
     ]
 
 
-def test_a_lost_lock_is_told_of_no_commit(tg: taskguard.TaskGuard) -> None:
+def test_a_lost_lock_mentions_no_commit(tg: taskguard.TaskGuard) -> None:
     """`lease.check()` speaks of another process; a guarded body's also of its commit."""
     with pytest.raises(LeaseLostError) as found, tg.lock("a") as lease:
         lease.mark_lost("it expired")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from taskguard.ledger.connections.libpq import numbered
 
 
-def test_each_name_has_one_number_however_often_it_stands() -> None:
+def test_each_name_has_one_number_however_often_it_occurs() -> None:
     """In the order of their first places; a doubled percent sign is one."""
     found = numbered("select %(b)s, %(a)s, 7 %% 2, %(b)s::text, '%%(a)s'")
     assert found.text == "select $1, $2, 7 % 2, $1::text, '%(a)s'"

@@ -128,7 +128,7 @@ def test_renewals_of_all_go_in_one_call() -> None:
         wait_until(lambda: together in locks.asked, message="a renewal of three")
 
 
-def test_told_when_it_is_lost() -> None:
+def test_a_lost_lease_is_reported() -> None:
     """A share that ran out, or that the server forgot, is lost, and its block raises."""
     locks = MemoryLocks()
     tg = taskguard.connect(locks=locks, ledger=None)

@@ -124,7 +124,7 @@ def test_a_body_that_exits_by_itself_is_none() -> None:
     assert found == [False, False, False]
 
 
-def test_a_greenlet_that_is_killed_is_told_to_stop() -> None:
+def test_a_killed_greenlet_is_a_shutdown() -> None:
     """A greenlet that gevent or eventlet kills counts as a shutdown."""
     greenlet = pytest.importorskip("greenlet")
     assert is_shutdown(greenlet.GreenletExit())

@@ -86,7 +86,7 @@ class TestLimit:
             book.ledger.complete_alone(holders[number].claim, '"done"')
         assert {book.work(number).state for number in (0, 1, 2)} == {"DONE"}
 
-    def test_its_record_stands_by_the_key(self, book: Any) -> None:
+    def test_its_record_is_with_the_key(self, book: Any) -> None:
         """The record of work names the key, because the next run may get another slot."""
         claimed(book, 1, 3)
         assert book.work(1).key == KEY
@@ -240,7 +240,7 @@ class TestLineOfSlots:
         assert book.ledger.look().keys == (KEY,)
         assert book.ledger.promote_next(KEY, expected_s=30.0, ahead_s=0.0).message.id == "m11"
 
-    def test_behind_those_who_wait(self, book: Any) -> None:
+    def test_behind_the_waiting_messages(self, book: Any) -> None:
         """A new message is refused while earlier ones wait, even if a slot is free, unless the
         slots suffice for all."""
         holder = claimed(book, 1, 2)

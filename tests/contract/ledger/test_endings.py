@@ -77,7 +77,7 @@ def _take_away(book: Any, claimed: Claimed, by: str) -> None:
     book.claim(work=claimed.claim.work if by == "the same work" else "other")
 
 
-def test_a_late_commit_with_nobody_else_there_is_no_stale_one(book: Any) -> None:
+def test_a_late_commit_without_another_holder_is_not_stale(book: Any) -> None:
     """If no other claim followed, a commit after the end of the lease counts: fence and owner are
     unchanged."""
     claimed = book.claim()

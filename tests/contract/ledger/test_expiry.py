@@ -69,7 +69,7 @@ class TestWhoWaits:
         assert book.ledger.overdue() == []
         assert expired(book) == []
 
-    def test_holds_up_nobody(self, book: Any) -> None:
+    def test_delays_no_other(self, book: Any) -> None:
         """While an expired message is on its way, messages before and behind it are promoted, and
         begin."""
         holder = claimed(book, 1)

@@ -114,9 +114,7 @@ def test_however_one_ends_the_other_goes_on(book: Book, first: Any, second: Any)
 
 
 @pytest.mark.parametrize(("first", "second"), BOTH)
-def test_a_holder_whom_the_other_has_overtaken_is_told_so(
-    book: Book, first: Any, second: Any
-) -> None:
+def test_a_holder_that_was_taken_over_is_refused(book: Book, first: Any, second: Any) -> None:
     """If the other guard has taken over, the former holder's end changes nothing, is reported as
     stale, and counts no crash."""
     for end in ENDS:
@@ -375,7 +373,7 @@ class TestLines:
         assert book.ledger.promote_next("order:1", expected_s=30.0) is None
         assert book.ledger.promote_next("shop:1", expected_s=30.0).message.id == "a"
 
-    def test_nobody_goes_before_those_of_the_former_line(self, book: Book) -> None:
+    def test_no_message_overtakes_the_former_line(self, book: Book) -> None:
         """Neither a message that was sent later nor a new one goes before those in the
         former line."""
         now_us = book.ledger.now_us()

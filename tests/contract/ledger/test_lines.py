@@ -197,7 +197,7 @@ class TestPark:
         book.expire_all()
         assert call(book) == "m2"
 
-    def test_a_retry_stands_at_the_end(self, book: Any) -> None:
+    def test_a_retry_goes_to_the_end(self, book: Any) -> None:
         """A retry goes to the end of the line, behind the messages that waited meanwhile."""
         holder = claimed(book, 1)
         park(book, 2)
@@ -261,7 +261,7 @@ class TestCall:
             book.ledger.complete_alone(holder.claim, None)
         assert call(book) is None
 
-    def test_nobody_while_the_key_is_held(self, book: Any) -> None:
+    def test_none_while_the_key_is_held(self, book: Any) -> None:
         holder = claimed(book, 1)
         park(book, 2)
         assert call(book) is None
@@ -486,7 +486,7 @@ class TestStrict:
             tx.complete_in_block(holder.claim, None)
         assert (book.work(1).state, book.work(1).parked) == ("DONE", None)
 
-    def test_nobody_goes_before_a_retry(self, book: Any) -> None:
+    def test_no_message_goes_before_a_retry(self, book: Any) -> None:
         """No waiting or new message, and none of a task that is not strict, goes before a retry."""
         self.fail(book)
         assert call(book) is None
@@ -537,7 +537,7 @@ class TestStrict:
         assert self.begin(book, message=message_of(1, retries=1)).attempt == 2
         assert book.ledger.keep(head.claim, retries=1, call=None, due_in_s=1.0) is False
 
-    def test_nobody_says_whether_it_is_retried(self, book: Any) -> None:
+    def test_unknown_whether_it_is_retried(self, book: Any) -> None:
         """If the process died that decides about a retry, the message is sent again after a
         while."""
         self.fail(book)
@@ -549,7 +549,7 @@ class TestStrict:
         assert (overdue.message.id, overdue.message.retries) == ("m1", 0)
         assert self.begin(book).attempt == 2
 
-    def test_sent_in_vain(self, book: Any) -> None:
+    def test_sent_but_never_claimed(self, book: Any) -> None:
         """A retry that never arrives frees its position in the end."""
         self.fail(book)
         book.make_due()
@@ -900,7 +900,7 @@ class TestNamespaces:
 
 
 class TestClaim:
-    def test_behind_those_who_wait(self, book: Any) -> None:
+    def test_behind_the_waiting_messages(self, book: Any) -> None:
         """A new message is refused while earlier ones wait, although the key is free."""
         holder = claimed(book, 1)
         park(book, 2)
@@ -1040,7 +1040,7 @@ class TestPeople:
         assert call(book) is None
 
 
-def test_nobody_is_forgotten(book: Any) -> None:
+def test_no_message_is_forgotten(book: Any) -> None:
     """Without a lock server and a relay, each parked message is promoted by a delivery that parks
     or ends. No two run at once."""
     count = 24

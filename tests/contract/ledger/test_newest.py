@@ -136,7 +136,7 @@ class TestLatest:
             book.ledger.complete_alone(holder.claim, None)
         book.ledger.complete_alone(newer.claim, None)
 
-    def test_a_dead_holder_whose_lease_somebody_else_has(self, book: Any) -> None:
+    def test_a_dead_holder_whose_lease_another_owner_has(self, book: Any) -> None:
         """If a task without `busy="latest"` took over the lease, the next newest message ends the
         older work."""
         claim(book, 1)
@@ -335,7 +335,7 @@ class TestWaiting:
         assert book.work(1) == before
         assert waiting(book) == ["m3"]
 
-    def test_nobody_heard_of_it(self, book: Any) -> None:
+    def test_its_caller_was_not_notified(self, book: Any) -> None:
         """A superseded message is overdue until it has arrived, and blocks no other."""
         claim(book, 1)
         parked(book, 2)
@@ -352,7 +352,7 @@ class TestWaiting:
             book.ledger.note_notified(f"ship order:{number}")
         assert [each.message.id for each in book.ledger.overdue(parked=True)] == ["m3"]
 
-    def test_a_purge_leaves_who_has_not_heard(self, book: Any) -> None:
+    def test_a_purge_keeps_unnotified_work(self, book: Any) -> None:
         """A purge keeps a superseded message until its caller has been notified."""
         claim(book, 1)
         parked(book, 2)
@@ -440,7 +440,7 @@ def test_the_mark_is_no_key(book: Any) -> None:
 
 
 @pytest.mark.parametrize("mode", ["latest", "supersede"])
-def test_nobody_is_forgotten(book: Any, mode: str) -> None:
+def test_no_message_is_forgotten(book: Any, mode: str) -> None:
     """Without a lock server and a relay, each message runs, or is answered that it never runs. None
     begins after a newer one, and the newest runs."""
     count = 24

@@ -119,7 +119,7 @@ def test_its_message_carries_the_highest_numbers_that_are_known(book: Any) -> No
     assert isinstance(book.ledger.claim(again), Claimed)
 
 
-def test_an_enqueued_work_stands_or_falls_with_its_transaction(book: Any) -> None:
+def test_enqueued_work_commits_or_rolls_back_with_its_transaction(book: Any) -> None:
     """Rolled-back work can be claimed as if it had never been enqueued."""
     with book.transaction(commits=False) as db:
         book.ledger.enqueue(db, book.request(1, call=CALL), due_in_s=0)
@@ -219,7 +219,7 @@ def test_enqueueing_starts_no_failed_work_of_other_arguments(book: Any) -> None:
     assert overdue(book) == ["ship order:1"]
 
 
-def test_work_that_somebody_has_locked_is_in_their_hands(book: Any) -> None:
+def test_work_that_another_session_has_locked_is_left_alone(book: Any) -> None:
     """Work whose row is locked by a long transaction is not sent, and does not block other
     messages."""
     if not book.locks_rows:

@@ -63,7 +63,7 @@ def decision(found: Any) -> Decision:
     return found.decision
 
 
-def test_the_first_enqueue_is_told_of_nothing_and_the_second_of_the_first(book: Any) -> None:
+def test_the_first_enqueue_finds_nothing_and_the_second_finds_the_first(book: Any) -> None:
     """The first enqueue finds nothing, the second one finds the first and writes nothing. The
     transaction may be the user's or the ledger's."""
     with book.transaction() as db:
@@ -119,7 +119,7 @@ def test_a_replaced_message_is_not_written_in_the_same_transaction(book: Any) ->
     book.claim(message="b")
 
 
-def test_work_in_progress_is_told_as_begun(book: Any) -> None:
+def test_work_in_progress_is_found_as_begun(book: Any) -> None:
     """Work in progress is reported as begun, even after its lease if a sweep sends it again."""
     book.claim(message="a")
     enqueued = attach(book, "b").existing
@@ -196,7 +196,7 @@ def test_what_is_sent_again_is_the_newer_message(book: Any) -> None:
     assert (found.message.name, found.message.number) == ("b", (0, 0))
 
 
-def test_rolled_back_the_first_call_stands(book: Any) -> None:
+def test_rolled_back_the_first_call_remains(book: Any) -> None:
     """If the replacement is rolled back, the first message remains."""
     attach(book, "a")
     with book.transaction(commits=False) as db:
@@ -378,7 +378,7 @@ def test_a_claim_that_waited_for_a_replacement_does_not_run_the_older_call(
         book.claim(message="b")
 
 
-def test_a_replacement_that_waited_for_a_claim_is_told_that_it_has_begun(book: Any) -> None:
+def test_a_replacement_that_waited_for_a_claim_finds_the_work_begun(book: Any) -> None:
     """A replacement that waited for an uncommitted claim learns that the work has begun."""
     if not book.locks_rows or book.kind == "memory":
         pytest.skip("one writer at a time, or no statement to set it going by")
@@ -416,7 +416,7 @@ def test_the_second_waits_for_the_transaction_of_the_first(book: Any, end: str) 
     assert json.loads(book.work().call)["message"] == ("a" if end == "commit" else "b")
 
 
-def test_an_older_snapshot_is_told_of_what_was_enqueued_since(book: Any) -> None:
+def test_an_older_snapshot_finds_what_was_enqueued_since(book: Any) -> None:
     """Under REPEATABLE READ, the default of MariaDB and MySQL, an enqueue learns of work that was
     enqueued after its snapshot."""
     if book.kind not in ("mariadb", "mariadb in steps", "mysql"):
@@ -479,7 +479,7 @@ def test_replaced_messages_are_forgotten_with_their_work(book: Any) -> None:
     assert book.ledger.purge(older_than_s=3600).messages == 3
 
 
-def test_the_request_may_be_made_anew_from_what_stands_there(book: Any) -> None:
+def test_the_request_may_be_made_anew_from_the_record(book: Any) -> None:
     """The replacing request may be built from the work on record, as Celery's, which keeps the
     first id."""
     attach(book, "a")

@@ -115,9 +115,7 @@ def test_a_session_that_is_believed_alive(
         Sessions().test_lost((first, other), server.end_session)
 
 
-def test_a_waiter_that_is_told_of_nothing(
-    server: LockServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_waiter_that_is_not_notified(server: LockServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A waiter that is not woken, and sleeps until it asks again, is detected."""
 
     def wait(self: ZooKeeperLocks, key: str, owner: Owner, *, timeout_s: float) -> None:

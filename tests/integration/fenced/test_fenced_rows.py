@@ -112,7 +112,7 @@ def rows(engine: sa.Engine) -> list[tuple[str, int | None]]:
 # -- who may write ----------------------------------------------------------------------------
 
 
-def test_a_row_that_nobody_fenced_takes_any_fence(engine: sa.Engine) -> None:
+def test_a_row_without_a_fence_takes_any_fence(engine: sa.Engine) -> None:
     """A row without a fence accepts any fence: NULL is older than all. Other rows stay as
     they are."""
     assert write(engine, 7) == 1

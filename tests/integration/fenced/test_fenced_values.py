@@ -58,7 +58,7 @@ def test_an_older_holder_is_refused(client: redis.Redis, newer: int) -> None:
     assert get_value(client, "stock:42") == FencedValue(b"new", newer)
 
 
-def test_a_server_that_forgot_its_scripts_is_told_again(client: redis.Redis) -> None:
+def test_a_server_that_forgot_its_scripts_gets_them_again(client: redis.Redis) -> None:
     """If a restart or SCRIPT FLUSH removed the scripts, a call takes one more round trip and
     succeeds."""
     set_value(client, "stock:42", "a", fence=1)

@@ -141,7 +141,7 @@ def test_workers_of_the_deploy_before_find_what_is_done(shop: GuardedShop, chang
     assert shop.effects == ["x"]
 
 
-def test_a_change_that_is_not_declared_is_told_of(shop: GuardedShop) -> None:
+def test_a_change_that_is_not_declared_is_reported(shop: GuardedShop) -> None:
     """An undeclared change is logged with both work ids, but only for a message that the queue has
     delivered before."""
     Guarded(shop, **WAS).deliver()
@@ -153,7 +153,7 @@ def test_a_change_that_is_not_declared_is_told_of(shop: GuardedShop) -> None:
     assert (warning.message, warning.task) == ("m", "ship")
 
 
-def test_what_is_no_such_change_is_not_told_of(shop: GuardedShop) -> None:
+def test_what_is_no_such_change_is_not_reported(shop: GuardedShop) -> None:
     """Another message, another task, a first delivery, or a body that runs again causes no
     warning."""
     Guarded(shop, **WAS).deliver()

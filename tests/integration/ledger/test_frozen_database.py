@@ -66,7 +66,7 @@ def test_a_lease_is_lost_by_the_local_clock(server: Any, make_shop: Any, own: bo
     assert "lost" in shop.happened
 
 
-def test_a_claim_is_told_within_seconds(server: Any, make_shop: Any) -> None:
+def test_a_claim_fails_within_seconds(server: Any, make_shop: Any) -> None:
     """A claim on a frozen database raises within seconds, and its body does not run.
 
     That holds on an open connection and on a new one, and for a read.

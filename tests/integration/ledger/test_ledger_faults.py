@@ -365,7 +365,7 @@ def test_a_deadlock_is_to_be_run_again(bench: Bench) -> None:
         assert set(db.execute(sa.text("select n from goods")).scalars()) == {2}
 
 
-def test_a_holder_that_freezes_in_its_transaction_blocks_nobody_for_long(
+def test_a_holder_that_freezes_in_its_transaction_blocks_others_briefly(
     postgres: Postgres, pg_url: str
 ) -> None:
     """PostgreSQL ends the idle transaction of a frozen holder. Until then the key is busy, and

@@ -31,7 +31,7 @@ from taskguard_sandbox.servers import free_port
 
 
 @pytest.mark.parametrize("url", ["postgresql//shop:secret@h", "postgresql://u:secret@h:x/d", ""])
-def test_a_url_that_cannot_be_read_is_told_without_its_password(url: str) -> None:
+def test_a_url_that_cannot_be_read_is_reported_without_its_password(url: str) -> None:
     """The error of an unreadable URL shows the correct form, and no password."""
     with pytest.raises(ConfigurationError, match=r"postgresql\+psycopg://") as caught:
         make_ledger(url)

@@ -404,7 +404,7 @@ def test_a_server_that_became_read_only_cannot_write(server: Any, url: str) -> N
     ledger.close()
 
 
-def test_a_locked_key_is_busy_and_a_locked_work_is_told(url: str) -> None:
+def test_a_locked_key_is_busy_and_locked_work_is_reported(url: str) -> None:
     """Error 1205 rolls back one statement only. The claim rolls back the rest, so it leaves
     nothing."""
     ledger = SqlLedger(url, lock_timeout_s=0.1)
@@ -525,7 +525,9 @@ def test_a_body_that_swallows_a_deadlock_is_run_again(shop: GuardedShop) -> None
 
 
 @pytest.mark.parametrize("statement", ["create table other (n int)", "commit", "rollback"])
-def test_a_statement_that_ends_the_transaction_is_told(shop: GuardedShop, statement: str) -> None:
+def test_a_statement_that_ends_the_transaction_is_an_error(
+    shop: GuardedShop, statement: str
+) -> None:
     """CREATE TABLE commits earlier writes, without DONE. The body gets an error, and later writes
     are rolled back."""
 
@@ -586,7 +588,7 @@ class Interrupt(Exception):  # noqa: N818
 
 
 @pytest.mark.parametrize("within", ["a body", "the ledger", "a claim", "a completion"])
-def test_a_reply_that_an_interrupt_left_unread_is_nobody_elses(
+def test_a_reply_that_an_interrupt_left_unread_reaches_no_other_call(
     url: str, within: str, monkeypatch: pytest.MonkeyPatch, own: bool
 ) -> None:
     """A connection with an unread reply is not used again: PyMySQL would take it for the answer to

@@ -217,13 +217,13 @@ def test_a_message_is_not_put_off_for_ever(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("how", ["skip", "defer"])
-def test_a_plain_call_is_told_by_an_error(shop: Shop, how: str) -> None:
+def test_a_plain_call_gets_an_error(shop: Shop, how: str) -> None:
     """A plain call gets an error, because it has no queue that could acknowledge it."""
     with pytest.raises(RowMissingError):
         shop.step(on_missing=how)(order=8, queue=False)
 
 
-def test_a_row_that_is_processing_by_nobody_we_know_is_not_touched(shop: Shop) -> None:
+def test_a_row_that_is_processing_without_a_known_holder_is_not_touched(shop: Shop) -> None:
     """If a PROCESSING row has no known holder, it is not changed, and a person has to look."""
     shop.put(7, "SHIPPING")
     with pytest.raises(RowIneligibleError, match="SHIPPING"):
@@ -308,7 +308,7 @@ def test_a_checkpoint_of_a_cancelled_order_is_refused(shop: Shop) -> None:
 
 
 @pytest.mark.parametrize("statement", ["update orders set status = 'LOST'", "delete from orders"])
-def test_a_body_that_moves_its_row_itself_is_told_so(shop: Shop, statement: str) -> None:
+def test_a_body_that_moves_its_row_itself_gets_an_error(shop: Shop, statement: str) -> None:
     """A body that moves its row itself gets one error that names `done`. Catching it does
     not help."""
     ship = shop.step()
@@ -523,7 +523,7 @@ def test_a_row_needs_a_ledger(shop: Shop) -> None:
         shop.step()(by=runner)
 
 
-def test_somebody_who_locks_the_row_makes_it_busy(pg_url: str) -> None:
+def test_a_row_that_another_session_locks_is_busy(pg_url: str) -> None:
     """A row that another transaction locks is busy after the lock timeout, and the delivery is
     deferred."""
     shop = Shop(pg_url)
@@ -546,7 +546,7 @@ def test_an_open_insert_that_refers_to_the_row_is_not_in_the_way(pg_url: str) ->
     shop.close()
 
 
-def test_a_holder_in_its_transaction_is_not_kept_by_one_who_would_take_over(pg_url: str) -> None:
+def test_a_holder_in_its_transaction_does_not_wait_for_a_takeover(pg_url: str) -> None:
     """The late holder and the next one lock the row first, so there is no deadlock, and the late
     holder completes."""
     shop = Shop(pg_url)

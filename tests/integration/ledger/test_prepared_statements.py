@@ -356,7 +356,9 @@ def test_a_transaction_in_a_session_that_lost_it_is_run_again(pg_url: str, make_
     assert shop.states == ["DONE"] * 4
 
 
-def test_an_engine_of_the_users_own_prepares_as_it_was_told(pg_url: str, make_shop: Any) -> None:
+def test_an_engine_of_the_users_own_keeps_its_setting_of_prepares(
+    pg_url: str, make_shop: Any
+) -> None:
     """If psycopg is set not to prepare, because of a pooler, no statement is prepared."""
     engine = sa.create_engine(pg_url, connect_args={"prepare_threshold": None})
     shop = make_shop(pg_url, engine)

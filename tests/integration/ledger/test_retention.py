@@ -179,7 +179,7 @@ def test_more_than_a_batch_goes(store: Store) -> None:
     assert store.left() == [set(), set(), set()]
 
 
-def test_rows_that_somebody_has_locked_are_left_for_the_next_time(pg_url: str) -> None:
+def test_locked_rows_are_left_for_the_next_time(pg_url: str) -> None:
     """On PostgreSQL, a purge leaves locked rows for the next one."""
     store = Store(pg_url)
     for name in ("a", "b"):

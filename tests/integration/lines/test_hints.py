@@ -127,7 +127,7 @@ def office(valkey: Any, postgres: Any, redis_url: str, pg_url: str) -> Iterator[
         yield made
 
 
-def test_who_meets_nobody_asks_no_more_than_without_a_line(office: Office) -> None:
+def test_a_message_alone_costs_no_more_than_without_a_line(office: Office) -> None:
     """If no message waits, a task that parks needs the same round trips as one that defers: lease,
     claim, end, release."""
     parks = office.trips(lambda: office.deliver(1))
@@ -218,7 +218,7 @@ def test_who_finds_out_that_a_server_has_forgotten(office: Office) -> None:
 
 
 @pytest.mark.parametrize("others", [False, True], ids=["alone", "another was called"])
-def test_who_hands_the_lock_to_one_who_has_ended(
+def test_a_lock_is_handed_to_an_owner_that_has_ended(
     office: Office, monkeypatch: pytest.MonkeyPatch, *, others: bool
 ) -> None:
     """If the holder ended before its forgotten lock was restored, the lock is released, and not
@@ -294,7 +294,7 @@ def test_who_was_called_has_expired(
     assert isinstance(office.deliver(3, promoted=True), Completed)
 
 
-def test_who_was_called_has_expired_and_so_has_who_left_a_hint(office: Office) -> None:
+def test_the_promoted_message_has_expired_and_so_has_the_one_with_a_hint(office: Office) -> None:
     """If the promoted message and the one that left a hint have both expired, the kept key is given
     back."""
     office.deliver(1, lambda guard: office.deliver(2))

@@ -181,7 +181,7 @@ def test_whatever_a_superseded_body_raises(index: Index) -> None:
         index.deliver(3, lambda guard: (_ for _ in ()).throw(ValueError("its own")))
 
 
-def test_those_whose_place_is_taken_are_sent(index: Index) -> None:
+def test_superseded_messages_are_sent(index: Index) -> None:
     """Superseded messages are sent, to notify their callers. The longest waiting one is not
     promoted before the newest."""
 

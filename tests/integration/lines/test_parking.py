@@ -185,7 +185,7 @@ class TestWhoDoesNotRun:
         assert isinstance(line.deliver("a", work="book 1"), Deferred)
 
 
-def test_a_recall_that_the_broker_refuses_holds_up_nobody(line: Line) -> None:
+def test_a_recall_that_the_broker_refuses_delays_no_other_message(line: Line) -> None:
     """A promoted message that did not arrive blocks no other, even if the broker refuses to send it
     again."""
     for each in "ab":

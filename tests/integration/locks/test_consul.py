@@ -92,7 +92,7 @@ class TestSessions:
             assert isinstance(answer, Granted)
             assert answer.ttl_s == granted_s
 
-    def test_a_grant_that_nobody_heard_of(self, consul: Consul) -> None:
+    def test_a_grant_without_an_answer(self, consul: Consul) -> None:
         """A grant whose reply was lost is released before its session is renewed, so that the
         session does not keep it."""
         consul_kind(consul)

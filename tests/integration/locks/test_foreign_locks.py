@@ -120,7 +120,7 @@ def test_a_longer_lease_of_another_task_is_the_ledgers_to_tell(rig: LockRig) -> 
     assert "lock_overruled" not in rig.names()
 
 
-def test_without_a_ledger_nobody_can_tell(rig: LockRig, redis_url: str) -> None:
+def test_without_a_ledger_it_is_unknown(rig: LockRig, redis_url: str) -> None:
     """Without a ledger the value blocks the key."""
     alone: Any = taskguard.connect(locks=redis_url, ledger=None)
     rig.client.set(LOCK, "maintenance")

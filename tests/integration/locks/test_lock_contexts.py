@@ -137,7 +137,7 @@ def test_another_task_finds_the_key_busy(tg: TaskGuard) -> None:
     assert asyncio.run(main()) == ["KeyBusyError", "KeyAlreadyHeldError", "KeyAlreadyHeldError"]
 
 
-def test_the_guard_of_a_body_that_has_ended_is_nobodys(tg: TaskGuard) -> None:
+def test_the_guard_of_a_body_that_has_ended_is_not_current(tg: TaskGuard) -> None:
     """After a body has ended, its guard is not current any more, even in a context that was copied
     while it ran."""
     copied: list[contextvars.Context] = []

@@ -303,7 +303,9 @@ class TestPooled:
 class TestWaiting:
     """LISTEN, where it works."""
 
-    def test_a_release_tells_nobody_where_nobody_waits(self, pg_url: str, make_locks: Any) -> None:
+    def test_a_release_notifies_only_if_there_is_a_waiter(
+        self, pg_url: str, make_locks: Any
+    ) -> None:
         """A release notifies only if a process waits, because notifying commits pass one after the
         other."""
         locks, other = make_locks(pg_url), make_locks(pg_url)
@@ -401,7 +403,7 @@ class TestRenewals:
         assert locks.renew(holds) == [Renewal.RENEWED] * 300
         assert 1 <= len(trips) <= 10
 
-    def test_a_row_that_somebody_has_locked(self, url: str, make_locks: Any) -> None:
+    def test_a_row_that_another_session_has_locked(self, url: str, make_locks: Any) -> None:
         """A locked row is skipped, and the others are renewed."""
         locks = make_locks(url)
         locks.create_table()

@@ -71,7 +71,7 @@ def test_a_lock_that_was_taken_over_is_an_error_at_its_end(rig: LockRig) -> None
     assert rig.client.get(LOCK) == b"another/m"
 
 
-def test_the_blocks_own_error_is_told_instead(rig: LockRig) -> None:
+def test_the_blocks_own_error_is_raised_instead(rig: LockRig) -> None:
     """If the block raises its own error, the lost lease is reported by an event."""
     with pytest.raises(ZeroDivisionError), rig.tg.lock("a"):
         rig.take_away()
@@ -102,7 +102,7 @@ def test_a_lease_that_ran_out_unseen_is_an_error(rig: LockRig) -> None:
     tg.close()
 
 
-def test_a_lost_lease_is_told_once(rig: LockRig) -> None:
+def test_a_lost_lease_is_reported_once(rig: LockRig) -> None:
     """The watchdog reports a lost lease once, long before the end."""
     with suppress(LeaseLostError), rig.tg.lock("a", ttl_s=0.3) as lease:
         rig.take_away()

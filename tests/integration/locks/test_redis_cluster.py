@@ -145,7 +145,7 @@ class TestAddresses:
                 assert locks.release(hold.keys, hold.owner)
             locks.close()
 
-    def test_nobody(self) -> None:
+    def test_no_address_has_a_server(self) -> None:
         """If no address has a server, the error names the address and the lock server."""
         url = f"redis+cluster://127.0.0.1:{free_port()},127.0.0.1:{free_port()}"
         for _ in range(2):
@@ -332,7 +332,7 @@ class TestSilentNode:
             assert answers == [Renewal.UNANSWERED, Renewal.UNANSWERED, Renewal.RENEWED]
             assert time.monotonic() - began_s < 3.5  # two timeouts of 2 s take 4 s
 
-    def test_nobody_answers(self, cluster: Cluster) -> None:
+    def test_no_server_answers(self, cluster: Cluster) -> None:
         """If all nodes are silent, the renewal raises instead of answering for single leases."""
         with behind_proxies(cluster) as proxies:
             locks = connect(cluster.url)
@@ -561,7 +561,7 @@ class TestFindings:
         assert (finding.name, finding.where) == ("ttl_below_failover", "the tasks ship")
         assert "about 5 s" in finding.what
 
-    def test_nobody(self) -> None:
+    def test_no_node_answers(self) -> None:
         """If no node answers, check() raises."""
         with pytest.raises(LockServerUnavailableError):
             connect(f"redis+cluster://127.0.0.1:{free_port()}").check()

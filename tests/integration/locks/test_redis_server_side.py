@@ -329,7 +329,7 @@ class TestFullServer:
             locks.acquire(("a", "b"), new_owner("m"), ttl_s=30.0, with_fence=True, wait_s=0.0)
         assert client.keys() == []
 
-    def test_what_stands(
+    def test_what_still_works(
         self, client: Any, server: RedisServer, fill: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A full server still reports, grants again, renews and releases a held lock, and wakes its

@@ -130,7 +130,7 @@ class TestQuorum:
             assert locks.release((key,), owner) is True
             cycle(other, key)
 
-    def test_of_a_holder_on_a_minority_nobody_is_afraid(self, five: Independent) -> None:
+    def test_a_holder_on_a_minority_is_ignored(self, five: Independent) -> None:
         """A vanished holder's lease on two servers of five blocks no other owner."""
         locks = five.connect()
         for number, key in enumerate(KEYS):
@@ -421,7 +421,7 @@ class TestMinorityInTrouble:
 
 
 class TestEverywhere:
-    def test_a_lock_stands_on_all(self, five: Independent) -> None:
+    def test_a_lock_is_on_all_servers(self, five: Independent) -> None:
         """Every server gets the acquire and the release, although a majority is enough."""
         locks = five.connect()
         for key in KEYS:

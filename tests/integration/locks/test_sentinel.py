@@ -194,7 +194,7 @@ class TestDiscovery:
                 time.sleep(0.01)
             assert (proxy.connections, proxy.requests) == (1, 1)
 
-    def test_without_sentinels_the_known_master_stands(self, group: Group, made: Any) -> None:
+    def test_without_sentinels_the_known_master_remains(self, group: Group, made: Any) -> None:
         """If all Sentinels are silent, a provider that knows the master goes on. Another one gets
         an error that names them."""
         known = made(group.url)
@@ -218,7 +218,7 @@ class TestDiscovery:
         hosts = f"127.0.0.1:1,nobody.invalid,127.0.0.1:{group.sentinels[1].port}"
         cycle(made(f"sentinel://{hosts}/shop/0"))
 
-    def test_a_name_that_nobody_knows(self, group: Group, made: Any) -> None:
+    def test_an_unknown_name(self, group: Group, made: Any) -> None:
         """The error names the unknown master, and the part of the URL."""
         url = group.url.replace("/shop/", "/shop2/")
         with pytest.raises(LockServerUnavailableError, match=r"no master by the name 'shop2'"):
@@ -377,7 +377,7 @@ class TestFindings:
         assert (finding.name, finding.level) == ("lock_server_member", Level.WARNING)
         assert f"127.0.0.1:{sound.sentinels[1].port}" in finding.what
 
-    def test_nobody_answers(self, group: Group) -> None:
+    def test_no_server_answers(self, group: Group) -> None:
         """If no server answers, check() raises."""
         with paused(*group.sentinels), pytest.raises(LockServerUnavailableError):
             RedisLocks(group.url).check()

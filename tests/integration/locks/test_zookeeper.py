@@ -148,7 +148,7 @@ class TestSession:
         assert locks.renew(holds) == [Renewal.GONE] * 20
         assert isinstance(take(locks), Granted)
 
-    def test_a_grant_that_nobody_heard_of(self, zookeeper: ZooKeeper, client: KazooClient) -> None:
+    def test_a_grant_without_an_answer(self, zookeeper: ZooKeeper, client: KazooClient) -> None:
         """A grant whose reply was lost is undone without a further request. A lost release is
         repeated."""
         with Proxy(zookeeper.port) as proxy:

@@ -133,7 +133,7 @@ class TestTables:
         assert (finding.level, "taskguard_keys" in finding.what) == (Level.ERROR, True)
 
     @pytest.mark.parametrize("database", DATABASES)
-    def test_nobody_purges(self, database: str, request: pytest.FixtureRequest, make: Make) -> None:
+    def test_no_purge(self, database: str, request: pytest.FixtureRequest, make: Make) -> None:
         """Work that ended long ago is a finding, because no purge runs."""
         url = request.getfixturevalue(database)
         ledger = make(url)
@@ -149,7 +149,7 @@ class TestTables:
         assert "purge_never_run" not in found(ledger, retention_s=31 * DAY_S)
 
     @pytest.mark.parametrize("database", DATABASES)
-    def test_nobody_sweeps(self, database: str, request: pytest.FixtureRequest, make: Make) -> None:
+    def test_no_sweep(self, database: str, request: pytest.FixtureRequest, make: Make) -> None:
         """Work that has been overdue for long is a finding, because no sweep runs."""
         url = request.getfixturevalue(database)
         ledger = make(url)

@@ -47,7 +47,7 @@ def ship(guard: Guard) -> str:
     return "shipped"
 
 
-def test_a_dead_work_is_run_again_once_somebody_says_so(
+def test_dead_work_runs_again_after_a_requeue(
     shop: GuardedShop, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """After a requeue, even a message that had been deferred before runs. The late holder is

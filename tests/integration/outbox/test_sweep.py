@@ -293,7 +293,7 @@ def test_calls_that_cannot_be_sent_hold_up_no_other(rig: SweepRig) -> None:
     assert sorted(order for order, _, _ in rig.sent) == good
 
 
-def test_a_call_that_nobody_can_read_is_failed_with_its_reason(rig: SweepRig) -> None:
+def test_a_call_that_cannot_be_read_is_failed_with_its_reason(rig: SweepRig) -> None:
     """An unreadable message is FAILED with the reason: ten of them would block each sweep. After a
     requeue it is tried again."""
     put_orders(rig, "1", "2")
@@ -318,7 +318,7 @@ def test_a_call_that_nobody_can_read_is_failed_with_its_reason(rig: SweepRig) ->
 
 
 @on_each_database
-def test_a_call_that_is_sent_in_vain_is_failed_in_the_end(rig: SweepRig) -> None:
+def test_a_call_that_is_never_claimed_is_failed_in_the_end(rig: SweepRig) -> None:
     """If the task is gone or refuses its arguments, the message fails in the end. A claim or an
     operator resets the count."""
     put_orders(rig, "1", "2")

@@ -164,7 +164,7 @@ def test_in_a_guarded_body_a_replacement_commits_with_done(rig: Rig) -> None:
     assert rig.run("b").value == "b"
 
 
-def test_who_would_attach_to_other_arguments_is_told(rig: Rig) -> None:
+def test_attaching_to_other_arguments_is_an_error(rig: Rig) -> None:
     """An enqueue with other arguments cannot attach: its error names `duplicate="replace"`, which
     works."""
     rig.put(None, "a", "attach", fingerprint="1")

@@ -574,7 +574,7 @@ def test_a_process_that_the_body_forked_ends_where_it_leaves_the_body(
     assert rig.deliver(message="other") == Answered(2)
 
 
-def test_a_plain_call_in_a_forked_process_is_nobodys_work(rig: RunnerRig) -> None:
+def test_a_plain_call_in_a_forked_process_has_no_work(rig: RunnerRig) -> None:
     """A process that was forked in a plain call learns that it holds nothing."""
     me = os.getpid()
 

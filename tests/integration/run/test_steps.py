@@ -121,7 +121,9 @@ def test_a_holder_that_was_overtaken_stores_nothing(shop: GuardedShop, provider:
     assert view.progress_json is None
 
 
-def test_a_holder_without_a_lease_calls_nobody(shop: GuardedShop, provider: Provider) -> None:
+def test_a_holder_without_a_lease_promotes_no_message(
+    shop: GuardedShop, provider: Provider
+) -> None:
     """A holder without a lease does not call the service, because it could not store the result."""
 
     def body(guard: Guard) -> None:
@@ -279,7 +281,7 @@ def test_each_step_has_an_idempotency_key_that_stays(shop: GuardedShop) -> None:
     assert all(len(key) == 32 for key in keys[0])
 
 
-def test_a_duplicate_calls_nobody(shop: GuardedShop, provider: Provider) -> None:
+def test_a_duplicate_promotes_no_message(shop: GuardedShop, provider: Provider) -> None:
     """A duplicate of done work calls no service."""
 
     def body(guard: Guard) -> int:

@@ -380,7 +380,7 @@ GOES_ON = ["stops", "writes", "writes and commits", "swallows"]
 
 @pytest.mark.filterwarnings("ignore:transaction already deassociated:sqlalchemy.exc.SAWarning")
 @pytest.mark.parametrize("end", ENDS)
-def test_a_body_that_ends_it_is_told(rig: LentRig, on: Any, end: str) -> None:
+def test_a_body_that_ends_it_gets_an_error(rig: LentRig, on: Any, end: str) -> None:
     """A body that ends the transaction gets an error, and none of its writes is committed later."""
     for goes_on in GOES_ON:
         if isinstance(on, sa.Connection) and on.closed:

@@ -118,7 +118,7 @@ ENDS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("goes_on", [False, True])
-def test_a_body_that_ends_it_is_told_so(
+def test_a_body_that_ends_the_transaction_gets_an_error(
     shop: GuardedShop, on: Any, end: str, goes_on: bool
 ) -> None:
     """After the body has ended the transaction, nothing is written, and the work is not DONE."""

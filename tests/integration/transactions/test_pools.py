@@ -241,7 +241,7 @@ def test_a_small_engine_of_the_users_stays_small(pg_url: str, make_shop: Any) ->
     wait_until(lambda: connections(shop) == 0)
 
 
-def test_who_gets_no_connection_is_told_soon_and_once(
+def test_a_call_without_a_connection_fails_soon_and_once(
     pg: GuardedShop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A delivery without a free connection is deferred, however often. It does not count as a

@@ -83,7 +83,7 @@ def test_a_body_that_idles_in_its_transaction_hears_of_the_limit(
     ledger.close()
 
 
-def test_a_plain_call_is_told_each_time(pg: GuardedShop) -> None:
+def test_a_plain_call_gets_an_error_each_time(pg: GuardedShop) -> None:
     """A plain call gets the error each time, because no queue could defer it."""
 
     @pg.tg.guarded(key="order:<n>")

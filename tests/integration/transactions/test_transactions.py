@@ -143,7 +143,9 @@ ENDS: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("fails", [True, False])
-def test_a_body_that_ends_its_transaction_is_told(shop: GuardedShop, end: str, fails: bool) -> None:
+def test_a_body_that_ends_its_transaction_gets_an_error(
+    shop: GuardedShop, end: str, fails: bool
+) -> None:
     """If a body ends its transaction, nothing of it is written, and the work can be done again."""
 
     @shop.tg.guarded(key="order:<n>")
