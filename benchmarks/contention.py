@@ -402,7 +402,7 @@ def many(rig: Rig, *, parked: int, count: int, rounds: int) -> None:
             rig.clear()
             with rig.workers() as workers:
                 if name != NOBODY:
-                    # Nobody is called: what is measured is what they cost who wait.
+                    # No message is promoted: this measures what waiting messages cost the others.
                     with rig.ledger.database.engine.begin() as db:
                         for key in "ab":
                             db.execute(sa.insert(KEYS).values(_held(f"hot:{key}")))

@@ -63,14 +63,14 @@ def bare(key: str, number: int, body_s: float) -> None:
 
 @app.task
 def blocking(key: str, number: int, body_s: float) -> None:
-    """A lock in the body, whose release wakes who waits: the worker's child is held meanwhile."""
+    """A lock in the body. Its release wakes the next waiter, which occupies a worker's child."""
     with redis_lock.Lock(client(), key, expire=30):
         work(key, number, body_s)
 
 
 @app.task
 def polling(key: str, number: int, body_s: float) -> None:
-    """redis-py's Lock in the body: who waits looks every 0.1 s."""
+    """redis-py's Lock in the body. A waiter tries every 0.1 s."""
     with client().lock(f"polled:{key}", timeout=30):
         work(key, number, body_s)
 

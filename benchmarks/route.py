@@ -1,7 +1,7 @@
 """How many of this project's files and functions a delivery leads through, once all is warm.
 
-For those who read it: Celery, PostgreSQL and Redis, a task's first delivery, with a transaction of
-the ledger's own and with the body's own Session.
+It is for readers of the code. It counts a task's first delivery with Celery, PostgreSQL and
+Redis: with a transaction of the ledger's own, and with the body's own Session.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Bills that are charged, mailed and booked once, in three steps: `python billing.py`.
 
-The first part is what stands in a project. The second part runs it here.
+The first part is the code of a project. The second part runs it here.
 """
 
 from __future__ import annotations

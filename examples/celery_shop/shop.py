@@ -1,6 +1,6 @@
 """Orders that are shipped once, however often their messages come: `python shop.py`.
 
-The first part is the shop, as it would stand in a project. The second part runs it here.
+The first part is the shop, as it would be in a project. The second part runs it here.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A Django shop whose orders are shipped once, by its own ORM's transaction: `python shop.py`.
 
-The first part is the shop; in a project it stands in its settings, models, tasks and celery.py.
+The first part is the shop. In a project it is in settings.py, models.py, tasks.py and celery.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Writes that no transaction reaches, by holders that die or sleep before them: `elsewhere.py`.
 
-The first part is what stands in a project. The second part runs it here.
+The first part is the code of a project. The second part runs it here.
 """
 
 from __future__ import annotations

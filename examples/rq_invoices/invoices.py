@@ -1,6 +1,6 @@
 """Invoices that are charged once, however often their jobs run: `python invoices.py`.
 
-The first part is what stands in a project. The second part runs it here.
+The first part is the code of a project. The second part runs it here.
 """
 
 from __future__ import annotations

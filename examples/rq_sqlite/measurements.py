@@ -1,6 +1,6 @@
 """Files that are imported once, from where the last process stopped: `python measurements.py`.
 
-RQ, and SQLite for everything else. The first part is what stands in a project.
+RQ, and SQLite for everything else. The first part is the code of a project.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ FILES = {"a.txt": 9, "b.txt": 5}
 
 
 def main() -> int:
-    """Enqueue every file twice; 0 if each of its lines stands in the database once."""
+    """Enqueue every file twice. Return 0 if each of its lines is in the database once."""
     import argparse
     import tempfile
 

@@ -335,7 +335,7 @@ class Postgres(_Database):
         return self.url_of(name)
 
     def drop_database(self, name: str) -> None:
-        """Drops a database, ending whoever is connected to it."""
+        """Drop a database, and end all connections to it."""
         self.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
 
     def empty_database(self, name: str) -> None:
@@ -446,7 +446,7 @@ class _MySQLKind(_Database):
         return self.url_of(name)
 
     def drop_database(self, name: str) -> None:
-        """Drops a database, ending whoever is connected to it."""
+        """Drop a database, and end all connections to it."""
         import pymysql
 
         for connection, _, _, database, *_ in self.execute("SHOW PROCESSLIST"):

@@ -369,7 +369,7 @@ def test_a_checkout_on_the_python_path_has_no_entry_points(etcd: Etcd, outside: 
 def test_the_page_about_providers_makes_a_package(
     installed: Callable[[str], Path], outside: Path
 ) -> None:
-    """The package of a newcomer who follows that page can be installed, and its URL locks."""
+    """The package that the page describes can be installed, and its URL works."""
     page = "docs/how-to/lock-provider.md"
     provider, factory, _ = blocks_of(page, "python")
     (project,) = blocks_of(page, "toml")

@@ -8,6 +8,6 @@ a double one would be seen. Guarantees: the exit status is 0 only if every order
 has one effect and every message was answered; the counts are exact; nothing is left behind.
 
 Read next: `scenario.py` (what happens, in order), `orders.py` and `invoices.py` (the tasks),
-`faults.py` (who is killed, and when), `tally.py` (what is counted), `recording.py` (the picture in
-the README).
+`faults.py` (which process is killed, and when), `tally.py` (what is counted), `recording.py` (the
+picture in the README).
 """

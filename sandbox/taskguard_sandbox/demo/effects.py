@@ -41,6 +41,6 @@ def write_effect(db: Any, queue: str, item: str, guard: Guard) -> None:
 
 
 def count_effects(engine: sa.Engine, queue: str) -> Counter[str]:
-    """How often each item's effect stands in the database."""
+    """Return how often each item's effect is in the database."""
     with engine.connect() as db:
         return Counter(db.execute(_SELECT, {"queue": queue}).scalars())

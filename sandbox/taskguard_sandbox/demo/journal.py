@@ -54,9 +54,9 @@ def write(line: Line) -> None:
 
 
 def listener(queue: str) -> Callable[[events.Event], None]:
-    """A listener for `taskguard`'s events that logs them, and writes what the demo counts.
+    """Return a listener for taskguard's events that logs them, and writes what the demo counts.
 
-    That is of orders and invoices: who leads the relays is another matter.
+    The demo counts events of orders and invoices, but not of the relays' leases.
     """
 
     def listen(event: events.Event) -> None:

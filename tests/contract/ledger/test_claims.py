@@ -343,7 +343,7 @@ def test_a_claim_that_waited_for_a_completion_answers_done(make_book: Any) -> No
     free."""
     book = make_book(lock_timeout_s=30.0)
     if book.database is None or not book.locks_rows:
-        pytest.skip("asks the server who waits")
+        pytest.skip("asks the server which session waits")
     holder = book.claim()
     book.expire()
     with (
@@ -364,7 +364,7 @@ def test_a_key_that_was_got_without_its_work_is_free_again(make_book: Any) -> No
     """
     book = make_book(lock_timeout_s=30.0)
     if book.database is None or not book.locks_rows:
-        pytest.skip("asks the server who waits")
+        pytest.skip("asks the server which session waits")
     book.ledger.complete_alone(book.claim(2).claim, "1")
     with ClaimByThread(book) as answers, book.engine.begin() as db:
         db.execute(sa.insert(tables.WORK).values(book.work(2)._asdict() | {"id": "ship order:1"}))

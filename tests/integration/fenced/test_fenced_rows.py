@@ -109,7 +109,7 @@ def rows(engine: sa.Engine) -> list[tuple[str, int | None]]:
         return [(row.status, row.fence_token) for row in db.execute(select)]
 
 
-# -- who may write ----------------------------------------------------------------------------
+# -- which holder may write -------------------------------------------------------------------
 
 
 def test_a_row_without_a_fence_takes_any_fence(engine: sa.Engine) -> None:
