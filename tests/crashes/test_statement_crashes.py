@@ -20,7 +20,6 @@ from support.own_rows import Shop, Step
 from taskguard import Guard
 
 Body = Callable[[Step, Guard], Any]
-TABLES = ("taskguard_keys", "taskguard_work", "taskguard_messages", "effects")
 
 
 @pytest.fixture(params=DATABASES)
@@ -40,61 +39,50 @@ def dies(ship: Step, guard: Guard) -> Any:
     kill_process()
 
 
-def nothing_before(url: str) -> None:
+def nothing_before(shop: Shop) -> None:
     """The key and the work are new."""
 
 
-def a_holder_died(url: str) -> None:
+def a_holder_died(shop: Shop) -> None:
     """The work has been begun, by the same message; its lease has run out."""
-    assert was_killed(lambda: _deliver(url, dies))
-    shop = Shop(url)
+    assert was_killed(lambda: _deliver(shop.url, dies))
     shop.expire()
-    shop.close()
 
 
-def the_key_was_used(url: str) -> None:
+def the_key_was_used(shop: Shop) -> None:
     """The key is known and free, the work is new."""
-    shop = Shop(url)
     _once(shop, without_transaction, name="other")
-    shop.close()
 
 
-def it_is_done(url: str) -> None:
+def it_is_done(shop: Shop) -> None:
     """The delivery is a duplicate."""
-    shop = Shop(url)
     _once(shop, with_transaction)
-    shop.close()
 
 
 @pytest.mark.parametrize("before", [nothing_before, a_holder_died, the_key_was_used, it_is_done])
 @pytest.mark.parametrize("body", [with_transaction, without_transaction])
 def test_killed_around_any_message_to_the_database(
-    url: str, exploration: Exploration, before: Callable[[str], None], body: Body
+    url: str, exploration: Exploration, before: Callable[[Shop], None], body: Body
 ) -> None:
     """SIGKILL before it, once it was sent, and after its answer; then the message comes again."""
     whole = exploration.whole or url.startswith("postgresql")
+    shop = Shop(url)
     kills = 0
     for at in replace(exploration, whole=whole).numbers(step=4):
-        _empty(url)
-        before(url)
+        shop.begin_again()
+        before(shop)
+        if shop.engine.name == "sqlite":
+            shop.close()
         if not was_killed(lambda at=at: _deliver(url, body, at)):  # type: ignore[misc]
             break
         kills += 1
-        shop = Shop(url)
         shop.expire()
         _once(shop, body)
         assert shop.state() == "DONE", at
         assert len(shop.effects) == int(body is with_transaction or before is it_is_done), at
-        shop.close()
+    shop.close()
     assert at > 2
     print(f"{kills} kills, one effect each")
-
-
-def _empty(url: str) -> None:
-    shop = Shop(url)
-    for table in TABLES:
-        shop.change(f"delete from {table}")
-    shop.close()
 
 
 def _once(shop: Shop, body: Body, *, name: str = "ship", **numbers: int) -> None:
@@ -105,7 +93,7 @@ def _once(shop: Shop, body: Body, *, name: str = "ship", **numbers: int) -> None
 
 def _deliver(url: str, body: Body, at: int | None = None) -> None:
     """In a process that is killed at its boundary number `at`."""
-    shop = Shop(url)
+    shop = Shop(url, new=False)
     if at is not None:
         KillAt(shop.ledger._database.engine, at)
     _once(shop, body)

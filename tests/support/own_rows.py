@@ -104,18 +104,30 @@ class Step:
 
 
 class Shop:
-    """A database with orders, a ledger on it, and what happened."""
+    """A database with orders, a ledger on it, and what happened.
 
-    def __init__(self, url: str, ledger: Any = None, **options: Any) -> None:
+    `new`: create the tables and an order. False: they exist.
+    """
+
+    def __init__(self, url: str, ledger: Any = None, *, new: bool = True, **options: Any) -> None:
         self.url = url
         self.engine = sa.create_engine(url)
-        METADATA.create_all(self.engine)
         self.ledger = SqlLedger(ledger or url, **options)
-        self.ledger.create_schema()
         self.queue = NotingQueue()
         self.events: list[Event] = []
         self.runner = self.process()
+        if new:
+            METADATA.create_all(self.engine)
+            self.ledger.create_schema()
+            self.put(7, "PAID")
+
+    def begin_again(self) -> None:
+        """Delete everything but one order. Close SQLite, whose open file no child may inherit."""
+        tables = ("taskguard_keys", "taskguard_work", "taskguard_messages", "effects", "orders")
+        self.change(*map("delete from {}".format, tables))
         self.put(7, "PAID")
+        if self.engine.name == "sqlite":
+            self.close()
 
     def process(self) -> Runner:
         """A runner that knows of no lease but by the ledger, as one elsewhere."""
@@ -140,14 +152,16 @@ class Shop:
                 values = {"id": order, "status": status, "fence_token": fence}
                 db.execute(sa.insert(ORDERS).values(**values))
 
-    def change(self, statement: str) -> None:
+    def change(self, *statements: str) -> None:
+        """Run them in one transaction."""
         with self.engine.begin() as db:
-            db.execute(sa.text(statement))
+            for statement in statements:
+                db.execute(sa.text(statement))
 
     def expire(self) -> None:
         """Holders were paused for longer than their leases."""
-        for table in ("keys", "work"):
-            self.change(f"update taskguard_{table} set lease_until = 1 where lease_until > 0")
+        leases = "update taskguard_{} set lease_until = 1 where lease_until > 0"
+        self.change(*map(leases.format, ("keys", "work")))
 
     def order(self, order: int = 7) -> Any:
         with self.engine.connect() as db:
