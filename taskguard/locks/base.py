@@ -148,7 +148,7 @@ class Renewal:
     RENEWED = "renewed"
     """The lease was renewed."""
     GONE = "gone"
-    """The keys have no owner: the server forgot the lease, or it expired."""
+    """The keys have no owner. The server forgot the lease, or it expired."""
     TAKEN = "taken"
     """Another owner holds at least one of the keys."""
     UNANSWERED = "unanswered"

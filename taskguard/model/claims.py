@@ -68,16 +68,17 @@ class MessageRef:
 
     @property
     def name(self) -> str:
-        """The name of the message in the ledger: an id that is sent again is another message.
+        """The name of the message in the ledger.
 
-        Work with `once_per="message"` is named by the id alone.
+        If an id is sent again, that is another message, with another name. But work with
+        `once_per="message"` is named by the id alone.
         """
         name = f"{self.id}@{self.sending}" if self.sending else self.id
         return shorten(name) if len(name) > SHORT_CHARS else name
 
     @property
     def number(self) -> tuple[int, int]:
-        """The order of a message's deliveries: first by retries, then by deferrals."""
+        """The order of a message's deliveries, first by retries, then by deferrals."""
         return self.retries, self.deferrals
 
 
@@ -208,7 +209,7 @@ class Claim:
 
     @property
     def name(self) -> dict[str, object]:
-        """The parameters that name the claim in a statement on its work: work, fence and owner."""
+        """Work, fence and owner, by which a statement on the work names the claim."""
         return {"work": self.work, "fence": self.fence, "owner": str(self.owner)}
 
     @property
@@ -228,12 +229,12 @@ class Claim:
 
     @property
     def work(self) -> str | None:
-        """The work's id. None: only the keys are claimed."""
+        """The work's id, or None if only the keys are claimed."""
         return self.request.work
 
     @property
     def row(self) -> RowRef | None:
-        """The user's own row that the claim moved. None: there is none."""
+        """The user's own row that the claim moved, or None."""
         return self.request.row
 
     @property

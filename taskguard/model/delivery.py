@@ -59,7 +59,7 @@ class Queue(Protocol):
 
     @property
     def max_delay_s(self) -> float:
-        """Maximum delay of a message in seconds: a quarter of the visibility timeout."""
+        """Maximum delay of a message in seconds, a quarter of the visibility timeout."""
         ...
 
     @property
@@ -207,7 +207,7 @@ class Delivery:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The keys whose lines wait for its end: its own, then those of former guards."""
+        """The keys whose lines wait for its end, first its own, then those of former guards."""
         if self.bounds is not None:
             return (self.line,)
         return (self.line, *(key for key in self.keys if key != self.line))

@@ -141,7 +141,7 @@ class Policy:
 
     @property
     def starts(self) -> Rate | None:
-        """`rate` and `burst`. None: there is no rate."""
+        """`rate` and `burst`, or None if there is no rate."""
         return None if self.rate is None else rate_of(self.rate, self.burst)
 
 

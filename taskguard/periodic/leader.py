@@ -105,7 +105,7 @@ class Leadership:
 
     @property
     def remaining_s(self) -> float:
-        """Seconds for which no other process leads, unless renewed. 0.0: the work must stop."""
+        """Seconds for which no other process leads, unless renewed. If 0.0, the work must stop."""
         return 0.0 if self.lost.is_set() else self._lease.remaining_s
 
     def check(self) -> None:

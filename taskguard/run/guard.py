@@ -67,7 +67,7 @@ class Guard:
 
     @property
     def fence(self) -> int:
-        """The fencing token: a 64-bit integer that grows with every claim of the key.
+        """The fencing token, a 64-bit integer that grows with every claim of the key.
 
         With `limit=3` it grows with every claim of the slot.
         """
@@ -90,7 +90,7 @@ class Guard:
 
     @property
     def idempotency_key(self) -> str:
-        """Stable for this work over all its deliveries: for a payment provider. 32 hex digits."""
+        """32 hex digits, equal in all deliveries of this work, for a payment provider."""
         return _digest(self._attempt.work)
 
     def idempotency_key_for(self, step: str) -> str:

@@ -83,3 +83,21 @@ def test_a_page_names_public_names_only(page: str) -> None:
             if isinstance(each, ast.ImportFrom) and f"{each.module}.".startswith("taskguard."):
                 for name in each.names:
                     assert found(f"{each.module}.{name.name}") is not None, f"{block}: {name.name}"
+
+
+def test_sphinx_shows_the_whole_text_of_a_property() -> None:
+    """Napoleon takes the text before a colon in the first line for the property's type."""
+    packages = (*MODULES, *INTEGRATIONS)
+    public = [
+        getattr(module, name)
+        for module in map(importlib.import_module, packages)
+        for name in module.__all__
+    ]
+    cut = [
+        f"{kind.__qualname__}.{name}"
+        for kind in {each for each in public if isinstance(each, type)}
+        for name, member in vars(kind).items()
+        if isinstance(member, property) and not name.startswith("_")
+        if re.search(r": *\S", re.sub(r"`[^`]*`", "", (member.__doc__ or "").partition("\n")[0]))
+    ]
+    assert cut == []
