@@ -1,4 +1,4 @@
-"""Databases that keep the ledger's tables from test to test.
+"""Databases that keep taskguard's tables from test to test.
 
 A short test takes less time than it takes to create the tables and to drop them.
 """
@@ -17,15 +17,16 @@ import sqlalchemy as sa
 
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import KEYS, MESSAGES, WORK
+from taskguard.lock_table import TableLocks
 from taskguard_sandbox.servers import MariaDB, MySQL, Postgres
 
 __all__ = ["LedgerDatabase", "LedgerDatabases"]
 
-_FILLED = (KEYS.name, WORK.name, MESSAGES.name, "effects")
+_FILLED = (KEYS.name, WORK.name, MESSAGES.name, "taskguard_locks", "effects")
 
 
 class LedgerDatabase:
-    """A database with the ledger's tables and a table `effects (item, fence)`, all empty.
+    """A database with taskguard's tables and a table `effects (item, fence)`, all empty.
 
     Attributes:
         url: its URL.
@@ -45,6 +46,9 @@ class LedgerDatabase:
     def create_tables(self) -> None:
         with closing(SqlLedger(self.url)) as ledger:
             ledger.create_schema()
+        if not self.url.startswith("sqlite"):
+            with closing(TableLocks(self.url)) as locks:
+                locks.create_table()
         with self.engine.begin() as db:
             # No unique index: the test has to see a double effect.
             db.exec_driver_sql("create table effects (item text, fence bigint)")
@@ -82,7 +86,7 @@ def _number(db: sa.Connection) -> int:
 
 
 class LedgerDatabases:
-    """Makes databases with the ledger's tables, and gives the same ones to later tests."""
+    """Makes databases with taskguard's tables, and gives the same ones to later tests."""
 
     def __init__(self) -> None:
         self._free: dict[object, list[LedgerDatabase]] = defaultdict(list)

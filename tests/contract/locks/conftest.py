@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from support.advisory import advisory_kind
 from support.consul import consul_kind
 from support.etcd import etcd_kind
+from support.ledger_databases import LedgerDatabases
 from support.lock_servers import LockServer, connect_by_a_lock, redlock_url
 from support.needs import need_redis_in_memory
 from support.proxy import Mode, Proxy
@@ -50,14 +51,9 @@ KINDS = [
     pytest.param("consul", marks=pytest.mark.debian),
     pytest.param("zookeeper", marks=pytest.mark.debian),
 ]
-# Fixtures of the databases.
-TABLES = {"pg_table": "pg_url", "mariadb_table": "mariadb_url", "mysql_table": "mysql_url"}
-
-SESSIONS = {
-    "pg_advisory": "pg_url",
-    "mariadb_get_lock": "mariadb_url",
-    "mysql_get_lock": "mysql_url",
-}
+# Fixtures of the databases' servers.
+TABLES = {"pg_table": "postgres", "mariadb_table": "mariadb", "mysql_table": "mysql"}
+SESSIONS = {"pg_advisory": "postgres", "mariadb_get_lock": "mariadb", "mysql_get_lock": "mysql"}
 
 
 @pytest.fixture(params=KINDS)
@@ -84,11 +80,12 @@ def server(request: pytest.FixtureRequest) -> Iterator[LockServer]:
         yield _cluster_kind(request.getfixturevalue("cluster"))
     elif request.param == "redlock":
         yield _redlock_kind(request.getfixturevalue("five_valkeys"))
-    elif request.param in TABLES:
-        with _table_kind(request.getfixturevalue(TABLES[request.param])) as kind:
-            yield kind
-    elif request.param in SESSIONS:
-        with advisory_kind(request.getfixturevalue(SESSIONS[request.param])) as kind:
+    elif request.param in TABLES | SESSIONS:
+        request.getfixturevalue("no_certificates")
+        databases: LedgerDatabases = request.getfixturevalue("ledger_databases")
+        database_server = request.getfixturevalue((TABLES | SESSIONS)[request.param])
+        kind_on = _table_kind if request.param in TABLES else advisory_kind
+        with databases.on(database_server) as database, kind_on(database.url) as kind:
             yield kind
     elif request.param in ("etcd", "newest_etcd"):
         yield etcd_kind(request.getfixturevalue(request.param))
@@ -108,7 +105,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[LockServer]:
 
 @contextmanager
 def _table_kind(url: str) -> Iterator[LockServer]:
-    """Return providers of an empty table, which are closed at the end."""
+    """Return providers of an empty table, which exists. They are closed at the end."""
     made: list[TableLocks] = []
     engine = sa.create_engine(url, poolclass=sa.NullPool)
 
@@ -125,7 +122,6 @@ def _table_kind(url: str) -> Iterator[LockServer]:
             held = db.exec_driver_sql("select owner from taskguard_locks where owner <> ''")
             return sorted(str(row.owner) for row in held)
 
-    connect().create_table()
     try:
         yield LockServer(connect, forget, leftovers, url, lambda: _deafened_table(engine.url))
     finally:

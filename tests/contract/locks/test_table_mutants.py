@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from typing import Any
 
 import pytest
@@ -386,20 +386,27 @@ def test_on_postgresql(
     _, *functions = postgresql.ddl_statements(unlogged=False)
     statement = f"_{name.upper()}" if name.startswith("free") else ""
     if statement:
-        text = getattr(postgresql, statement)
+        original = getattr(postgresql, statement)
     else:
-        (text,) = [each for each in functions if f"taskguard_locks_{name}_1(" in each]
+        (original,) = [each for each in functions if f"taskguard_locks_{name}_1(" in each]
+    text = original
     for old, new in changes:
         assert old in text, f"{name} has no {old!r}"
         text = text.replace(old, new)
+    with ExitStack() as afterwards:
+        if statement:
+            monkeypatch.setattr(postgresql, statement, text)
+        else:
+            _define(server, text)
+            afterwards.callback(_define, server, original)  # for later tests with this database
+        with pytest.raises(ASSERTIONS):
+            test(locks, server)
+
+
+def _define(server: LockServer, function: str) -> None:
     assert server.url is not None
-    if statement:
-        monkeypatch.setattr(postgresql, statement, text)
-    else:
-        with sa.create_engine(server.url, poolclass=sa.NullPool).begin() as db:
-            db.exec_driver_sql(text.replace("%", "%%"))
-    with pytest.raises(ASSERTIONS):
-        test(locks, server)
+    with sa.create_engine(server.url, poolclass=sa.NullPool).begin() as db:
+        db.exec_driver_sql(function.replace("%", "%%"))
 
 
 @pytest.mark.parametrize(
