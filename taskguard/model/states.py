@@ -47,7 +47,7 @@ TRANSITIONS: dict[tuple[State, State], str] = {
         State.PROCESSING,
         State.PROCESSING,
     ): "takeover: the holder's lease ran out, or its body ended the process: that is a crash",
-    (State.PROCESSING, State.NEW): "given back: shutdown, a stale or unknown end",
+    (State.PROCESSING, State.NEW): "given back: a shutdown, or its transaction was not committed",
     (State.PROCESSING, State.DONE): "completed, in the transaction of the effects",
     (
         State.PROCESSING,
