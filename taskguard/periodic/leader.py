@@ -16,7 +16,7 @@ Does not guarantee that two never work at the same time. A process that was froz
 its lease goes on until the interrupt arrives (after the C call that it is in), or until it calls
 `leadership.check()`. Its fence is lower than that of the next leader, so its writes can be refused.
 
-Read next: `run/lock.py` (`Locking.hold()`), `run/watchdog.py`.
+Read next: `run/locking.py` (`hold()`), `run/watchdog.py`.
 """
 
 from __future__ import annotations

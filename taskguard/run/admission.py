@@ -88,6 +88,8 @@ class Admission:
         waiter = _Waiter(new_owner(delivery.message.id))
         try:
             while True:
+                if delivery.waiting is not None:
+                    delivery.waiting.owner = waiter.owner
                 left_s = max(0.0, started_s + wait_s - self._clock.monotonic_s())
                 found = self._try_slots(delivery, waiter, wait_s=left_s, started_s=started_s)
                 if not isinstance(found, Busy):
@@ -98,7 +100,10 @@ class Admission:
                 left_s = started_s + wait_s - self._clock.monotonic_s()
                 if left_s <= 0.0 or (delivery.promoted and not _comes_soon(found, left_s)):
                     return found
-                self._wait(delivery, waiter, found, left_s)
+                if not _is_given_up(delivery):
+                    self._wait(delivery, waiter, found, left_s)
+                if _is_given_up(delivery):
+                    return found
                 if not waiter.queued:
                     # It has no position to keep. If the ledger refused it, its lease is given away.
                     waiter = _Waiter(new_owner(delivery.message.id))
@@ -359,9 +364,15 @@ def _wait_s(delivery: Delivery) -> float:
     policy, queue = delivery.policy, delivery.queue
     # The key of a promoted message is free, unless another process is probing it.
     wait_s = PROMOTED_WAIT_S if delivery.promoted else policy.waits_up_to_s
+    if delivery.waiting is not None:
+        wait_s = delivery.waiting.wait_s
     if wait_s and holders_around(delivery.keys):
         return 0.0  # a body that holds a slot of its key does not wait for another one
     return min(wait_s, queue.longest_wait_s) if wait_s and queue is not None else wait_s
+
+
+def _is_given_up(delivery: Delivery) -> bool:
+    return delivery.waiting is not None and delivery.waiting.given_up
 
 
 def _refused(held: Held) -> Busy:

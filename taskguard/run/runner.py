@@ -46,7 +46,7 @@ from taskguard.run.endings import Endings, end_child
 from taskguard.run.guard import Guard
 from taskguard.run.holding import Holding, Releases
 from taskguard.run.late import LateReports
-from taskguard.run.lock import Locking
+from taskguard.run.locking import Locking
 from taskguard.run.parking import Line
 from taskguard.run.refusals import Refusals, refuse_reentry, refuse_without_ledger
 from taskguard.run.watchdog import Watchdog

@@ -556,6 +556,9 @@ def awaited(place: Place) -> Iterator[None]:
     assert asyncio.run(both()) == ["refunded", "refunded"]
     assert place.sql("select payment_id from refunds") == [7]
     yield
+    asyncio.run(place.restock(7))
+    assert "inventory:7" in {each.key for each in place.memory.events if each.name == "released"}
+    yield
 
     async def placed() -> None:
         await place.place(42)

@@ -89,7 +89,15 @@ AROUND = {
         """,
         "from typing import Any",
     ),
-    "docs/how-to/asyncio.md": ("", _ORDERS),
+    "docs/how-to/asyncio.md": (
+        "",
+        """
+        import asyncio
+        from taskguard import TaskGuard
+        tg: TaskGuard
+        """,
+        _ORDERS,
+    ),
     "docs/how-to/changing-a-guard.md": (_APP,),
     "docs/how-to/django.md": (
         "INSTALLED_APPS: list[str] = []",

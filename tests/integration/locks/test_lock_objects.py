@@ -8,7 +8,6 @@ import gc
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from typing import Any, TypeVar
 
 import pytest
@@ -17,7 +16,7 @@ import redis
 import taskguard
 from support.clock import FakeClock
 from support.waiting import patience_s, wait_until
-from taskguard import Lease, Lock, SqlLedger, TaskGuard
+from taskguard import Lease, Lock, TaskGuard
 from taskguard.errors import (
     ConfigurationError,
     KeyAlreadyHeldError,
@@ -28,7 +27,6 @@ from taskguard.errors import (
     LockServerUnavailableError,
 )
 from taskguard.events import Event
-from taskguard.lock_table import TableLocks
 from taskguard.locks.memory import MemoryLocks
 
 T = TypeVar("T")
@@ -49,31 +47,6 @@ def tg(memory: MemoryLocks, heard: list[Event]) -> Iterator[TaskGuard]:
     made = taskguard.connect(locks=memory, ledger=None, listeners=[heard.append])
     yield made
     made.close()
-
-
-@pytest.fixture(params=["redis", "redis and a ledger", "a ledger alone", "pg_table"])
-def place(request: pytest.FixtureRequest) -> Iterator[Callable[[], TaskGuard]]:
-    """Return a function that connects one process more to a lock server, a ledger, or both."""
-    locks, ledger = None, None
-    if "redis" in request.param:
-        locks = request.getfixturevalue("redis_url")
-    if "ledger" in request.param:
-        ledger = request.getfixturevalue("sqlite_url")
-        with closing(SqlLedger(ledger)) as tables:
-            tables.create_schema()
-    if request.param == "pg_table":
-        locks = request.getfixturevalue("pg_url")
-        with closing(TableLocks(locks)) as table:
-            table.create_table()
-    made: list[TaskGuard] = []
-
-    def connect(**options: Any) -> TaskGuard:
-        made.append(taskguard.connect(locks=locks, ledger=ledger, **options))
-        return made[-1]
-
-    yield connect
-    for each in made:
-        each.close()
 
 
 @pytest.fixture
