@@ -351,7 +351,7 @@ class TaskGuard:
         *,
         task: str | None = None,
     ) -> Any:
-        """Run a compiled function as a plain call, which cannot be deferred.
+        """Run a guarded function as a plain call, which cannot be deferred.
 
         Args:
             compiled: the function.

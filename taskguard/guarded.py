@@ -347,7 +347,8 @@ class GuardedFunction:
         """Run the function, with `guard` if it takes one.
 
         Raises ConfigurationError if the call only made a coroutine or a generator, which nothing
-        runs. A decorator may have hidden that from the constructor. Such work must not be DONE.
+        runs: otherwise the work would be DONE without having run. A decorator may have hidden that
+        from the constructor.
         """
         if self._wants_guard:
             kwargs = {**kwargs, GUARD_PARAMETER: guard}

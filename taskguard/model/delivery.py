@@ -181,7 +181,7 @@ class Delivery:
             store it.
         row: the user's own row that the work moves. None: it moves none.
         redelivered: whether the queue says that it has delivered this message before.
-        is_lock: whether no body of a task runs under its lease: `tg.lock()`, `tg.leader()`.
+        is_lock: whether it is a `tg.lock()` or `tg.leader()`, so that no body of a task runs.
         limit: it gets its key while fewer holders than this have it. 1: it excludes all others.
             Above 1 only the lock server grants the key, and no ledger is involved. This is not the
             limit of a task (`policy.limit`), each of whose holders has a key of its own.
@@ -247,7 +247,7 @@ class Delivery:
 
     @property
     def is_first(self) -> bool:
-        """Whether nothing says that its message was delivered before."""
+        """True unless its message is known to have been delivered before."""
         message = self.message
         return not (self.promoted or self.redelivered or message.retries or message.deferrals)
 

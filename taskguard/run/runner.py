@@ -146,9 +146,9 @@ class Runner:
     def deliver(self, delivery: Delivery, body: _Body) -> Outcome:
         """Run `body` if this delivery gets its key, and return the outcome for the queue.
 
-        Raises what the body raises; KeyBusyError, WorkDeadError, WorkRevokedError,
-        MessageTooOldError, FingerprintMismatchError, RowMissingError and RowIneligibleError; and,
-        if the delivery cannot be deferred, LedgerUnavailableError, LeaseLostError and
+        Raises the body's exceptions, KeyBusyError, WorkDeadError, WorkRevokedError,
+        MessageTooOldError, FingerprintMismatchError, RowMissingError and RowIneligibleError. If the
+        delivery cannot be deferred, also LedgerUnavailableError, LeaseLostError and
         StaleTokenError.
         """
         refuse_reentry(delivery)
@@ -369,7 +369,8 @@ class Runner:
             claim: what `Parking.failed()` was given.
             parking: how to send the next message of its line.
             retries: the message's number of retries when it arrives.
-            call, again: how to send it, and its next delivery. None: unknown.
+            call: how to send the message, as a JSON object. None: unknown.
+            again: the next delivery of the message. None: unknown.
             app: the application's namespace.
             in_s: in how many seconds the message arrives.
         """

@@ -35,7 +35,7 @@ class ExternalConnection(TransactionAdapter):
     @property
     @abstractmethod
     def driver(self) -> Any:
-        """The driver's own connection, not a wrapper of it. Its driver must be the ledger's."""
+        """The driver's own connection, not a wrapper of it, of the same driver as the ledger."""
 
     @property
     @abstractmethod
