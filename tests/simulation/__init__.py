@@ -2,5 +2,6 @@
 
     make simulate SCHEDULES=1000000 SEED=7
 
-Read next: `scheduler.py` (who goes on), `world.py` (what they do), `history.py` (what must hold).
+Read next: `scheduler.py` (which process continues), `world.py` (what processes do), `history.py`
+(what must hold).
 """

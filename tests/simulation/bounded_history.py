@@ -13,7 +13,7 @@ from simulation.history import ViolationError
 from simulation.ledger import Work
 from simulation.line_history import LineHistory
 from simulation.newest import KeyRow
-from simulation.stored_calls import stands
+from simulation.stored_calls import is_in_line
 from taskguard.errors import LineFullError
 from taskguard.ledger.records import message_of
 from taskguard.model.claims import ClaimRequest
@@ -81,9 +81,9 @@ class BoundedHistory(LineHistory):
         earlier = [
             each
             for each in before.values()
-            if stands(each) and each.key == row.key and (each.parked or 0) < (row.parked or 0)
+            if is_in_line(each) and each.key == row.key and (each.parked or 0) < (row.parked or 0)
         ]
-        self._world.counts["called before one who was sent earlier"] += bool(earlier)
+        self._world.counts["promoted before a message that was sent earlier"] += bool(earlier)
 
     def refused(self, request: ClaimRequest, rows: dict[str, Work]) -> None:
         """S7: only a full line refuses a message, and never one that is queued, has begun, or was
@@ -106,19 +106,19 @@ class BoundedHistory(LineHistory):
         if _standing(rows, request) >= request.max_waiting:
             raise ViolationError("S7", f"{request.work} waits, and is one too many")
 
-    def acknowledged(self, message: Message, told: Any) -> None:
+    def acknowledged(self, message: Message, outcome: Any) -> None:
         """S8: a message that reports a full line was refused by one."""
-        if not isinstance(told, LineFullError):
-            super().acknowledged(message, told)
+        if not isinstance(outcome, LineFullError):
+            super().acknowledged(message, outcome)
         elif message.name not in self._refused:
-            raise ViolationError("S8", f"{message.id} was told of a full line, and was not refused")
+            raise ViolationError("S8", f"{message.id} found its line full, and was not refused")
         else:
             self._answered.add(message.name)
 
     def _is_excused(self, message: str, task: Task) -> bool:
         """Return True also for a message that the line refused, or whose replacement it refused.
 
-        Its caller was told. Another message of the same work may have the record since then.
+        Its caller was notified. Another message of the same work may have the record since then.
         """
         answered = any(
             name in self._refused and name in self._answered
@@ -150,4 +150,4 @@ class BoundedHistory(LineHistory):
 
 
 def _standing(rows: dict[str, Work], request: ClaimRequest) -> int:
-    return sum(stands(row) and row.key == request.line for row in rows.values())
+    return sum(is_in_line(row) and row.key == request.line for row in rows.values())

@@ -197,8 +197,8 @@ def _read(said: str) -> Report:
 def _part(kind: Kind, start: int, stop: int, step: int) -> int:
     report = run_many(range(start, stop, step), kind=kind)
     failures = [asdict(each) for each in report.failures]
-    told = {"schedules": report.schedules, "counts": report.counts, "failures": failures}
-    print(json.dumps(told))
+    summary = {"schedules": report.schedules, "counts": report.counts, "failures": failures}
+    print(json.dumps(summary))
     return 0
 
 

@@ -165,31 +165,31 @@ class History:
         finally:
             del self.bodies[number]
 
-    def acknowledged(self, message: Message, told: Any) -> None:
-        """S7: only done work is acknowledged. S8: what the queue was told is true."""
+    def acknowledged(self, message: Message, outcome: Any) -> None:
+        """S7: only done work is acknowledged. S8: each report to the queue is true."""
         work = _record(self._world.ledger.work_items, message.task, message.id)
         state = None if work is None else work.state
-        self._world.counts[f"told {type(told).__name__}"] += 1
-        if isinstance(told, Completed | Answered):
+        self._world.counts[f"reported {type(outcome).__name__}"] += 1
+        if isinstance(outcome, Completed | Answered):
             if state is not State.DONE:
-                raise ViolationError("S8", f"{message.id} was told it is done, and it is {state}")
-            if told.value not in ("done", None):
-                raise ViolationError("S8", f"{message.id} was told {told.value!r}")
-        elif isinstance(told, Deferred):
+                raise ViolationError("S8", f"{message.id} was reported as done, and it is {state}")
+            if outcome.value not in ("done", None):
+                raise ViolationError("S8", f"{message.id} was reported as {outcome.value!r}")
+        elif isinstance(outcome, Deferred):
             self._expect_later(message)
-        elif isinstance(told, Dropped):
-            if told.reason == "superseded":
+        elif isinstance(outcome, Dropped):
+            if outcome.reason == "superseded":
                 self._expect_later(message)
-            elif told.reason == "outdated":
-                self._world.counts["told that it is outdated"] += 1
+            elif outcome.reason == "outdated":
+                self._world.counts["reported as outdated"] += 1
                 self._expect_newer(message, work)
-        elif isinstance(told, WorkDeadError):
+        elif isinstance(outcome, WorkDeadError):
             if state is not State.DEAD:
-                raise ViolationError("S8", f"{message.id} was told DEAD, and it is {state}")
-        elif isinstance(told, WorkRevokedError | MessageTooOldError | BoomError | GaveUpError):
+                raise ViolationError("S8", f"{message.id} was reported as DEAD, and it is {state}")
+        elif isinstance(outcome, WorkRevokedError | MessageTooOldError | BoomError | GaveUpError):
             pass
         elif state is not State.DONE:
-            raise ViolationError("S7", f"{message.id} was acknowledged with {told!r}, {state}")
+            raise ViolationError("S7", f"{message.id} was acknowledged with {outcome!r}, {state}")
 
     def _expect_later(self, message: Message) -> None:
         if not any(number > message.number for number in self._published[message.name]):
@@ -199,11 +199,11 @@ class History:
         """Check that a message that was sent later or at the same moment has begun, and that the
         record says so."""
         if work is not None and work.final and work.error == "revoked":
-            return  # since its caller was told
+            return  # since its caller was notified
         if not self._has_newer(message.id, message.task, work):
             raise ViolationError("S7", f"{message.id} is superseded by none that has begun")
         if work is None or not is_outdated(work):
-            raise ViolationError("S8", f"{message.id} was told that it is superseded, it is {work}")
+            raise ViolationError("S8", f"{message.id} was reported as superseded, it is {work}")
 
     def _has_newer(self, message: str, task: Task, work: Work | None) -> bool:
         """Return whether a message that was sent later, or at the same moment, has begun."""

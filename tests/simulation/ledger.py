@@ -134,7 +134,7 @@ class MemoryTransaction:
         ledger = self.ledger
         now_us = ledger.now_us()
         with ledger.locking(self, ledger.rows_of(claim)):
-            ledger.expect(ledger.stands(claim), claim)
+            ledger.expect(ledger.may_complete(claim), claim)
             done = {"state": State.DONE, "result": result_json, "finished": now_us}
             done |= {"call": None, "due": None, "line": None, "parked": None}
             for work in claim.work_ids:
@@ -145,7 +145,7 @@ class MemoryTransaction:
     def checkpoint(self, claim: Claim, progress_json: str) -> None:
         ledger = self.ledger
         with ledger.locking(self, ledger.rows_of(claim)):
-            ledger.expect(ledger.stands(claim), claim)
+            ledger.expect(ledger.may_complete(claim), claim)
             for work in claim.work_ids:
                 self.work_items[work] = replace(ledger.work_items[work], progress=progress_json)
 
@@ -262,30 +262,30 @@ class MemoryLedger(NewestMessages, StoredCalls):
         rows: list[tuple[str, str | None]] = [("key", key) for key in sorted(names)]
         return rows if claim.work is None else rows + records_of((claim.work, *claim.formerly))
 
-    def standing(self, claim: Claim, state: State = State.PROCESSING) -> list[Work]:
+    def held_records(self, claim: Claim, state: State = State.PROCESSING) -> list[Work]:
         """Return the claim's records that still have its state, fence and owner."""
         mine = state, claim.fence, str(claim.owner)
         records = [self.work_items[work] for work in claim.work_ids if work in self.work_items]
         return [work for work in records if (work.state, work.fence, work.owner) == mine]
 
-    def works_stand(self, claim: Claim) -> bool:
+    def works_are_held(self, claim: Claim) -> bool:
         """Return whether all records of the claim's work are still its own."""
-        return len(self.standing(claim)) == len(claim.work_ids)
+        return len(self.held_records(claim)) == len(claim.work_ids)
 
-    def keys_stand(self, claim: Claim) -> bool:
+    def keys_are_held(self, claim: Claim) -> bool:
         return all(
             (row := self.keys.get(key)) is not None
             and (row.fence, row.owner) == (claim.fence, str(claim.owner))
             for key in claim.keys
         )
 
-    def stands(self, claim: Claim) -> bool:
+    def may_complete(self, claim: Claim) -> bool:
         """Return whether a completion of the claim may commit."""
-        return self.keys_stand(claim) and self.works_stand(claim)
+        return self.keys_are_held(claim) and self.works_are_held(claim)
 
     @staticmethod
-    def expect(stands: bool, claim: Claim) -> None:
-        if not stands:
+    def expect(valid: bool, claim: Claim) -> None:
+        if not valid:
             key = ", ".join(claim.keys)
             raise StaleTokenError(f"{key}: a newer holder exists", key=key, fence=claim.fence)
 
@@ -549,7 +549,7 @@ class MemoryLedger(NewestMessages, StoredCalls):
         """Begin a transaction, which `commit()` or `unlock()` ends."""
         # As in the databases, only the own record: the completion checks the others.
         self.expect(
-            not look_first or claim.work in {each.id for each in self.standing(claim)}, claim
+            not look_first or claim.work in {each.id for each in self.held_records(claim)}, claim
         )
         return MemoryTransaction(self)
 
@@ -575,12 +575,12 @@ class MemoryLedger(NewestMessages, StoredCalls):
 
     def store_result(self, claim: Claim, result_json: str) -> None:
         with self._at_once(records_of(claim.work_ids)):
-            for work in self.standing(claim, State.DONE):
+            for work in self.held_records(claim, State.DONE):
                 self.work_items[work.id] = replace(work, result=result_json)
 
     def note(self, claim: Claim, progress_json: str) -> bool:
         with self._at_once(records_of(claim.work_ids)):
-            found = list(self.standing(claim))
+            found = list(self.held_records(claim))
             for work in found:
                 self.work_items[work.id] = replace(work, progress=progress_json)
             return bool(found)
@@ -623,16 +623,16 @@ class MemoryLedger(NewestMessages, StoredCalls):
 
     def _end(self, claim: Claim, **values: Any) -> bool:
         with self._at_once(self.rows_of(claim)):
-            stood = self.keys_stand(claim)
+            were_held = self.keys_are_held(claim)
             for key in claim.keys:
                 row = self.keys.get(key)
                 if row is not None and (row.fence, row.owner) == (claim.fence, str(claim.owner)):
                     self.keys[key] = replace(row, owner=FREE, lease_until=0)
             if claim.work is None:
-                return stood
-            if not self.works_stand(claim):
+                return were_held
+            if not self.works_are_held(claim):
                 return False
-            for work in self.standing(claim):
+            for work in self.held_records(claim):
                 self.work_items[work.id] = replace(work, **values)
             return True
 
@@ -694,17 +694,17 @@ class MemoryLedger(NewestMessages, StoredCalls):
             return [self._renew(claim) for claim in claims]
 
     def _renew(self, claim: Claim) -> str:
-        if self.standing(claim, State.DONE):
+        if self.held_records(claim, State.DONE):
             return Renewal.SKIPPED
-        standing = self.standing(claim)
-        if (claim.work is not None and not standing) or not self.keys_stand(claim):
+        records = self.held_records(claim)
+        if (claim.work is not None and not records) or not self.keys_are_held(claim):
             return Renewal.TAKEN
         if any(row in self._locked for row in self.rows_of(claim)):
             return Renewal.SKIPPED
         until_us = self.now_us() + int(claim.request.ttl_s * 1e6)
         for key in claim.keys:
             self.keys[key] = replace(self.keys[key], lease_until=until_us)
-        for work in standing:
+        for work in records:
             due = None if work.due is None else until_us
             self.work_items[work.id] = replace(work, lease_until=until_us, due=due)
         return Renewal.RENEWED

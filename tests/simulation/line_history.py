@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from simulation.history import GaveUpError, History, ViolationError, is_outdated
 from simulation.ledger import Work
-from simulation.stored_calls import SUPERSEDED, is_expected, is_untold, keeps, stands
+from simulation.stored_calls import SUPERSEDED, is_expected, is_in_line, is_unnotified, keeps
 from taskguard.errors import WorkDeadError
 from taskguard.ledger.records import message_of
 from taskguard.model.claims import ClaimRequest
@@ -43,8 +43,8 @@ class LineHistory(History):
         self._kept: set[tuple[str, str]] = set()
         self._replaced: set[tuple[str, str]] = set()
         self._gave_up: set[tuple[str, str]] = set()
-        # Messages whose callers were told that they expired, and those that the ledger knows of.
-        self._told_expired: set[tuple[str, str]] = set()
+        # Messages whose callers read that they expired, and those that the ledger knows of.
+        self._reported_expired: set[tuple[str, str]] = set()
         # And the number of retries that had expired. A worker may hold a later retry.
         self._expired: dict[tuple[str, str], int] = {}
         self._waited_for: set[str] = set()
@@ -61,7 +61,7 @@ class LineHistory(History):
 
     def granting(self, request: ClaimRequest) -> None:
         """S9: no earlier message waits. S10: the message was not replaced, and the ledger has not
-        been told that it expired."""
+        recorded that it expired."""
         name = request.message.name
         if (name, request.task) in self._replaced:
             raise ViolationError("S10", f"{name} was replaced, and begins {request.work}")
@@ -88,7 +88,7 @@ class LineHistory(History):
             before = [row for row in before if row.task != request.task]
         if request.newest == "supersede" and self._world.ledger.holders(request.line):
             return  # it takes no other message's turn
-        waits = [row.id for row in before if stands(row) and row.due is None]
+        waits = [row.id for row in before if is_in_line(row) and row.due is None]
         promoted = [row.id for row in before if is_expected(row, now_us)]
         room = 1 if request.bounds is None else request.bounds.limit
         room -= len(self._world.ledger.holders(request.line, but=str(request.owner)))
@@ -127,9 +127,9 @@ class LineHistory(History):
     def promoted(self, before: dict[str, Work], row: Work) -> None:
         """S9: it was the first waiting message, and no earlier strict work goes on."""
         line = [each for each in before.values() if each.key == row.key]
-        waiting = [each for each in line if stands(each) and each.due is None]
+        waiting = [each for each in line if is_in_line(each) and each.due is None]
         if min(map(self._place, waiting)) < self._place(row):
-            raise ViolationError("S9", f"{row.id} was called before others who wait")
+            raise ViolationError("S9", f"{row.id} was promoted before others that wait")
         self._expect_ended([each for each in line if self._place(each) < self._place(row)], row.id)
 
     def gave_up(self, message: Message) -> None:
@@ -144,29 +144,29 @@ class LineHistory(History):
             self._begun.pop(work, None)
             self._places.pop(work, None)
 
-    def acknowledged(self, message: Message, told: Any) -> None:
+    def acknowledged(self, message: Message, outcome: Any) -> None:
         """S7: a parked message is in the ledger's line."""
-        dropped = told.reason if isinstance(told, Dropped) else ""
+        dropped = outcome.reason if isinstance(outcome, Dropped) else ""
         if dropped == "expired":
-            self._told_expired.add(message.name)
+            self._reported_expired.add(message.name)
             return
         if dropped == "superseded" and message.retries <= self._expired.get(message.name, -1):
-            return  # according to what its caller was told
-        if isinstance(told, _ANSWERS) or dropped in ("revoked", "outdated"):
+            return  # its caller was notified, and its state agrees with that
+        if isinstance(outcome, _ANSWERS) or dropped in ("revoked", "outdated"):
             self._answered.add(message.name)
-        if isinstance(told, Parked):
-            self._world.counts["told Parked"] += 1
+        if isinstance(outcome, Parked):
+            self._world.counts["reported Parked"] += 1
             self._expect_stored(message)
         elif dropped == "replaced" and not self._is_replaced(*message.name):
-            raise ViolationError("S7", f"{message.id} was told that it was replaced")
+            raise ViolationError("S7", f"{message.id} was reported as replaced")
         elif dropped == "replaced":
-            self._world.counts["told that it was replaced"] += 1
+            self._world.counts["reported as replaced"] += 1
         elif dropped == "superseded" and self._is_replaced(*message.name):
-            self._world.counts["replaced, and not told"] += 1  # the ledger gave no answer
+            self._world.counts["replaced, and not reported"] += 1  # the ledger gave no answer
         elif dropped == "superseded" and message.name in self._gave_up:
-            pass  # a copy of a message whose caller was told that it failed
+            pass  # a copy of a message that was reported as failed
         else:
-            super().acknowledged(message, told)
+            super().acknowledged(message, outcome)
 
     def _expect_stored(self, message: Message) -> None:
         row = self._row(message.task, message.id)
@@ -174,7 +174,7 @@ class LineHistory(History):
             raise ViolationError("S7", f"{message.id} was parked, and is in no line")
         own = row.state is State.NEW and message_of(row) == message.id
         own = own and row.id not in self._lost  # the work was claimed and deferred since
-        if own and not stands(row) and len(self._world.broker.alive(message.id)) < 2:
+        if own and not is_in_line(row) and len(self._world.broker.alive(message.id)) < 2:
             raise ViolationError("S7", f"{message.id} was parked, and waits in no line")
 
     def _has_newer(self, message: str, task: Task, work: Work | None) -> bool:
@@ -186,19 +186,19 @@ class LineHistory(History):
         return super()._has_newer(message, task, work)
 
     def expired(self, name: tuple[str, str], retries: int) -> None:
-        """Record that the ledger, which had work of that message, was told that it expired."""
+        """Record that the ledger has recorded the expiry of the message's work."""
         self._expired[name] = max(retries, self._expired.get(name, 0))
         self._leave(name)
 
     def replaced(self, message: str, task: Task) -> None:
-        """Record that a newer message replaced it, as its caller was told."""
+        """Record that a newer message replaced it, and that its caller was notified."""
         self._replaced.add((message, task.name))
 
     def lost(self, messages: Iterable[Message]) -> None:
         """Record that the broker lost these messages. Those in the ledger's line are not lost."""
         for message in messages:
             row = self._row(message.task, message.id)
-            kept = row is not None and (stands(row) or keeps(row))
+            kept = row is not None and (is_in_line(row) or keeps(row))
             if row is None or not kept or message_of(row) != message.id:
                 self._lost.add(message.task.work(message.id))
             else:
@@ -208,15 +208,15 @@ class LineHistory(History):
         """Return whether work waits in line or for being sent again, and no worker will get its
         message.
 
-        Ignore a message whose caller was told that it has expired while a slow holder was alive: a
+        Ignore a message whose caller read that it has expired while a slow holder was alive: a
         relay ends that state.
         """
         return any(
-            (row.state in (State.NEW, State.PROCESSING) or keeps(row) or is_untold(row))
+            (row.state in (State.NEW, State.PROCESSING) or keeps(row) or is_unnotified(row))
             and (row.due is not None or row.parked is not None)
             and row.id not in self._lost
             and message_of(row) not in self._world.unreachable
-            and (message_of(row), row.task) not in self._told_expired
+            and (message_of(row), row.task) not in self._reported_expired
             for row in self._world.ledger.work_items.values()
         )
 
@@ -244,16 +244,16 @@ class LineHistory(History):
         for row in rows:
             if before.get(row.id) is not row:
                 self._check_place(before.get(row.id), row)
-        self._waited_for = {row.key for row in rows if stands(row)}
+        self._waited_for = {row.key for row in rows if is_in_line(row)}
         promoted = Counter(row.key for row in rows if is_expected(row, now_us))
         for key, count in promoted.items():
             if self.trusts_are_disjoint and count > self._world.most_at_once(key):
-                raise ViolationError("S9", f"{count} are called at once for {key}")
+                raise ViolationError("S9", f"{count} are promoted at once for {key}")
 
     def _check_place(self, before: Work | None, after: Work) -> None:
         placed = (State.DONE,) if after.strict else (State.PROCESSING, State.DONE)
         if after.parked is not None and after.state in placed:
-            raise ViolationError("S9", f"{after.id} is {after.state}, and stands in line")
+            raise ViolationError("S9", f"{after.id} is {after.state}, and is in a line")
         if before is None or not (in_line(before) and in_line(after)):
             return
         if before.message == after.message and before.parked != after.parked:
@@ -307,7 +307,7 @@ class LineHistory(History):
         waiting = [
             self._place(each)
             for each in self._world.ledger.work_items.values()
-            if each.key == row.key and stands(each) and each.due is None
+            if each.key == row.key and is_in_line(each) and each.due is None
         ]
         return all(self._place(row) < place for place in waiting)
 
@@ -336,7 +336,7 @@ class LineHistory(History):
         """Return whether the message may go without an answer.
 
         That is so if it may be lost, if a late claim took work that had failed for good, or if its
-        caller was told that it has expired.
+        caller read that it has expired.
 
         A record keeps the message that claimed last. If the broker has lost an earlier message of
         the same work, nothing can send that one again. Nothing sends a message of work that is DONE
@@ -348,7 +348,7 @@ class LineHistory(History):
         kept = name in self._kept and row is not None
         if kept and (message_of(row) != message or row.state is State.DONE):
             return True
-        if name in self._told_expired:
+        if name in self._reported_expired:
             return True
         if name in self._gave_up and self._world.counts["messages lost on the way"]:
             return True
@@ -357,4 +357,4 @@ class LineHistory(History):
 
 def in_line(row: Work) -> bool:
     """Return whether it has a position: it waits, was promoted, or keeps its position."""
-    return stands(row) or keeps(row)
+    return is_in_line(row) or keeps(row)

@@ -241,13 +241,13 @@ def _promoted_for_ever(world: LineWorld) -> None:
 
     def is_expected(row: Any, now_us: int) -> bool:
         del now_us
-        return stored_calls.stands(row) and row.due is not None
+        return stored_calls.is_in_line(row) and row.due is not None
 
     world.patch(stored_calls, "is_expected", is_expected)
 
 
 def _replaced_keeps_its_place(world: LineWorld) -> None:
-    """A message is replaced, and runs although its caller was told so."""
+    """A message is replaced, its caller is notified, and it still runs."""
     world.patch(stored_calls._Enqueue, "_supersede", lambda *_: None)
 
 
@@ -257,7 +257,7 @@ def _no_look_after_an_expiry(world: LineWorld) -> None:
 
 
 def _expired_and_runs(world: LineWorld) -> None:
-    """A message expires, its caller is told, and another copy of it runs."""
+    """A message expires, its caller is notified, and another copy of it runs."""
     expire = world.ledger.expire
 
     def noting_less(work: str, *, message: MessageRef) -> bool:
@@ -271,7 +271,7 @@ def _expired_and_runs(world: LineWorld) -> None:
 
 
 def _expired_keeps_its_place(world: LineWorld) -> None:
-    """The ledger is not told that a message has expired, and sends it again and again."""
+    """The ledger does not learn that a message has expired, and sends it again and again."""
     world.patch(stored_calls.StoredCalls, "expired", lambda *_, **__: [])
     world.ledger.expire = lambda *_, **__: False  # type: ignore[method-assign]
 

@@ -345,17 +345,17 @@ class LineWorld(World):
 
     # -- what servers do ----------------------------------------------------------------------
 
-    def told(self, worker: Worker, message: Message, told: Any) -> None:
+    def report(self, worker: Worker, message: Message, outcome: Any) -> None:
         """Tell the caller as Celery's signals do: after the retry is sent, before the
         acknowledgement."""
         claim, worker.failed = worker.failed, None
-        if isinstance(told, GaveUpError):
+        if isinstance(outcome, GaveUpError):
             self.history.gave_up(message)
         if claim is None:
             return
-        self.boundary(worker.process, f"told of {message.id}{message.number}")
+        self.boundary(worker.process, f"reported {message.id}{message.number}")
         again = claim.request.message.retries + 1
-        if isinstance(told, BoomError):
+        if isinstance(outcome, BoomError):
             parking = PortParking(worker, message)
             worker.runner.retried(
                 claim, parking, retries=again, call=None, again=None, app="", in_s=0.5

@@ -35,11 +35,11 @@ class Mutant:
 def _no_fence_check(world: World) -> None:
     """Any claim may complete work that is in progress."""
 
-    def stands(claim: Claim) -> bool:
+    def may_complete(claim: Claim) -> bool:
         work = world.ledger.work_items.get(claim.work or "")
         return work is not None and work.state is State.PROCESSING
 
-    world.ledger.stands = stands  # type: ignore[method-assign]
+    world.ledger.may_complete = may_complete  # type: ignore[method-assign]
 
 
 def _at_most_for_less(world: World) -> None:

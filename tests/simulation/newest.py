@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from simulation.stored_calls import Rows, is_untold, may_park, stands, to_send, waits_again
+from simulation.stored_calls import Rows, is_in_line, is_unnotified, may_park, to_send, waits_again
 from taskguard.ledger.decisions import Records
 from taskguard.ledger.lines.newest import row_id_of
 from taskguard.ledger.lines.park import position_of
@@ -135,7 +135,7 @@ class NewestMessages:
         try:
             with self.locking(by, [("work", work)]):
                 row = self.work_items.get(work)
-                if row is not None and is_untold(row):
+                if row is not None and is_unnotified(row):
                     self.work_items[work] = replace(row, **_TOLD)
         finally:
             self.unlock(by)
@@ -152,7 +152,7 @@ def _others(work_items: dict[str, Work], request: ClaimRequest) -> Iterator[Work
     """Return other work of the task that waits for the key."""
     for row in work_items.values():
         mine = row.id == request.work
-        if stands(row) and (row.key, row.task) == (request.keys[0], request.task) and not mine:
+        if is_in_line(row) and (row.key, row.task) == (request.keys[0], request.task) and not mine:
             yield row
 
 
@@ -172,11 +172,11 @@ def _outdate(ledger: _Rows, request: ClaimRequest, row: Work | None, now_us: int
 def _replace_waiting(ledger: _Rows, request: ClaimRequest) -> tuple[Overdue, ...]:
     """Set waiting work to FAILED, final. Return the messages to send, so that their callers are
     notified."""
-    told = []
+    to_notify = []
     for row in list(_others(ledger.work_items, request)):
         due = row.due or ledger.now_us() + _TOLD_US
         ended = replace(ledger.outdated(row, str(request.work)), line=_SUPERSEDED, due=due)
         ledger.work_items[row.id] = ended
         if row.line == LineState.WAITING:
-            told.append(overdue_of(to_send(ledger, ended)))
-    return tuple(told)
+            to_notify.append(overdue_of(to_send(ledger, ended)))
+    return tuple(to_notify)

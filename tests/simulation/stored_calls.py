@@ -30,11 +30,11 @@ __all__ = [
     "SUPERSEDED",
     "StoredCalls",
     "is_expected",
+    "is_in_line",
     "is_open",
-    "is_untold",
+    "is_unnotified",
     "keeps",
     "may_park",
-    "stands",
     "to_send",
     "waits_again",
 ]
@@ -114,7 +114,7 @@ class StoredCalls:
 
         found = sorted(filter(is_due, self.work_items.values()), key=lambda row: (row.due, row.id))
         return [
-            replace(overdue_of(to_send(self, row)), keeps_position=stands(row) and keeps(row))
+            replace(overdue_of(to_send(self, row)), keeps_position=is_in_line(row) and keeps(row))
             for row in found[:limit]
         ]
 
@@ -127,9 +127,9 @@ class StoredCalls:
             row = self.work_items.get(item.work)
             if row is None or row.due != item.due_us or row.state not in _SENDABLE:
                 continue
-            if self.is_locked(("work", row.id)) or (stands(row) and not counted):
+            if self.is_locked(("work", row.id)) or (is_in_line(row) and not counted):
                 continue
-            if again_us is None and not (stands(row) and keeps(row)):
+            if again_us is None and not (is_in_line(row) and keeps(row)):
                 continue
             line, sends = row.line, row.sends
             if again_us is None:
@@ -149,7 +149,7 @@ class StoredCalls:
                 row = self.work_items.get(work.work)
                 if row is None or (row.due, row.attempts) != (work.due_us, work.attempts):
                     return False
-                if is_untold(row):
+                if is_unnotified(row):
                     self.work_items[row.id] = replace(row, due=None, line=None, parked=None)
                     return True
                 if row.final or (row.state is State.PROCESSING and not _left(row, now_us)):
@@ -309,7 +309,7 @@ class StoredCalls:
         rows = [
             row
             for row in self.work_items.values()
-            if stands(row) or (keeps(row) and row.state is State.FAILED)
+            if is_in_line(row) or (keeps(row) and row.state is State.FAILED)
         ]
         rows = [row for row in rows if key in (None, row.key)]
         rows.sort(key=lambda row: (row.key, _place(row), row.id))
@@ -340,7 +340,7 @@ class StoredCalls:
         for mine in records:
             if mine.line is not None and mine.message == request.message.name:
                 places.append(_place(mine))
-            elif stands(mine) and not _was_sent_again(mine):
+            elif is_in_line(mine) and not _was_sent_again(mine):
                 return True  # nothing else would answer that message
         place = min(places, default=(request.rank, _LAST))
         before = [
@@ -420,7 +420,7 @@ def _is_full(ledger: Rows, records: Sequence[Work | None], request: ClaimRequest
     if request.max_waiting is None or known:
         return False
     of_key = [each for each in ledger.work_items.values() if each.key in request.lines]
-    return sum(map(stands, of_key)) >= request.max_waiting
+    return sum(map(is_in_line, of_key)) >= request.max_waiting
 
 
 def _change_kept(ledger: Rows, claim: Claim, **values: Any) -> bool:
@@ -442,12 +442,12 @@ def is_expected(row: Work, now_us: int) -> bool:
     return row.line == LineState.PROMOTED and (row.due or 0) > now_us
 
 
-def stands(row: Work) -> bool:
+def is_in_line(row: Work) -> bool:
     """Return whether it is NEW, and in the line of its key, promoted or not."""
     return row.line in _BEFORE_CLAIM or (keeps(row) and row.state is State.NEW)
 
 
-def is_untold(row: Work) -> bool:
+def is_unnotified(row: Work) -> bool:
     """Return whether a newer message superseded it while it waited, and its caller was not notified
     yet."""
     return row.line == LineState.SUPERSEDED
@@ -589,8 +589,8 @@ class _Enqueue:
         if self.once.replaces and self._was_replaced():
             return
         begun = row.state is not State.NEW or row.progress is not None
-        standing = Existing(row.id, message, row.call, row.fingerprint, begun)
-        instead = self.once.found(standing)
+        existing = Existing(row.id, message, row.call, row.fingerprint, begun)
+        instead = self.once.found(existing)
         if instead is None:
             return
         values: dict[str, Any] = {"fingerprint": instead.fingerprint, **NO_POSITION}

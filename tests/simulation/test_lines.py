@@ -27,8 +27,8 @@ def test_no_schedule_loses_or_forgets_anybody(
     sees = (
         "messages parked",
         "messages promoted",
-        "told Parked",
-        "told that it was replaced",
+        "reported Parked",
+        "reported as replaced",
         "enqueued: attached",
         "enqueued: replaced",
         "messages revoked",

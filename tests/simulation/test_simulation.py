@@ -43,13 +43,13 @@ def test_no_schedule_breaks_anything(
         "keys purged",
         "transactions ended by the server",
         "leases lost",
-        "told WorkDeadError",
+        "reported WorkDeadError",
         "bodies that ended their process",
         "lock server's clock set back",
         "locks overruled",
         "work claimed under two guards",
         "living holders superseded",
-        "told that it is outdated",
+        "reported as outdated",
     )
     schedules, seed = exploration.amount(4_500, 200_000), exploration.seed
     expect_no_failure(schedules, seed, sees=sees, one_in=400, record=record_property)

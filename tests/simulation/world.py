@@ -288,11 +288,11 @@ class Worker:
             if world.acknowledges_first:
                 world.broker.acknowledge(tag)
             try:
-                told: Any = self._deliver(message)
-                if isinstance(told, BoomError):
+                outcome: Any = self._deliver(message)
+                if isinstance(outcome, BoomError):
                     # As autoretry_for: the retry is published before this message is acknowledged.
                     self.publish(message, deferrals=message.deferrals, delay_s=0.5, retries=1)
-                world.told(self, message, told)
+                world.report(self, message, outcome)
             except BrokerError:
                 world.broker.reject(tag)
                 continue
@@ -302,7 +302,7 @@ class Worker:
                 world.start_worker()
                 raise Crashed from None
             world.boundary(self.process, f"acknowledging {message.id}{message.number}")
-            world.history.acknowledged(message, told)
+            world.history.acknowledged(message, outcome)
             world.broker.acknowledge(tag)
 
     def _deliver(self, message: Message) -> Any:
@@ -493,7 +493,7 @@ class World:
         del message
         return {}
 
-    def told(self, worker: Worker, message: Message, told: Any) -> None:
+    def report(self, worker: Worker, message: Message, outcome: Any) -> None:
         """Record that the queue knows how a delivery ended, and has sent its retry, if there is
         one."""
 
