@@ -98,7 +98,9 @@ NoFault == UNCHANGED faults
 Added(m) == [copies EXCEPT ![m] = @ + 1]
 InHand(m) == \E w \in Workers : worker[w].m = m
 Flushed == disk' = [row |-> row', replaced |-> replaced']
-Unflushed == disk' \in {disk, [row |-> row', replaced |-> replaced']}
+\* What a crash of the database would undo matters only if one may still come.
+Unflushed ==
+    IF "database" \in Fates /\ faults < MaxFaults THEN disk' \in {disk, [row |-> row', replaced |-> replaced']} ELSE Flushed
 Read == UNCHANGED <<row, replaced, disk>>
 
 (***************************************************************************)

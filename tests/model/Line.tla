@@ -226,7 +226,9 @@ Taken(k, slots) == {i \in 1..Slots : slots[<<k, i>>] # Free}
 Goto(w, place) == worker' = [worker EXCEPT ![w].at = place]
 
 Flushed == disk' = [held |-> held', row |-> row']
-Unflushed == disk' \in {disk, [held |-> held', row |-> row']}
+\* What a crash of the database would undo matters only if one may still come.
+Unflushed ==
+    IF "database" \in Fates /\ faults < MaxFaults THEN disk' \in {disk, [held |-> held', row |-> row']} ELSE Flushed
 Read == UNCHANGED <<held, row, disk>>
 
 \* A message without a position goes behind all others of its rank.

@@ -174,10 +174,10 @@ Write(rows) == db' = rows /\ disk' = rows
 LazyWrite(rows) == db' = rows /\ disk' \in {disk, db, rows}
 
 \* If the row that comes back names an owner, that owner can commit by it, behind the claim that
-\* was lost.  A row that was let go names none.
+\* was lost.  A row that was let go names none.  After the last fault no claim is lost.
 MayBeLost ==
-    CASE Unflushed = "all" -> TRUE
-      [] Unflushed = "none" -> FALSE
+    CASE Unflushed = "none" \/ faults = MaxFaults -> FALSE
+      [] Unflushed = "all" -> TRUE
       [] OTHER -> db.key.owner = Nobody
 
 \* max(fence + 1, the database's clock).  The clock matters where claims may be lost: it is
