@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import os
 import sys
 import threading
 import time
@@ -56,6 +57,18 @@ _start_new_thread: Callable[..., Any] = _original("start_new_thread")
 _BEGINS_AS_ITS_STARTER = sys.version_info < (3, 12)
 _MOST_LOOKS = 10_000
 _starting: set[int] = set()  # threads in `start_thread()` that wait for the new thread to begin
+_before_start = allocate_lock()  # guards additions to it
+
+
+def _forget_other_threads() -> None:
+    """Another thread may have had the lock at a fork. The child does not have that thread."""
+    global _before_start  # noqa: PLW0603
+    _before_start = allocate_lock()
+    _starting.clear()
+
+
+if _BEGINS_AS_ITS_STARTER:
+    os.register_at_fork(after_in_child=_forget_other_threads)
 
 
 def start_thread(function: Callable[[], None]) -> None:
@@ -70,8 +83,9 @@ def start_thread(function: Callable[[], None]) -> None:
         begun.set()
         function()
 
-    _starting.add(starter)
     try:
+        with _before_start:
+            _starting.add(starter)
         _start_new_thread(begin, ())
     except BaseException:
         _starting.discard(starter)
@@ -87,11 +101,17 @@ def raise_in_thread(number: int, error: type[BaseException] | None) -> None:
     import ctypes  # few processes interrupt a body, and it takes time to load
 
     thread, given = ctypes.c_ulong(number), error and ctypes.py_object(error)
-    looks = _MOST_LOOKS if _BEGINS_AS_ITS_STARTER and error is not None else 0
-    while looks and _is_starting_another(number):
-        looks -= 1
-        time.sleep(0.0001)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, given)
+    set_error = ctypes.pythonapi.PyThreadState_SetAsyncExc
+    if _BEGINS_AS_ITS_STARTER and error is not None:
+        for _ in range(_MOST_LOOKS):
+            # `Thread.start()` takes the first lock, and `start_thread()` the second one. So the
+            # thread starts no other between the look and the error.
+            with threading._active_limbo_lock, _before_start:  # type: ignore[attr-defined]  # noqa: SLF001
+                if not _is_starting_another(number):
+                    set_error(thread, given)
+                    return
+            time.sleep(0.0001)
+    set_error(thread, given)
 
 
 def _is_starting_another(number: int) -> bool:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -420,6 +422,60 @@ def test_an_interrupt_spares_threads_that_the_body_is_starting() -> None:
         os.sched_setaffinity(0, affinity)
         sys.unraisablehook, threading.excepthook = hooks
     assert not hit
+
+
+@pytest.mark.parametrize("start", ["_start_by_threading", "_start_by_native"])
+def test_an_interrupt_spares_a_thread_that_is_started_after_the_look(
+    monkeypatch: pytest.MonkeyPatch, start: str
+) -> None:
+    """On Python 3.11, the body starts no thread between the look at its stack and the error. If it
+    did, the new thread would get the error, and the body would wait for it forever."""
+    if not native._BEGINS_AS_ITS_STARTER:
+        pytest.skip("a new thread has a number of its own")
+    tracked = WatchdogRig(with_ledger=True).keep("k")
+    tracked._interruptible = True
+    inside, looked, ended = threading.Event(), native.Wakeup(), threading.Event()
+    is_starting_another = native._is_starting_another
+    early: list[bool] = []
+
+    def body() -> None:
+        tracked.enter_body()
+        inside.set()
+        looked.wait(None)
+        with contextlib.suppress(LeaseLostError):
+            while True:
+                globals()[start]()
+                early.append(looking)
+        tracked.leave_body()
+        ended.set()
+
+    def look(number: int) -> bool:
+        nonlocal looking
+        found = is_starting_another(number)
+        looking = True
+        looked.set()
+        time.sleep(0.05)  # in which the body would start a thread
+        looking = False
+        return found
+
+    looking = False
+    threading.Thread(target=body, daemon=True).start()
+    assert inside.wait(patience_s())
+    monkeypatch.setattr(native, "_is_starting_another", look)
+    tracked.interrupt()
+    assert ended.wait(patience_s())
+    assert not any(early)
+
+
+def test_a_forked_process_starts_threads_whatever_its_parent_held() -> None:
+    """A fork while another thread has a lock of `start_thread()` does not block the child."""
+    with native._before_start:
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)  # the end of a child that waits for the lock
+            native.start_thread(int)
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def _start_by_threading() -> None:
