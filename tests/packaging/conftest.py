@@ -6,6 +6,7 @@ import fcntl
 import os
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -59,8 +60,30 @@ def wheel(shared: Path) -> Path:
     return built
 
 
+@pytest.fixture(scope="session")
+def pycache(shared: Path) -> Path:
+    """The folder of the environments' bytecode. They share it with the environment of the tests:
+    otherwise each of them would compile its libraries."""
+    folder = shared / "pycache"
+    with once(folder) as first:
+        if first:
+            for sources in (Path(sysconfig.get_path("stdlib")), ROOT):
+                link_bytecode(folder, sources, sources)
+    return folder
+
+
+def link_bytecode(pycache: Path, sources: Path, linked: Path) -> None:
+    """Let `linked`, a link to these sources, have their bytecode."""
+    ours = sources.is_relative_to(pycache.parent)  # and removed with it
+    cache = Path(pycache if ours else sys.pycache_prefix or pycache / "tests")
+    compiled, place = cache / sources.relative_to("/"), pycache / linked.relative_to("/")
+    compiled.mkdir(parents=True, exist_ok=True)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.symlink_to(compiled)
+
+
 @pytest.fixture
-def installed(wheel: Path, shared: Path) -> Callable[[str], Path]:
+def installed(wheel: Path, shared: Path, pycache: Path) -> Callable[[str], Path]:
     """Makes an environment as a line of installation does, and gives the folder of its commands.
 
     The wheel of `make build` is installed by pip. Otherwise what its extras bring is linked from
@@ -78,17 +101,22 @@ def installed(wheel: Path, shared: Path) -> Callable[[str], Path]:
                     quiet = ["-qq", "--disable-pip-version-check", "--no-compile"]
                     run([*pip, "install", *quiet, f"{wheel}[{extras}]"])
                 else:
-                    link(wheel, set(extras.split(",")), place)
+                    link(wheel, set(extras.split(",")), place, pycache)
         return place / "bin"
 
     return install
 
 
-def link(wheel: Path, extras: set[str], place: Path) -> None:
+def link(wheel: Path, extras: set[str], place: Path, pycache: Path) -> None:
     """Unpack the wheel, and link all distributions that it requires with these extras."""
     (site,) = (place / "lib").glob("python*/site-packages")
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(site)
+    unpacked = place.parent / "unpacked"
+    with once(unpacked) as first:
+        if first:
+            with zipfile.ZipFile(wheel) as archive:
+                archive.extractall(unpacked)
+    for sources in unpacked.iterdir():
+        link_sources(sources, site, pycache)
     command = place / "bin" / "taskguard"
     command.write_text(f"#!{place}/bin/python\nfrom taskguard.cli import main\nexit(main())\n")
     command.chmod(0o755)
@@ -107,11 +135,18 @@ def link(wheel: Path, extras: set[str], place: Path) -> None:
             if (requirement.name, of) not in linked:
                 linked.add((requirement.name, of))
                 wanted.append((other, of))
-                link_distribution(other, site)
+                link_distribution(other, site, pycache)
 
 
-def link_distribution(found: metadata.Distribution, site: Path) -> None:
+def link_distribution(found: metadata.Distribution, site: Path, pycache: Path) -> None:
     tops = {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}
     for top in tops:
         if not (site / top).exists():
-            (site / top).symlink_to(str(found.locate_file(top)))
+            link_sources(Path(str(found.locate_file(top))), site, pycache)
+
+
+def link_sources(sources: Path, site: Path, pycache: Path) -> None:
+    linked = site / sources.name
+    linked.symlink_to(sources)
+    if sources.is_dir() and sources.suffix != ".dist-info":
+        link_bytecode(pycache, sources, linked)

@@ -82,12 +82,12 @@ def test_every_line_of_installation_is_tried() -> None:
 
 
 @pytest.fixture
-def outside(tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def outside(tmp_path: Path, pycache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of a user's own, and an environment that knows nothing of this checkout."""
     for name in list(os.environ):
         if name.startswith(("PYTHON", "TASKGUARD_L", "CELERY", "DJANGO")):
             monkeypatch.delenv(name)
-    monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(shared / "pycache"))
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(pycache))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
