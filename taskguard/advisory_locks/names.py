@@ -27,8 +27,8 @@ def name_of(key: str, *, database: str) -> str:
     The name contains the database because such locks belong to the whole server. The case of the
     database's name is ignored, because a server's setting decides whether case matters.
     """
-    told_apart = f"{len(database)}:{database.lower()}:{key}"
-    digest = blake2b(_bytes(told_apart), digest_size=_DIGEST_BYTES, person=b"taskguard").hexdigest()
+    text = f"{len(database)}:{database.lower()}:{key}"
+    digest = blake2b(_bytes(text), digest_size=_DIGEST_BYTES, person=b"taskguard").hexdigest()
     return _PREFIX + digest
 
 

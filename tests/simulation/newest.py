@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["KeyRow", "NewestMessages"]
 
 _FREE = ""
-_TOLD_US = 5_000_000
+_NOTIFIED_US = 5_000_000
 _SUPERSEDED = LineState.SUPERSEDED.value
 
 
@@ -100,7 +100,7 @@ class NewestMessages:
         older = self.work_items.get(mark.owner)
         begun = older is not None and older.state is State.PROCESSING
         if begun and older.id != work and older.fence == mark.fence:
-            self.work_items[older.id] = replace(self.outdated(older, work), **_TOLD)
+            self.work_items[older.id] = replace(self.outdated(older, work), **_NOTIFIED)
         stamp_us = _sent_us(request, records.own, records.now_us)
         self.keys[row_id_of(request)] = KeyRow(fence, work, lease_until=0, stamp=stamp_us)
         return _replace_waiting(self, request)
@@ -136,12 +136,12 @@ class NewestMessages:
             with self.locking(by, [("work", work)]):
                 row = self.work_items.get(work)
                 if row is not None and is_unnotified(row):
-                    self.work_items[work] = replace(row, **_TOLD)
+                    self.work_items[work] = replace(row, **_NOTIFIED)
         finally:
             self.unlock(by)
 
 
-_TOLD: dict[str, Any] = {"due": None, "call": None, "sends": None, "line": None, "parked": None}
+_NOTIFIED: dict[str, Any] = {"due": None, "call": None, "sends": None, "line": None, "parked": None}
 
 
 def _sent_us(request: ClaimRequest, row: Any, now_us: int) -> int:
@@ -165,7 +165,7 @@ def _outdate(ledger: _Rows, request: ClaimRequest, row: Work | None, now_us: int
     ended = ledger.new_work(request) if row is None else row
     newer = {mark.owner: mark.stamp or 0, **waiting}
     by = max(newer, key=lambda work: newer[work])
-    ledger.work_items[ended.id] = replace(ledger.outdated(ended, by), **_TOLD)
+    ledger.work_items[ended.id] = replace(ledger.outdated(ended, by), **_NOTIFIED)
     return Answer(Decision.OUTDATED, error=ledger.work_items[ended.id].error)
 
 
@@ -174,7 +174,7 @@ def _replace_waiting(ledger: _Rows, request: ClaimRequest) -> tuple[Overdue, ...
     notified."""
     to_notify = []
     for row in list(_others(ledger.work_items, request)):
-        due = row.due or ledger.now_us() + _TOLD_US
+        due = row.due or ledger.now_us() + _NOTIFIED_US
         ended = replace(ledger.outdated(row, str(request.work)), line=_SUPERSEDED, due=due)
         ledger.work_items[row.id] = ended
         if row.line == LineState.WAITING:

@@ -123,7 +123,7 @@ def dropped_for_nothing(history: History) -> None:
     history.lines.append(line(-1, "duplicate", reason="superseded"))
 
 
-def told_ok_without_a_commit(history: History) -> None:
+def reported_ok_without_a_commit(history: History) -> None:
     history.lines.append(line(-1, "reported", item="c1", how="ok"))
 
 
@@ -151,7 +151,7 @@ def key_left(history: History) -> None:
     history.key("c", 3, old=("", 2, 0), until=400, at=200)
 
 
-def overtaken_and_not_told(history: History) -> None:
+def overtaken_without_a_report(history: History) -> None:
     history.lines.append(line(8, "completed", fence=1))
 
 
@@ -175,14 +175,14 @@ def test_a_right_history_is_right() -> None:
         (done_again, "S6"),
         (answered_too_early, "S7"),
         (dropped_for_nothing, "S7"),
-        (told_ok_without_a_commit, "S8"),
+        (reported_ok_without_a_commit, "S8"),
         (stale_and_yet_written, "S8"),
         (effect_lost, "L1"),
         (too_many_sent_again, "L1"),
         (copies_without_end, "L1"),
         (lock_left, "L4"),
         (key_left, "L4"),
-        (overtaken_and_not_told, "S3"),
+        (overtaken_without_a_report, "S3"),
     ],
 )
 def test_a_forged_history_is_found_out(forge: Any, invariant: str) -> None:

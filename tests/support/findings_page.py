@@ -1,4 +1,4 @@
-"""Write the tables of docs/reference/findings.md: one for each module `findings.py`.
+"""Write the lists of docs/reference/findings.md: one for each module `findings.py`.
 
 PYTHONPATH=tests python tests/support/findings_page.py
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import textwrap
 from collections.abc import Iterator
 from string import Formatter
 
@@ -17,7 +18,7 @@ __all__ = ["PAGE", "fields_of", "modules", "page_as_generated", "templates"]
 
 PAGE = ROOT / "docs" / "reference" / "findings.md"
 _TYPES = "taskguard.findings"
-_HEAD = "| name | level | what and why | fix |\n| --- | --- | --- | --- |\n"
+_WIDTH = 120
 _BEGIN = "<!-- From here on this page is generated: tests/support/findings_page.py -->\n"
 _PLACEHOLDER = re.compile(r"(?<!\{)\{(\w+)[^{}]*\}")
 _HEADINGS = {
@@ -65,29 +66,39 @@ def fields_of(template: FindingTemplate) -> set[str]:
 
 
 def page_as_generated() -> str:
-    """Return the page as it has to be: its own beginning, and one table for each module."""
+    """Return the page as it has to be: its own beginning, and one list for each module."""
     head, _, _ = PAGE.read_text(encoding="utf-8").partition(_BEGIN)
-    tables = (
-        f"\n## {_HEADINGS[name]}\n\n{_HEAD}" + "".join(map(_row, found))
+    lists = (
+        f"\n## {_HEADINGS[name]}\n" + "".join(map(_entry, found))
         for name, found in modules().items()
     )
-    return head + _BEGIN + "".join(tables)
+    return head + _BEGIN + "".join(lists)
 
 
-def _row(template: FindingTemplate) -> str:
+def _entry(template: FindingTemplate) -> str:
     page, _, anchor = template.link.removeprefix("docs/").partition("#")
     folder, _, file = page.rpartition("/")
     path = file if folder == "reference" else f"../{page}"
     link = f"[`{template.name}`]({path}{'#' if anchor else ''}{anchor})"
-    what, fix = _shown(f"{template.what} {template.why}"), _shown(template.fix)
-    return f"| {link} | {template.level} | {what} | {fix} |\n"
+    what = _wrapped(": ", f"{template.what} {template.why}")
+    return f"\n{link} ({template.level})\n{what}\n\n{_wrapped('  **Fix:** ', template.fix)}\n"
+
+
+def _wrapped(start: str, text: str) -> str:
+    return textwrap.fill(
+        start + _shown(text),
+        _WIDTH,
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _shown(text: str) -> str:
     parts = text.split("`")
     for number, part in enumerate(parts):
         parts[number] = _PLACEHOLDER.sub(_in_code if number % 2 else r"*\1*", part)
-    return "`".join(parts).replace("{{", "{").replace("}}", "}").replace("|", r"\|")
+    return "`".join(parts).replace("{{", "{").replace("}}", "}")
 
 
 def _in_code(found: re.Match[str]) -> str:

@@ -24,7 +24,7 @@ FILE = "journal"
 BEGAN = "began"
 WRITES = "writes"
 
-_TOLD = (
+_WRITTEN = (
     events.Completed, events.Dead, events.Deferred, events.Duplicate, events.Failed,
     events.LockUnavailable, events.Lost, events.StaleRefused, events.Takeover,
 )  # fmt: skip
@@ -61,7 +61,7 @@ def listener(queue: str) -> Callable[[events.Event], None]:
 
     def listen(event: events.Event) -> None:
         events.log_event(event)
-        if isinstance(event, _TOLD) and not event.key.startswith("leader:"):
+        if isinstance(event, _WRITTEN) and not event.key.startswith("leader:"):
             values: dict[str, Any] = {
                 name: getattr(event, name)
                 for name in ("fence", "attempt", "reason")
