@@ -6,21 +6,20 @@ Read next: `run/runner.py`.
 from __future__ import annotations
 
 import functools
-import itertools
-import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, Unpack, cast
 
 from taskguard import overrides
 from taskguard.clock import SYSTEM_CLOCK, Clock
-from taskguard.errors import ConfigurationError, KeyBusyError
+from taskguard.errors import ConfigurationError
 from taskguard.events import Events, Listener, log_event
 from taskguard.guarded import GuardedFunction, prefix_of
 from taskguard.keys import KeySpec, finish_key
 from taskguard.locks.base import NO_LIMIT, Holder, LockProvider
-from taskguard.model.delivery import Answered, Codec, Completed, Delivery, MessageRef
+from taskguard.model.delivery import Codec, Delivery, MessageRef
 from taskguard.model.policy import MOST_S, OnLost, check_number, make_policy
 from taskguard.periodic.leader import Leader
+from taskguard.plain_calls import call, guarded, in_thread
 from taskguard.run.encoding import JSON
 from taskguard.run.lock import Lock
 from taskguard.run.releasing import release
@@ -40,6 +39,9 @@ if TYPE_CHECKING:
     from taskguard.options import CallOptions
 
 __all__ = ["TaskGuard", "connect"]
+
+_Args = ParamSpec("_Args")
+_Result = TypeVar("_Result")
 
 
 def connect(
@@ -94,24 +96,6 @@ def _checked_token(given: object) -> str:
     if not isinstance(given, str) or not given:
         raise ConfigurationError(f"lock(): token={given!r}: give a text, for example an id.")
     return given
-
-
-class _Calls:
-    """Unique names for plain calls: a random part for the process, then a counter."""
-
-    def __init__(self) -> None:
-        self.begin()
-        os.register_at_fork(after_in_child=self.begin)
-
-    def begin(self) -> None:
-        self._process = os.urandom(12).hex()
-        self._numbers = itertools.count()
-
-    def __call__(self) -> str:
-        return f"{self._process}-{next(self._numbers)}"
-
-
-_call_id = _Calls()
 
 
 class TaskGuard:
@@ -311,10 +295,11 @@ class TaskGuard:
         key: KeySpec,
         **options: Unpack[CallOptions],
     ) -> Decorator:
-        """Guard a plain function.
+        """Guard a plain function, or a coroutine function (`async def`), which stays one.
 
         A call whose work is done returns the stored result. A call whose key is taken raises
-        KeyBusyError: at once, or with `busy="wait"` after `wait_s`.
+        KeyBusyError: at once, or with `busy="wait"` after `wait_s`. To call a plain function from a
+        coroutine, see `arun()`.
 
         Args:
             key: the key template, for example "report:<day>", a list of them, or a callable.
@@ -331,17 +316,22 @@ class TaskGuard:
                 f'busy={busy!r}: no queue can send a plain call again later. Use "raise" or "wait".'
             )
 
-        def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-            compiled = GuardedFunction(function, key=key, **options)
+        return cast("Decorator", lambda function: guarded(self, function, key, options))
 
-            @functools.wraps(function)
-            def wrapper(*args: Any, **kwargs: Any) -> Any:
-                return self.run(compiled, args, kwargs)
+    async def arun(
+        self, function: Callable[_Args, _Result], /, *args: _Args.args, **kwargs: _Args.kwargs
+    ) -> _Result:
+        """Run a plain guarded function in a thread, so that the event loop of the caller goes on.
 
-            wrapper.__signature__ = compiled.signature  # type: ignore[attr-defined]
-            return wrapper
+        Unlike `asyncio.to_thread()` it has as many threads as calls, so calls that wait for their
+        keys keep no other call waiting. If the caller is cancelled, the function goes on.
 
-        return cast("Decorator", decorate)
+        Args:
+            function: the guarded function. An `async def` is awaited without this.
+            args: its arguments by position.
+            kwargs: its arguments by keyword.
+        """
+        return await in_thread(function, args, kwargs)
 
     def run(
         self,
@@ -367,14 +357,7 @@ class TaskGuard:
             KeyBusyError: the key is taken.
             Exception: what `Runner.deliver()` raises.
         """
-        message = MessageRef(_call_id())
-        delivery = compiled.delivery(
-            args, kwargs, namespace=self.namespace, task=task, message=message
-        )
-        outcome = self.runner.deliver(delivery, lambda guard: compiled.call(args, kwargs, guard))
-        if isinstance(outcome, Completed | Answered):
-            return outcome.value
-        raise KeyBusyError(f"{delivery.key} is busy.", key=delivery.key)
+        return call(self, compiled, args, kwargs, task=task)
 
     def release(
         self,

@@ -22,13 +22,13 @@ from taskguard.model.bounds import Bounds
 from taskguard.model.delivery import Delivery, MessageRef, Parking, Queue, stored_call
 from taskguard.model.former import Former, formers_in
 from taskguard.model.policy import OncePer, Policy, make_policy
-from taskguard.run.guard import Guard
+from taskguard.run.guard import Guard, attempt_of
 from taskguard.values import value
 
 if TYPE_CHECKING:
     from taskguard.ledger.own_rows.guarded_row import GuardedRow, RowId
 
-__all__ = ["GUARD_PARAMETER", "GuardedFunction", "prefix_of", "work_id"]
+__all__ = ["GUARD_PARAMETER", "AwaitedFunction", "GuardedFunction", "prefix_of", "work_id"]
 
 GUARD_PARAMETER = "guard"
 _ONCE_PER = get_args(OncePer)
@@ -370,6 +370,18 @@ class GuardedFunction:
             f"{self.name} is {what}, so its body would never run. Guard a plain function. To await "
             "something, call asyncio.run() in its body."
         )
+
+
+class AwaitedFunction(GuardedFunction):
+    """A coroutine function, whose body runs in the event loop of the coroutine that awaits it."""
+
+    awaits = True
+
+    def run_coroutine(self, coroutine: Coroutine[Any, Any, Any], guard: Guard) -> Any:
+        """Run the body, in the thread of its delivery."""
+        from taskguard.run import beside  # it loads asyncio
+
+        return beside.run_body(coroutine, attempt_of(guard))
 
 
 def _without_guard(signature: inspect.Signature, name: str) -> tuple[inspect.Signature, bool]:

@@ -11,7 +11,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import Context, ContextVar, copy_context
 from typing import Any
 
 from taskguard.errors import TransactionUsageError
@@ -24,6 +24,7 @@ __all__ = [
     "current_guard",
     "current_task",
     "end",
+    "for_caller",
     "guard_on",
     "held_keys",
     "holders_around",
@@ -31,6 +32,8 @@ __all__ = [
 ]
 
 _innermost: ContextVar[Running | None] = ContextVar("taskguard_running", default=None)
+# The asyncio tasks that wait for this call in another thread or task: see `for_caller()`.
+_callers: ContextVar[tuple[Any, ...]] = ContextVar("taskguard_callers", default=())
 
 
 class Running:
@@ -63,13 +66,13 @@ class Running:
             running.enclosing = following
             running = following
 
-    def is_around(self, task: Any) -> bool:
-        """Whether a call in the asyncio task `task` runs within this body.
+    def is_around(self, tasks: tuple[Any, ...]) -> bool:
+        """Whether a call in one of these asyncio tasks runs within this body.
 
         A call in no task does, as in a thread that the body waits for (`to_thread`).
         """
         mine = None if self._task is None else self._task()
-        return mine is None or task is None or mine is task
+        return mine is None or not tasks or any(mine is each for each in tasks)
 
 
 @contextmanager
@@ -100,6 +103,13 @@ def end(entered: Running) -> None:
     if here is not None:
         _innermost.set(_not_ended(here))
         here.forget_ended()
+
+
+def for_caller() -> Context:
+    """Return a copy of the context for a thread that the current asyncio task waits for."""
+    context = copy_context()
+    context.run(_callers.set, (current_task(), *_callers.get()))
+    return context
 
 
 def current_guard() -> Guard:
@@ -141,9 +151,10 @@ def held_keys() -> set[str]:
 def _around() -> Iterator[Running]:
     """Yield the bodies and locks around this call, innermost first."""
     found = _not_ended(_innermost.get())
-    task = current_task()
+    task, callers = current_task(), _callers.get()
+    tasks = callers if task is None else (task, *callers)
     while found is not None:
-        if found.is_around(task):
+        if found.is_around(tasks):
             yield found
         found = found.outer
 

@@ -553,8 +553,9 @@ def awaited(place: Place) -> Iterator[None]:
     async def both() -> list[str]:
         return [await place.handler(7), await place.handler(7)]
 
-    assert asyncio.run(both()) == ["refunded", "refunded"]
+    assert asyncio.run(both()) == ["notified", "notified"]
     assert place.sql("select payment_id from refunds") == [7]
+    assert place.events()["completed"] == 2
     yield
     asyncio.run(place.restock(7))
     assert "inventory:7" in {each.key for each in place.memory.events if each.name == "released"}

@@ -43,6 +43,16 @@ def nightly(guard: Guard) -> None: ...
 
 
 @tg.guarded(key="order:<order_id>")
+async def awaited(order_id: int, guard: Guard) -> str:
+    assert_type(await tg.arun(report, "monday"), int)
+    assert_type(await tg.arun(without, 7, note="fast"), int)
+    await tg.arun(without, "7")  # refused
+    async with tg.lock("a") as lease:
+        assert_type(lease.fence, int)
+    return str(await awaited(7)) + await awaited("7")  # refused
+
+
+@tg.guarded(key="order:<order_id>")
 def by_name(order_id: int, note: str = "", *, guard: Guard) -> int:
     return order_id
 
