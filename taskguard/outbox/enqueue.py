@@ -199,8 +199,8 @@ def _opened(session: Any, delivery: Delivery) -> tuple[Any, Any]:
     if isinstance(session, ExternalConnection):
         if not session.in_transaction:
             raise ConfigurationError(
-                f"{delivery.work} was enqueued outside a transaction: begin the one that writes "
-                "what it is about, and enqueue it there."
+                f"{delivery.work} was enqueued outside a transaction. Begin the transaction that "
+                "writes its data, and enqueue it there."
             )
         return session, None
     if isinstance(session, orm.scoped_session):

@@ -1,4 +1,4 @@
-"""A process beside one worker that may become the relay (`relay.py`).
+"""A process of one worker that may become the relay (`relay.py`).
 
     process = RelayProcess(make_relay)
     process.keep(parks=True)  # now and then
@@ -76,9 +76,7 @@ class RelayProcess:
             finally:
                 os._exit(status)
         level = logging.INFO if parks else logging.DEBUG
-        logger.log(
-            level, "a relay of parked messages runs beside this worker: process %d", self._child
-        )
+        logger.log(level, "the relay of parked messages of this worker is process %d", self._child)
 
     def step_down(self) -> None:
         """Let another worker's relay take over. Do not wait for the end of the process."""

@@ -131,7 +131,7 @@ class Leadership:
             return False
         if not self._attempt.note(value):
             raise StaleTokenError(
-                f"Somebody else has led {self._name} since fence {self.fence}, so nothing was "
+                f"Another process has led {self._name} since fence {self.fence}, so nothing was "
                 "stored. Stop the work: run() waits for its next turn.",
                 key=self._lease.key,
                 fence=self.fence,

@@ -270,10 +270,10 @@ class Attempt:
         if not isinstance(error, Exception | GeneratorExit):
             raise error  # a shutdown
         raise TransactionAbandonedError(
-            f"The body of {self.key} left guard.{name}() by {type(error).__name__}, caught that, "
-            "and ended as if all was well. Nothing of that block is written, so the work is not "
-            "DONE. Let the exception go on, or catch it inside the block; if the work is done "
-            "without those writes, say so by another `with guard.transaction(): pass`.",
+            f"{type(error).__name__} ended guard.{name}() of {self.key}. The body caught it and "
+            "returned as if all was well. Nothing of that block is written, so the work is not "
+            "DONE. Do not catch it, or catch it inside the block. If the work is done without "
+            "these writes, complete it by another `with guard.transaction(): pass`.",
             key=self.key,
             fence=self.lease.fence,
         ) from error

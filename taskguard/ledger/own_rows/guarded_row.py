@@ -235,8 +235,8 @@ class GuardedRow:
         missing = ", ".join(f"<{argument}>" for argument in sorted(texts.arguments - named))
         if templates and missing:
             raise ConfigurationError(
-                f"{task}: {missing} tells rows of {self.table.fullname} apart, but not their "
-                f"work: two rows could be one work item. Put it into key=, or into once_per=."
+                f"{task}: id= names a row of {self.table.fullname} by {missing}, which the work's "
+                "id lacks, so two rows could be one work item. Add it to key= or to once_per=."
             )
 
 

@@ -44,10 +44,9 @@ class Identity:
         if _kind(db.dialect) != _kind(ours.dialect) or not self._is_of(db):
             raise ConfigurationError(
                 f"{work} was enqueued in a transaction that is not in the ledger's database "
-                f"({self._database.place}), or finds its tables in another schema: the two do not "
-                "commit together, and nobody would look for it there. Nothing was written. Give "
-                "session= one of the ledger's database, or configure the ledger there "
-                "(TASKGUARD_LEDGER_URL)."
+                f"({self._database.place}), or finds its tables in another schema: no worker would "
+                "find the work there. Nothing was written. Pass a session= of the ledger's "
+                "database, or configure the ledger there (TASKGUARD_LEDGER_URL)."
             )
 
     def mark(self, *, make: bool) -> str | None:

@@ -39,10 +39,10 @@ def check_privileges(database: Database) -> None:
                 break  # an INSERT with a SELECT would be refused for that reason, too
     if refused:
         raise LedgerSchemaError(
-            f"The ledger's user may not do all that is needed in {database.place}: "
+            f"The ledger's user lacks privileges in {database.place}: "
             f"{'; '.join(refused)}. GRANT it SELECT, INSERT and UPDATE on {KEYS.name}, "
-            f"{WORK.name} and {MESSAGES.name}; if a column is missing, the tables are not those "
-            "of this version. Until then nothing guarded can run."
+            f"{WORK.name} and {MESSAGES.name}. If a column is missing, the tables are of another "
+            "version. Until then no guarded task can run."
         ) from causes[0]
 
 

@@ -134,8 +134,8 @@ def engine_for_external(ledgers: sa.Engine) -> sa.Engine:
             driver, dbapi = _handed_in.get().driver, dialect.loaded_dbapi
             if not isinstance(driver, getattr(dbapi, "Connection", ())):
                 raise ConfigurationError(
-                    f"The ledger speaks by {dbapi.__name__}, and the connection it was handed is "
-                    f"of {type(driver).__module__}: give both the same driver."
+                    f"The ledger uses the driver {dbapi.__name__}, and this connection is of "
+                    f"{type(driver).__module__}. Use the same driver for both."
                 )
             rows = getattr(dbapi, "rows", None)
             return _Kept(driver, None if rows is None else rows.tuple_row)

@@ -141,9 +141,9 @@ def resolve(
         except LedgerUnavailableError as unavailable:
             if time.monotonic() >= until_s:
                 raise CommitUnknownError(
-                    f"COMMIT of {key_of(claim)} got no answer, and whether it happened could not "
-                    f"be learnt within {timeout_s:g} s: {unavailable} The record decides once it "
-                    "is delivered or called again.",
+                    f"COMMIT of {key_of(claim)} got no answer, and taskguard could not find out "
+                    f"within {timeout_s:g} s whether it happened: {unavailable} The next delivery "
+                    "or call reads the record.",
                     key=key_of(claim),
                     fence=claim.fence,
                 ) from unavailable
