@@ -235,8 +235,9 @@ class Line:
         """Release a key that is reserved for no message, then check the line again.
 
         Messages that were parked meanwhile relied on the reservation. While another one was
-        promoted already, each new message leaves a hint, so the number of rounds is limited. If the
-        lock server no longer knows the reservation, it may have forgotten a hint, too.
+        promoted already, each new message leaves a hint, so the number of rounds is limited.
+        Without a reservation, another delivery may hold the key. The release took its hint if it
+        was sent again after its reply was lost. So leave a hint for that delivery.
         """
         locks, key = cast("HintingLocks", self._locks), delivery.line
         for _ in range(_LOOKS):
@@ -245,7 +246,12 @@ class Line:
                 known, hint = locks.release_and_take_hint(key, PROMOTED)
             if known and not hint:
                 return
-            if self.promote_next(delivery) or not hint:
+            if not known:
+                with contextlib.suppress(LockServerUnavailableError):
+                    locks.leave_hint(key)
+                self.promote_next(delivery)
+                return
+            if self.promote_next(delivery):
                 return
 
     def left(self, delivery: Delivery) -> None:

@@ -361,6 +361,36 @@ def test_an_answer_that_is_lost_counts_as_a_hint(office: Office) -> None:
     assert office.calls.sent == ["m2"]
 
 
+def test_a_release_that_is_sent_again_takes_the_hint_of_the_next_holder(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the reply to a release is lost, another delivery may hold the key before the release is
+    sent again. The message that waits for that delivery is promoted at its end."""
+    release = office.locks.release_and_take_hint
+    parked, looked = threading.Event(), threading.Event()
+
+    def next_holder(guard: Any) -> None:
+        assert isinstance(office.deliver(3), Parked)
+        parked.set()
+        assert looked.wait(patience_s())
+
+    def release_twice(*arguments: Any) -> tuple[bool, bool]:
+        monkeypatch.setattr(office.locks, "release_and_take_hint", release)
+        assert release(*arguments) == (True, False)  # the holder does not get this reply
+        holders.append(pool.submit(office.deliver, 2, next_holder))
+        assert parked.wait(patience_s())
+        assert release(*arguments) == (False, True)
+        return True, True
+
+    holders: list[Future[Outcome]] = []
+    monkeypatch.setattr(office.locks, "release_and_take_hint", release_twice)
+    with ThreadPoolExecutor(1) as pool:
+        office.deliver(1)
+        looked.set()
+        assert isinstance(holders[0].result(), Completed)
+    assert office.calls.sent == ["m3"]
+
+
 def test_a_second_message_of_the_work(office: Office) -> None:
     """A message is parked unread only if its work is new. Otherwise the record answers."""
     office.deliver(1)
