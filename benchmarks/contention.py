@@ -80,7 +80,7 @@ class Rig:
         )
 
     def clear(self) -> None:
-        """Nothing of the last run is left."""
+        """Delete everything of the last run."""
         self.broker.flushall()
         with self.ledger.database.engine.begin() as db:
             for table in (WORK, KEYS, MESSAGES):
@@ -110,7 +110,7 @@ class Rig:
         return [self._bodies.get(key, []) for key in keys.split()]
 
     def wait(self, keys: str, count: int) -> list[Body]:
-        """Until so many bodies have ended."""
+        """Wait until this many bodies have ended."""
         until_s = time.monotonic() + _DONE_S
         while (done := sum(map(len, found := self.bodies(keys)))) < count:
             self._look_after_workers()

@@ -103,14 +103,14 @@ def park(key: str, number: int, body_s: float) -> None:
 @app.task
 @guarded_task(key="hot:<key>", once_per="message", busy="park", order="strict")
 def strict(key: str, number: int, body_s: float) -> None:
-    """Waits in the ledger, and has its place from its enqueueing on."""
+    """Wait in the ledger, with a position from its enqueueing on."""
     work(key, number, body_s)
 
 
 @app.task
 @guarded_task(key="committed:<key>", once_per="message", busy="park")
 def park_committed(key: str, number: int, body_s: float, guard: Guard) -> None:
-    """The same, and its end is that of its transaction's COMMIT."""
+    """Park as the task before it does. The body ends with its transaction's COMMIT."""
     work_until_commit(key, number, body_s, guard)
 
 

@@ -76,7 +76,7 @@ def guarded(order: int) -> None:
 
 @app.task
 def by_hand_with_effect(order: int) -> None:
-    """The same with a row that is written with DONE."""
+    """Do the work by hand, and write a row together with DONE."""
     by_hand_connections().run(
         f"order:{order}", lambda db: db.execute("insert into effects values (%s)", [order])
     )
@@ -85,7 +85,7 @@ def by_hand_with_effect(order: int) -> None:
 @app.task
 @guarded_task(key="order:<order>")
 def guarded_with_effect(order: int, guard: Guard) -> None:
-    """The same by taskguard, on psycopg's connection on both sides."""
+    """Do the work with taskguard, on a connection of psycopg as by hand."""
     with guard.transaction() as db:
         db.exec_driver_sql("insert into effects values (%s)", (order,))
 

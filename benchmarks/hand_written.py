@@ -96,7 +96,7 @@ class ByHand(HandLock):
         return self._run(work, work, effect, _CLAIM, _COMPLETE)
 
     def run_order(self, order: int, effect: Callable[[Any], object] | None = None) -> bool:
-        """The same with the states in the order's own row, which has to have columns for it."""
+        """Do it by hand with the states in the order's own row, which has columns for them."""
         return self._run(f"order:{order}", order, effect, _CLAIM_ROW, _COMPLETE_ROW)
 
     def _run(

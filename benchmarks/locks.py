@@ -157,7 +157,7 @@ def _cases(url: str, client: redis.Redis) -> dict[str, Callable[[], object]]:
 
 
 def _behind_sentinel(server: Valkey, stack: ExitStack) -> dict[str, Callable[[], object]]:
-    """The same server, found by asking Sentinels."""
+    """taskguard on one server that Sentinels name."""
     if DebianRedis.available() is not None:
         CONSOLE.print(f"Sentinel: skipped, {DebianRedis.available()}")
         return {}

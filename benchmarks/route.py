@@ -43,7 +43,7 @@ def main(*, quick: bool) -> None:
 
 
 def routes() -> dict[str, dict[str, set[str]]]:
-    """Of each kind of delivery the files, and the functions that were called in them."""
+    """Return, for each kind of delivery, the files and the functions that were called in them."""
     with Valkey() as valkey, Postgres() as postgres:
         url = postgres.create_database("route")
         app = Celery("route", broker="memory://")
@@ -83,7 +83,7 @@ def _route(app: Celery, task: Any) -> dict[str, set[str]]:
 
 
 def _deliver(app: Celery, task: Any, order: int) -> None:
-    """As a worker does it."""
+    """Deliver a message as a worker does."""
     name = f"{task.name} {order}"
     request = {"id": name, "delivery_info": {}, "is_eager": False}
     build_tracer(task.name, task, app=app)(name, (order,), {}, request)

@@ -292,7 +292,7 @@ def rabbitmq() -> Iterator[RabbitMQ]:
 
 @pytest.fixture(scope="session")
 def newest_rabbitmq() -> Iterator[RabbitMQ]:
-    """That of Debian's unstable."""
+    """Yield the RabbitMQ of Debian unstable."""
     yield from started(NewestRabbitMQ())
 
 

@@ -55,7 +55,7 @@ def test_a_delivery_leads_through_no_more_files_than_it_did() -> None:
 
 
 def test_mariadb_is_measured_beside_the_same_by_hand() -> None:
-    """Where it is installed; a line says so where it is not."""
+    """MariaDB is measured if it is installed. Otherwise the output says that it is not."""
     output = _run("mariadb")
     if MariaDB.available() is not None:
         assert "mariadb: skipped" in output

@@ -56,7 +56,7 @@ def holder(fence: int) -> Any:
 
 
 def test_an_idempotency_key_is_one_request(elsewhere: ModuleType) -> None:
-    """The same again gets the same answer; another body under that key is an error."""
+    """A repeated request gets the first answer. Another body with that key is an error."""
     from services import Shop, serve  # type: ignore[import-not-found]
 
     shop = Shop()
@@ -79,7 +79,7 @@ def test_an_idempotency_key_is_one_request(elsewhere: ModuleType) -> None:
 def test_an_object_refuses_a_holder_that_slept_between_look_and_write(
     elsewhere: ModuleType, monkeypatch: pytest.MonkeyPatch, before: list[tuple[int, str]]
 ) -> None:
-    """Where there was none, where there was another, and where the newer one wrote the same."""
+    """A late holder is refused if there was no object, another object, or an equal one."""
     from services import Bucket, serve
 
     bucket = Bucket()

@@ -91,7 +91,7 @@ def test_nothing_but_the_start_differs(tmp_path: Path, environment: dict[str, st
 
 @_only_linux
 def test_the_status_of_a_failure(tmp_path: Path, environment: dict[str, str]) -> None:
-    """It is the same, as is what is said of it."""
+    """A failure has the status and the output of a process that was started anew."""
     statuses, said = [], []
     for fresh in (True, False):
         statuses.append(_run(tmp_path, environment, "report", "--no-such", fresh=fresh)[0])
@@ -112,7 +112,7 @@ def test_two_forks_draw_other_numbers(tmp_path: Path, environment: dict[str, str
 def test_a_killed_one_stays_until_it_is_waited_for(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
-    """As a child of the test would: its number is not another process's before."""
+    """A killed process stays until it is waited for, so no other process gets its number before."""
     command = [*_CELERY, "shell", "--python"]
     (tmp_path / "probe.py").write_text("import time; print('here', flush=True); time.sleep(600)")
     family = Family(command, environment=environment, log=tmp_path / "log", cwd=tmp_path)

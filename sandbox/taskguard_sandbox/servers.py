@@ -677,7 +677,7 @@ class RabbitMQCluster:
 
 
 class NewestRabbitMQ(RabbitMQ):
-    """That of Debian's unstable, which `.ci/unpack-servers` has put beside the system."""
+    """The RabbitMQ of Debian unstable, which `.ci/unpack-servers` has put beside the system."""
 
     name = "RabbitMQ of Debian's unstable"
     _within: ClassVar[tuple[str, ...]] = ("/opt/taskguard-rabbitmq/run",)
@@ -909,7 +909,7 @@ class ZooKeeper(Server):
 
 
 class NewestEtcd(Etcd):
-    """That of Debian's unstable, 3.5, which `.ci/unpack-servers` has put beside the system."""
+    """The etcd 3.5 of Debian unstable, which `.ci/unpack-servers` has put beside the system."""
 
     name = "etcd of Debian's unstable"
     _PLACES: ClassVar[str] = "/usr/local/lib/taskguard-etcd"

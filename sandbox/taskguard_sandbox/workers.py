@@ -56,7 +56,7 @@ class Worker(Server):
 
     @property
     def url(self) -> str:
-        """Where its messages come from, if its starter said so."""
+        """The source of its messages, if its starter named one."""
         return self._url
 
     def new_lines(self) -> list[str]:

@@ -35,7 +35,7 @@ def began(shop: Any) -> list[str]:
 
 
 def holds(shop: Any, task: Any) -> Any:
-    """One that has the key until it may go on."""
+    """Send a message that holds the key until the test lets it go on."""
     first = task.delay("a", 0, shop.tasks.UNTIL_GO)
     shop.wait_for_steps("began")
     return first
@@ -122,7 +122,7 @@ def test_what_is_sent_expires_by_its_header_alone(sent: str) -> None:
 
 
 def test_on_redis(make_shop: Any) -> None:
-    """It leaves the line when it expires, while the key is held, and is announced once."""
+    """A message leaves the line when it expires, while the key is held, and is announced once."""
     expire_in_line(make_shop(SHOP_SETTINGS=EVENTS))
 
 

@@ -17,7 +17,7 @@ REFUSED = "refused"
 
 
 class Refusing(Task):  # type: ignore[misc]  # Celery has no types
-    """As classes do that check what they get."""
+    """A task class that checks its arguments."""
 
     def before_start(self, task_id: str, args: Any, kwargs: Any) -> None:
         if REFUSED in args:

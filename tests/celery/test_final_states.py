@@ -113,7 +113,7 @@ class TestEachReason:
         assert state == ("REVOKED" if answered else "PENDING")
 
     def test_an_eager_call_raises(self, app: Celery, monkeypatch: pytest.MonkeyPatch) -> None:
-        """It raises the error that `get()` raises with a worker."""
+        """An eager call raises the error that `get()` raises with a worker."""
 
         @app.task(name="t", shared=False)
         @guarded_task(key="k:<number>", busy="skip")

@@ -92,7 +92,7 @@ class Careless(Task):  # type: ignore[misc]  # Celery has no types
 
 
 def overwrite(headers: dict[str, Any], properties: dict[str, Any], body: Any, **_: Any) -> None:
-    """As a handler of `before_task_publish` does that says where a message comes from."""
+    """Act as a handler of `before_task_publish` that records the sender of a message."""
     body[1]["tenant"] = tenant.get()
     for name in [name for name in headers if name not in MESSAGE_HEADERS]:
         del headers[name]

@@ -43,7 +43,7 @@ def request_of(route: Route | None) -> Context:
 
 
 def is_restored(request: Context) -> bool:
-    """Whether nothing of its being called is left, and its other headers are."""
+    """Return True if the marks of a promotion are gone, and the other headers are kept."""
     return request.headers == {"mine": 1, HEADER: {"id": "m"}} and not take_promoted(request)
 
 

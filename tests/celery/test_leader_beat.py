@@ -52,7 +52,7 @@ class Beats:
         return self._stack.enter_context(beat)
 
     def wait_for_a_record(self) -> None:
-        """Until a message has been sent and that is on record: the next one is not yet due."""
+        """Wait until a message was sent and recorded. The next one is not due yet."""
 
         def record() -> Any:
             view = self.shop.ledger.view("leader leader:beat")
@@ -77,7 +77,7 @@ def beats(make_shop: Callable[..., Any]) -> Any:
 
 
 def goes_on(beat: CeleryBeat) -> None:
-    """It sends from here on."""
+    """Wait until the beat sends again."""
     before = beat.sent()
     wait_until(lambda: beat.sent() > before + 1, message=lambda: beat.text()[-3000:])
 

@@ -36,7 +36,7 @@ def test_a_map_that_is_delivered_twice_does_each_item_once(shop: Any) -> None:
 
 
 def test_a_map_waits_for_a_busy_key(shop: Any) -> None:
-    """It is put off, does the first items once, and loses none of those behind; so do chunks."""
+    """A map is deferred, does the first items once, and loses no later item. So do chunks."""
     tasks = shop.tasks
     with shop.worker(concurrency=2) as worker:
         with runtime_of(tasks.app).lock("order:2"):

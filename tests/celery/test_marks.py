@@ -32,7 +32,7 @@ def app(sqlite_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Celery]:
 
 
 def clear(headers: dict[str, Any], **_: Any) -> None:
-    """As a handler of `before_task_publish` does that wants none but its own."""
+    """Act as a handler of `before_task_publish` that removes all other headers."""
     for name in [name for name in headers if name not in MESSAGE_HEADERS]:
         del headers[name]
 
@@ -187,7 +187,7 @@ def test_headers_that_are_copied_to_another_message_are_not_its_marks(app: Celer
 
 
 def test_a_message_of_another_producer_stays_one_over_its_retries(app: Celery) -> None:
-    """It does not say when it was published, and neither do its retries."""
+    """A message of another producer has no time of publication, and neither have its retries."""
 
     @app.task(name="again", bind=True, shared=False)
     @guarded_task(key="again")

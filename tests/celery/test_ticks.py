@@ -23,7 +23,7 @@ SETTINGS = json.dumps({"beat_schedule": ENTRIES, "result_expires": None})
 
 
 def beat(shop: Any, name: str, **environment: str) -> CeleryBeat:
-    """One that sends both entries."""
+    """Return a beat that sends both entries."""
     return CeleryBeat(
         {**shop.environment, "SHOP_SETTINGS": SETTINGS, **environment},
         log=shop.folder / f"worker-beat-{name}.log",

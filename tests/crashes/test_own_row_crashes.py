@@ -109,7 +109,7 @@ def _deliver(engine: sa.Engine, body: Callable[[Step, Guard], Any], at: int) -> 
 
 @pytest.fixture
 def taskguard_ledger(url: str) -> str:
-    """Where the plugin's guards have their ledger."""
+    """Return the URL of the ledger for the plugin."""
     return url
 
 
@@ -131,7 +131,7 @@ def orders(taskguard_memory: Any) -> Iterator[Any]:
 def test_the_plugin_kills_it_at_every_boundary(
     taskguard_memory: Any, orders: Any, explore_crashes: Any, far: Exploration, kind: str
 ) -> None:
-    """As users test their own: one effect and SHIPPED, wherever it dies."""
+    """Wherever the task dies, it has one effect, and the row is SHIPPED."""
     if not far.whole:
         pytest.skip("`make explore` has the other databases")
     begun: list[int] = []

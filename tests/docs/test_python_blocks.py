@@ -88,7 +88,7 @@ def test_the_blocks_of_a_page_run_from_top_to_bottom(page: str, place: Place) ->
 
 
 def run(text: str, *, where: str, line: int, place: Place) -> None:
-    """As if the page were the module: lines are numbered as in it."""
+    """Run the text as a module whose lines have the numbers of the page."""
     code = "\n" * line + placed(text, place.url)
     names: dict[str, Any] = vars(place.names)
     exec(compile(code, where, "exec", dont_inherit=True), names)

@@ -220,7 +220,7 @@ def test_each_name_of_a_finding_has_one_level() -> None:
 
 
 def test_each_finding_is_made_with_the_values_of_its_placeholders() -> None:
-    """As in `findings.READ_ONLY.at(where, state=…)`; a missing value would be a KeyError."""
+    """Each call such as `findings.READ_ONLY.at(where, state=…)` passes every placeholder."""
     made: set[str] = set()
     for module, tree in importing("findings"):
         for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):

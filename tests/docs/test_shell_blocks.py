@@ -72,7 +72,7 @@ def test_each_language_of_a_block_has_tests() -> None:
 
 
 def test_every_command_has_a_test() -> None:
-    """One of another program needs its test."""
+    """A command of another program needs a test of its own."""
     tried = {"make", "pip", "taskguard", "alembic", ".ci/run"}
     services = {"valkey-server", "celery", "sh"}  # the last starts celery
     more = {**IN_TUTORIALS, "docs/how-to/deploy.md": services}

@@ -19,7 +19,7 @@ LEVELS = {"warning", "error", "critical", "exception"}
 
 
 def logged() -> Iterator[tuple[str, str]]:
-    """Where, and the text with its placeholders."""
+    """Yield the place of each logged text, and the text with its placeholders."""
     for folder in ("taskguard", "integrations"):
         for file in sorted((ROOT / folder).glob("**/*.py")):
             for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -32,7 +32,7 @@ def logged() -> Iterator[tuple[str, str]]:
 
 
 def loud_events() -> list[type[events.Event]]:
-    """Those that the default log shows."""
+    """Return the events that the default log shows at WARNING or above."""
     kinds = [kind for _, kind in inspect.getmembers(events, inspect.isclass)]
     return [kind for kind in kinds if issubclass(kind, events.Event) and kind.level >= 30]
 

@@ -29,7 +29,7 @@ class Fault:
 
     @property
     def tests(self) -> list[str]:
-        """As pytest names them: `folder/file.py::function`, or with the class between."""
+        """Return its tests as pytest names them: `file.py::function`, `file.py::Class::test`."""
         return [f"{file}::{test}" for file, tests in self.files.items() for test in tests]
 
 

@@ -257,7 +257,7 @@ def pair(three: Cluster) -> Iterator[Pair]:
 
 
 def pair_of(cluster: Cluster) -> Pair:
-    """As the nodes' parts are now."""
+    """Empty the cluster. Return a master with its present replica, and a key of its slots."""
     for node in cluster.nodes:
         if cluster.is_master(node):
             cluster.ask(node, "FLUSHALL")

@@ -32,7 +32,7 @@ from taskguard_sandbox.servers import Postgres
 
 @pytest.fixture
 def folder() -> Iterator[Path]:
-    """Where the small disk is put; users without rights can reach it."""
+    """Yield a folder for the small disk, which users without rights can reach."""
     with tempfile.TemporaryDirectory(prefix="small-") as name:
         path = Path(name)
         path.chmod(0o755)
@@ -101,7 +101,7 @@ class TestDiskFull:
 
 
 def _fill_tables(made: Rivals) -> None:
-    """Until no table has room for one more row: at first much at once, then page by page."""
+    """Fill all tables until none has space for another row: first in large parts, then by page."""
     with made.first.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as db:
         db.execute(sa.text("create table if not exists fill (x text)"))
         for insert in (

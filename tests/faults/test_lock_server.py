@@ -119,7 +119,7 @@ class TestFull:
 
     @pytest.fixture
     def full(self, server: Valkey) -> Valkey:
-        """Nothing more can be stored, and nothing is thrown away."""
+        """Return a server without free memory, which evicts nothing."""
         with redis.Redis(port=server.port) as client:
             client.config_set("maxmemory-policy", "noeviction")
             client.config_set("maxmemory", "1")

@@ -49,7 +49,7 @@ T = TypeVar("T")
 
 
 class Choices(Protocol):
-    """Where an input comes from."""
+    """The source of an input."""
 
     def integer(self, low: int, high: int) -> int:
         """A number from `low` to `high`, both included."""
@@ -532,7 +532,7 @@ class Plan:
 
     @property
     def template(self) -> str:
-        """As a user would write it."""
+        """Return the template as a user would write it."""
         return self._joined([p.source for p in self.placeholders])
 
     @property

@@ -51,5 +51,5 @@ def test_whatever_comes(data: st.DataObject) -> None:
 @fuzzed(1000)
 @given(st.binary(max_size=300))
 def test_whatever_bytes_come(data: bytes) -> None:
-    """The same of inputs as `make fuzz` reads them."""
+    """The properties hold for inputs that `make fuzz` would read from bytes."""
     check_input(FromBytes(data), RECORD)

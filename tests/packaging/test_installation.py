@@ -155,7 +155,7 @@ def places(
 def test_the_example_of_the_readme_charges_once(
     case: Case, installed: Callable[[str], Path], places: dict[str, str], outside: Path
 ) -> None:
-    """As it is printed, but for where its servers are: two calls, one charge, one duplicate."""
+    """The example as printed, except its URLs, charges once for two calls."""
     commands = installed(case.line)
     (module,) = blocks_of("README.md", "python")
     (outside / "shop.py").write_text(placed(module.text, places), encoding="utf-8")

@@ -97,7 +97,7 @@ def is_caught(outcome: str) -> bool:
 
 
 def test_the_provider_on_the_page_passes(tmp_path: Path) -> None:
-    """It passes with pytest alone, without the package of any other server."""
+    """The provider on the page passes with pytest alone, without packages of other servers."""
     found = outcomes(tmp_path, files_of_the_page(tmp_path))
     skipped = {name for name, outcome in found.items() if outcome.startswith("skipped")}
     unknown = "TestOrder::", "TestSharing", "TestHints::"

@@ -66,7 +66,7 @@ class Cron:
         return self.text().count("Enqueued job")
 
     def goes_on(self) -> None:
-        """It enqueues from here on."""
+        """Wait until the cron enqueues again."""
         before = self.enqueued()
         wait_until(
             lambda: self.enqueued() > before + 1,

@@ -52,7 +52,7 @@ def waits(office: Any, job: Job) -> None:
 
 
 def superseded(office: Any, job: Job) -> bool:
-    """Whether RQ says that it never runs, and the record why."""
+    """Return True if RQ shows that the job never runs, and the record has the reason."""
     office.wait_for(lambda: job.get_status(refresh=True) == "canceled", "cancelled")
     return states_of(office)[job.id] == ("FAILED", True)
 

@@ -44,7 +44,7 @@ def put(office: Any, account: str, numbers: Any, **options: Any) -> list[Job]:
 
 
 def line_up(office: Any, count: int, **options: Any) -> tuple[Job, list[Job]]:
-    """One that holds the account until it may go, and others that wait."""
+    """Enqueue a job that holds the account until it may go, and jobs that wait."""
     first = office.queue.enqueue(queue_up, "a", 0, True)
     office.wait_for(lambda: office.steps("began"), "the first")
     later = put(office, "a", range(1, count + 1), **options)

@@ -9,12 +9,12 @@ import rq
 
 
 def loaded(*names: str) -> list[str]:
-    """Those of the modules `names` that were loaded before the job began."""
+    """Return which of the modules `names` were loaded before the job began."""
     return [name for name in names if name in sys.modules]
 
 
 def looks_for_version() -> bool:
-    """Whether redis-py looks for its own version when RQ's client opens one more connection."""
+    """Return True if redis-py looks up its version when RQ's client opens another connection."""
     client = rq.get_current_job().connection
     with mock.patch("redis.utils.get_lib_version", return_value="0") as asked:
         client.connection_pool.make_connection()

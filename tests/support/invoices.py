@@ -116,7 +116,7 @@ def ask_again(invoice: int, attempts: int, *, most: int = 5, guard: Guard) -> ob
 
 @guarded_job(key="invoice:<invoice>", ttl_s=TTL_S, atomic=True)
 def ask_again_atomically(invoice: int, attempts: int, *, guard: Guard) -> object:
-    """As `ask_again`, but writes before it returns `Retry`, in the body's transaction."""
+    """Do as `ask_again` does, but write in the body's transaction before returning `Retry`."""
     step(invoice, "began")
     effect(guard.db, invoice, guard)
     return Retry(max=5) if guard.attempt < attempts else {"attempt": guard.attempt}
@@ -305,7 +305,7 @@ def _around(function: Callable[..., Any]) -> Callable[..., Any]:
 @_around
 @guarded_job(key="invoice:<invoice>", ttl_s=TTL_S)
 def decorated(invoice: int, seconds: float, *, guard: Guard) -> dict[str, int]:
-    """As `charge`, with a decorator around the guard."""
+    """Do as `charge` does, with a decorator around the guard."""
     step(invoice, "began")
     time.sleep(seconds)
     with guard.transaction() as db:
@@ -332,7 +332,7 @@ def patient(invoice: int, guard: Guard) -> None:
 async def charge_async(
     invoice: int, seconds: float = 0.0, waits: bool = False, *, guard: Guard
 ) -> dict[str, int]:
-    """As `charge`, in an event loop; another of its tasks writes. It may wait for a step "go"."""
+    """Do as `charge` does, in an event loop. Another asyncio task writes. Maybe wait for "go"."""
     step(invoice, "began")
     if guard.attempt == 1:
         await asyncio.sleep(seconds)
@@ -350,7 +350,7 @@ async def charge_async(
 
 @guarded_job(key="invoice:<invoice>", ttl_s=TTL_S, atomic=True)
 async def charge_async_atomically(invoice: int, attempts: int, *, guard: Guard) -> object:
-    """As `ask_again_atomically`, with its write in another thread."""
+    """Do as `ask_again_atomically` does, with the write in another thread."""
     step(invoice, "began")
     await asyncio.to_thread(effect, guard.db, invoice, guard)
     return Retry(max=5) if guard.attempt < attempts else {"attempt": guard.attempt}
@@ -424,7 +424,7 @@ def tick(guard: Guard) -> None:
 
 @guarded_job(key="tick", once_per="tick", ttl_s=TTL_S)
 def tick_again(guard: Guard) -> Retry | None:
-    """The same, once more after its first attempt, which clears the job's meta."""
+    """Clear the job's meta and return `Retry` in the first attempt, and write in the second."""
     job = get_current_job()
     assert job is not None
     if guard.attempt == 1:
@@ -437,7 +437,7 @@ def tick_again(guard: Guard) -> Retry | None:
 
 
 def extend_rq() -> None:
-    """As extensions of RQ do: each job that is enqueued says on whose behalf that is."""
+    """Add the current request to each enqueued job, as extensions of RQ do."""
     enqueue = Queue._enqueue_job
 
     def enqueue_for_request(self: Queue, job: Job, *args: Any, **options: Any) -> Job:

@@ -1,4 +1,4 @@
-"""The same task on an order's own row, of each kind; nothing is configured for them."""
+"""One task on an order's own row, for each kind of integration, without settings."""
 
 from __future__ import annotations
 

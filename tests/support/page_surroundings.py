@@ -509,7 +509,7 @@ class RefusedError(Exception):
 
 
 class Routes:
-    """As much of FastAPI and of Flask as takes a handler, and calls it."""
+    """The part of FastAPI and Flask that registers a handler and calls it."""
 
     def __init__(self, name: str = "") -> None:
         self._handlers: dict[str, Callable[..., Any]] = {}

@@ -49,7 +49,7 @@ class Block:
 
 
 def blocks_of(page: str, *languages: str) -> list[Block]:
-    """Those of these languages, from top to bottom; without languages all of them."""
+    """Return the blocks of these languages, from top to bottom. Without languages, return all."""
     source = (ROOT / page).read_text(encoding="utf-8")
     found = [
         Block(page, source.count("\n", 0, each.start()) + 1, each["language"], each["text"])

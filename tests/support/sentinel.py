@@ -28,7 +28,7 @@ class Group:
         return self.url_of(*self.sentinels)
 
     def url_of(self, *sentinels: SentinelOf, credentials: str = "", options: str = "") -> str:
-        """The same by these Sentinels alone."""
+        """Return the URL with these Sentinels only."""
         hosts = ",".join(f"127.0.0.1:{each.port}" for each in sentinels)
         return f"sentinel://{credentials}{hosts}/shop/0{options}"
 
@@ -39,11 +39,11 @@ class Group:
 
     @property
     def replica(self) -> DebianRedis:
-        """One that is."""
+        """Return a server that is a replica now."""
         return self._first("slave")
 
     def _first(self, wanted: str) -> DebianRedis:
-        """One that answers late is asked again."""
+        """Return the first server with this role. Ask a late server again."""
         return wait_until(
             lambda: [each for each in self.servers if role(each) == wanted],
             message=f"a {wanted}",
@@ -63,7 +63,7 @@ class Group:
         return int(self.ask(sentinel, "GET-MASTER-ADDR-BY-NAME", "shop")[1])
 
     def wait_for_promotion(self, of: DebianRedis) -> None:
-        """Until this server is master, and each Sentinel that answers says so."""
+        """Wait until this server is master, and each Sentinel that answers says so."""
         wait_until(lambda: role(of) == "master", message="the replica is promoted")
         running = [each for each in self.sentinels if each.running]
         wait_until(
@@ -117,7 +117,7 @@ def groups(
 
 
 def wait_until_complete(group: Group) -> None:
-    """Until each Sentinel knows of the others and of all servers, and replicas follow."""
+    """Wait until each Sentinel knows the others and all servers, and the replicas follow."""
     wait_until(
         lambda: all(_is_complete(group, each) for each in group.sentinels),
         message="a group",

@@ -54,7 +54,7 @@ class SessionServer:
             return session
 
     def knows(self, session: int) -> bool:
-        """Whether it has not ended."""
+        """Return True unless the session has ended."""
         return session in self._open
 
     def end(self, session: int) -> None:
@@ -89,7 +89,7 @@ class SessionLocks:
 
     @property
     def session(self) -> int:
-        """That of the provider, which is opened by its first call, and after each loss."""
+        """The provider's session, which its first call opens, and the first call after a loss."""
         if self._session is None or not self.server.knows(self._session):
             self._session = self.server.open()
         return self._session

@@ -137,7 +137,7 @@ def ship(order: int, seconds: float = 0.0, *, guard: Guard) -> dict[str, int]:
 @task(name="shop.recover")
 @guarded_task(key="order:<order>", ttl_s=TTL_S, recoverable=True)
 def recover(order: int, seconds: float = 0.0, *, guard: Guard) -> int:
-    """As `ship`, and its call is stored."""
+    """Do as `ship` does, with a stored call."""
     step(order, "began")
     if guard.attempt == 1:
         time.sleep(seconds)
@@ -522,7 +522,7 @@ def stubborn(order: int, guard: Guard) -> int:
 @task(name="shop.nap", bind=True, autoretry_for=(ValueError,))
 @guarded_task(key="order:<order>", ttl_s=TTL_S)
 def nap(self: Task, order: int, seconds: float, *, guard: Guard) -> None:
-    """As `ship`, of a function that Celery wraps in its own and hands the task to."""
+    """Do as `ship` does, in a function that Celery wraps and passes the task to (`bind=True`)."""
     step(order, "began")
     time.sleep(seconds)
     with guard.transaction() as db:

@@ -273,7 +273,7 @@ def test_calls_are_taken_or_refused_as_they_run(errors: dict[str, dict[int, str]
 def test_the_examples_of_the_pages_are_typed(
     errors: dict[str, dict[int, str]], examples: list[Path]
 ) -> None:
-    """As a program that is checked strictly would have them."""
+    """The examples of the pages pass a strict type check."""
     assert len(examples) >= 24
     wrong = {file: found for file, found in errors.items() if file != CALLS.name}
     assert wrong == {}, wrong

@@ -54,7 +54,7 @@ FORMERLY = {
 
 
 def decorate(chosen: dict[str, str]) -> GuardedFunction:
-    """As a user would."""
+    """Decorate a function with these options."""
     once_per = {"template": "<line>"}.get(chosen["once_per"], chosen["once_per"])
     options: dict[str, Any] = {"busy": chosen["busy"], "order": chosen["order"]}
     if chosen["busy"] == "wait":
@@ -72,7 +72,7 @@ def decorate(chosen: dict[str, str]) -> GuardedFunction:
 
 
 def enqueue(compiled: GuardedFunction, duplicate: Any) -> None:
-    """As far as its options are looked at."""
+    """Check the options of an enqueue."""
     message = MessageRef("m")
     delivery: Delivery = compiled.delivery((1,), {}, namespace="", message=message)
     _refuse_duplicates_of_messages(delivery, duplicate)

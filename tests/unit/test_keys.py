@@ -65,7 +65,7 @@ def template_problem(spec, function=ship) -> str:
 
 
 class TestArguments:
-    """Where a placeholder's value comes from."""
+    """Placeholders and the arguments that give their values."""
 
     def test_the_designs_example(self):
         """The template `order:<order_id>` makes `order:42` of 42, in a guard and in

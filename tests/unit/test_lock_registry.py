@@ -120,7 +120,7 @@ for scheme, provider, extra in {cases!r}:
 
 
 def test_an_integration_without_metadata_says_what_to_do() -> None:
-    """As with PYTHONPATH alone, where no distribution is installed."""
+    """With PYTHONPATH alone no distribution is installed, and the error says what to do."""
     cases = [
         ("etcd", "taskguard_etcd.EtcdLocks", "etcd"),
         ("etcds", "taskguard_etcd.EtcdLocks", "etcd"),

@@ -40,7 +40,7 @@ def body(user: int) -> None:
     ],
 )
 def test_what_is_refused(busy: str, options: dict[str, Any], says: str) -> None:
-    """Where the function is decorated, with the reason."""
+    """The decorator refuses the options, with the reason."""
     given = {"key": "user:<user>", "once_per": "message", **options}
     with pytest.raises(ConfigurationError, match=says):
         GuardedFunction(body, **given, busy=busy)
@@ -50,7 +50,7 @@ def test_what_is_refused(busy: str, options: dict[str, Any], says: str) -> None:
     "options", [{"busy": "latest"}, {"busy": "park"}, {"busy": "park", "order": "strict"}]
 )
 def test_a_callable_that_makes_several_keys(options: dict[str, Any]) -> None:
-    """It is found out where it makes them."""
+    """The delivery fails when the callable has returned several keys."""
     made = GuardedFunction(
         body,
         key=lambda user: [f"a:{user}", f"b:{user}"],

@@ -61,7 +61,7 @@ def test_a_wrong_option_is_named_with_its_task(options: dict[str, Any], said: st
 
 
 def test_a_burst_that_is_allowed_again_in_time() -> None:
-    """Nothing is purged before an hour has passed, or `retention_s`."""
+    """A burst may take an hour or `retention_s`, because no purge deletes its row before that."""
     assert Policy(rate="1/d", burst=31).burst == 31
     assert Policy(rate="1/m", burst=61, retention_s=60).burst == 61
 

@@ -54,7 +54,7 @@ def test_type_checkers_refuse_other_names(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODULES)
 def test_a_name_that_is_not_there_is_an_attribute_error(name: str) -> None:
-    """As of any module."""
+    """An unknown name is an AttributeError, as with any module."""
     with pytest.raises(AttributeError, match=f"module '{name}' has no attribute 'nothing'"):
         _ = importlib.import_module(name).nothing
 

@@ -76,7 +76,7 @@ def test_a_channel_that_owes_a_reply_is_asked_nothing(ends: Ends) -> None:
 
 
 def test_a_release_follows_what_was_not_answered(ends: Ends) -> None:
-    """It is sent behind the acquire, and both replies are owed."""
+    """The release is sent behind the acquire, and both replies are still expected."""
     ends.ask(ACQUIRE)
     ends.channel.tell([RELEASE])
     assert ends.server.recv(10_000) == RELEASE.by_source

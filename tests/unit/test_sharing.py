@@ -116,7 +116,7 @@ def test_other_locks_refuse(options: dict[str, Any], sqlite_url: str) -> None:
 
 
 def test_renewals_of_all_go_in_one_call() -> None:
-    """Those of shares and of plain locks."""
+    """Shares and plain locks are renewed in one call."""
     locks = CountingLocks()
     tg = taskguard.connect(locks=locks, ledger=None)
     with (
@@ -163,7 +163,7 @@ def test_a_ledger_is_not_asked(sqlite_url: str) -> None:
 
 @contextlib.contextmanager
 def of_another_thread(tg: taskguard.TaskGuard, key: str, **options: Any) -> Iterator[Lease]:
-    """As another thread asks, whose context this is not: what this one holds is not its own."""
+    """Take the lock from another thread, which does not hold what this thread holds."""
     lock, there = tg.lock(key, **options), contextvars.Context()
     lease = there.run(lock.__enter__)
     try:

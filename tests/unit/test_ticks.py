@@ -18,7 +18,7 @@ BERLIN = ZoneInfo("Europe/Berlin")
 
 
 def app_in(zone: Any) -> Any:
-    """As much of an app as a schedule asks for."""
+    """Return the part of an app that a schedule uses."""
     return SimpleNamespace(
         timezone=zone, conf=SimpleNamespace(enable_utc=True), now=lambda: datetime.now(zone)
     )

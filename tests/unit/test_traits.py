@@ -25,7 +25,7 @@ class LongLocks(MemoryLocks):
 
 
 class Tokenless(MemoryLocks):
-    """As over several servers: no token of one is another's."""
+    """Locks without tokens, as on several independent servers."""
 
     traits = Traits(tokens=False)
 
@@ -86,7 +86,7 @@ def test_a_lease_that_is_longer_than_a_task_asks_for_is_one_where_the_provider_m
 
 
 def test_locks_without_tokens_need_a_ledger(sqlite_url: str) -> None:
-    """Nothing could refuse a stale write; with a ledger the fence is the ledger's."""
+    """Without tokens no server could refuse a stale write. With a ledger the fence is its own."""
     with pytest.raises(ConfigurationError, match=r"issues no fencing tokens.*Set a ledger"):
         _ = taskguard.connect(locks=Tokenless(), ledger=None).runner
     tg = taskguard.connect(locks=Tokenless(), ledger=sqlite_url)

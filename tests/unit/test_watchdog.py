@@ -34,7 +34,7 @@ TTL_S = 9.0
 
 
 class RenewingLedger:
-    """As much of a ledger as the watchdog sees."""
+    """The part of a ledger that the watchdog uses."""
 
     def __init__(self) -> None:
         self.answer = Renewal.RENEWED

@@ -65,7 +65,7 @@ class Faults:
 
     @property
     def in_progress(self) -> bool:
-        """Whether a victim's story is not over yet."""
+        """Return True if a killed or stopped process has not been replaced yet."""
         return self._phase is not _Phase.IDLE
 
     def hear(self, line: Line) -> None:
@@ -156,7 +156,7 @@ class Faults:
 
 
 def _signal(pid: int, number: int) -> bool:
-    """Whether the process was there to get it."""
+    """Return True if the process existed and got the signal."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, number)
         return True

@@ -31,7 +31,7 @@ _IN_ORDER = sa.text("select item from effects where queue = :queue order by fenc
 def show_line(
     database: str, engine: sa.Engine, display: Display, raise_if_interrupted: Callable[[], None]
 ) -> bool:
-    """Whether all waited, and each was done once, in the order in which they were sent."""
+    """Return True if all waited, and each was done once, in the order of sending."""
 
     def done() -> list[int]:
         with engine.connect() as db:

@@ -152,7 +152,7 @@ class _Scenario:
         self._was_quiet = False
 
     def watch(self, raise_if_interrupted: Callable[[], None]) -> None:
-        """Until it is over, or interrupted."""
+        """Run until the demo is over, or interrupted."""
         heard_at_s = shown_at_s = time.monotonic()
         with self._display.bars(self._queues):
             while True:
@@ -175,7 +175,7 @@ class _Scenario:
                 time.sleep(_POLL_S)
 
     def _send_some(self) -> None:
-        """So much that no worker has to wait, so little that copies and takeovers come soon."""
+        """Send so much that no worker waits, and so little that copies and takeovers come soon."""
         for queue, sending in list(self._sending.items()):
             if queue.waiting() >= _WAITING:
                 continue

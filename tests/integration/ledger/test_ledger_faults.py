@@ -124,7 +124,7 @@ def test_a_message_longer_than_the_sockets_buffers_arrives(bench: Bench) -> None
 
 
 def test_a_message_that_the_socket_takes_in_small_parts_arrives(bench: Bench) -> None:
-    """As on the way to a server that is not on this machine."""
+    """A message arrives if the socket takes it in small parts, as over a real network."""
     claimed, result = bench.claim(), json.dumps("x" * 900_000)
     with interrupted_after(30.0), bench.ledger.transaction(claimed.claim) as tx:
         write(tx.db)

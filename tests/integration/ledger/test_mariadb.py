@@ -584,7 +584,7 @@ def test_a_frozen_holders_transaction_ends(mariadb_url: str) -> None:
 
 
 class Interrupt(Exception):  # noqa: N818
-    """As a soft time limit, or a lost lease, is raised in a body's thread."""
+    """An error like a soft time limit or a lost lease, raised in a body's thread."""
 
 
 @pytest.mark.parametrize("within", ["a body", "the ledger", "a claim", "a completion"])

@@ -182,7 +182,7 @@ def test_a_missing_row_is_an_error_by_default(shop: Shop) -> None:
 
 
 def test_a_row_in_another_state_is_an_error_by_default(shop: Shop) -> None:
-    """It carries the state; the row stays as it is."""
+    """The error has the row's state, and the row does not change."""
     shop.put(7, "CANCELLED")
     with pytest.raises(RowIneligibleError, match="CANCELLED") as caught:
         shop.step()()
@@ -428,7 +428,7 @@ def test_a_paused_holder_takes_nothing_from_the_one_that_took_over(shop: Shop) -
 
 
 def test_of_many_at_once_one_does_it(shop: Shop) -> None:
-    """One of several processes that share only the database does it."""
+    """Of several processes that share only the database, one does the work."""
     ship = shop.step()
     runners = [shop.process() for _ in range(4)]
     outcomes: list[Any] = []

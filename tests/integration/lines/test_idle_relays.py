@@ -27,7 +27,7 @@ class Counted(Relay):
     looks = 0
 
     def look(self) -> int:
-        """As a relay's."""
+        """Look for messages as a relay does."""
         self.looks += 1
         return super().look()
 
@@ -41,7 +41,7 @@ def transactions(engine: sa.Engine) -> int:
 
 
 def is_cheap(leader: Counted, engine: sa.Engine) -> bool:
-    """Whether the whole fleet took two transactions for each of the leader's next few looks."""
+    """Return True if all relays made two transactions for each of the leader's next looks."""
     looks, before = leader.looks, transactions(engine)
     wait_until(lambda: leader.looks >= looks + LOOKS, message="it looks")
     took = transactions(engine) - before

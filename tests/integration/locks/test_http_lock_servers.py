@@ -143,7 +143,7 @@ def test_an_interrupted_call_leaves_nothing_locked(
 
 
 class _TimeLimitError(BaseException):
-    """As Celery's soft time limit, but nothing may take it for an error of a connection."""
+    """An error like Celery's soft time limit, which is no connection error."""
 
 
 def _raise_time_limit(*_: object) -> None:

@@ -171,7 +171,7 @@ class TestUnavailable:
         assert "taskguard locks create" in finding.fix
 
     def test_functions_missing(self, pg_url: str, make_locks: Any) -> None:
-        """As after a restore of tables alone, the table exists but its functions do not."""
+        """After a restore of tables alone, the table exists, but its functions do not."""
         locks = make_locks(pg_url)
         locks.create_table()
         execute(pg_url, "drop function taskguard_locks_take_1")

@@ -12,7 +12,7 @@ from taskguard.run.guard import Guard
 
 
 class SoftTimeLimitError(Exception):
-    """As Celery's SoftTimeLimitExceeded: an Exception, raised in the middle of the body."""
+    """An error like Celery's SoftTimeLimitExceeded, which is raised in the middle of the body."""
 
 
 def test_a_body_that_catches_what_ended_its_transaction_is_not_done(shop: GuardedShop) -> None:

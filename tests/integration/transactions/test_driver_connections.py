@@ -22,7 +22,7 @@ INSERT = "insert into effects values ('x')"
 
 
 def connect(url: str, **options: Any) -> Any:
-    """As a program without SQLAlchemy does."""
+    """Connect as a program without SQLAlchemy does."""
     if url.startswith("sqlite"):
         return sqlite3.connect(sa.make_url(url).database or "", timeout=30, **options)
     return psycopg.connect(url.replace("+psycopg", ""), **options)

@@ -27,7 +27,7 @@ from taskguard.locks.memory import MemoryLocks
 
 
 class TimeLimitError(Exception):
-    """As SoftTimeLimitExceeded and JobTimeoutException."""
+    """An error like SoftTimeLimitExceeded and JobTimeoutException."""
 
 
 @pytest.fixture
