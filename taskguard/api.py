@@ -198,6 +198,7 @@ class TaskGuard:
         limit: int | None = None,
         mode: Literal["write", "read"] = "write",
         token: str | None = None,
+        on_lost: OnLost = "fence",
     ) -> Lock:
         """Return a lock on `keys`, for a `with` block, or to `acquire()` and `release()`.
 
@@ -221,6 +222,9 @@ class TaskGuard:
             mode: "read" shares the key with all other readers. "write" has it alone.
             token: a text that owns the lease instead of the thread: another thread or process makes
                 a lock with it, to release or extend the lease. Each use needs a token of its own.
+            on_lost: "interrupt" also raises LeaseLostError in a `with` block once the lease is
+                lost, except under gevent. In an `async with` block it cancels the task, and the end
+                of the block raises LeaseLostError. By default the block looks at `lease.lost`.
 
         Raises:
             ConfigurationError: an option is wrong, or the lock server has no shared locks.
@@ -230,7 +234,8 @@ class TaskGuard:
         most = 1 if limit is None and mode == "write" else self._limit(keys, limit, mode)
         longest_s = MOST_S if wait_s is None else wait_s
         options = {"ttl_s": ttl_s, "wait_s": longest_s, "max_hold_s": max_hold_s}
-        policy = make_policy(options, task="lock()", busy="wait" if longest_s else "raise")
+        busy = "wait" if longest_s else "raise"
+        policy = make_policy(options, task="lock()", busy=busy, on_lost=on_lost)
         prefix = prefix_of(self.namespace)
         delivery = Delivery(
             keys=tuple(sorted({prefix + finish_key(key) for key in keys})),

@@ -47,6 +47,8 @@ class _Held:
         running: what tells calls of this thread that the lock is around them. None: it is around
             none, because another process may release it.
         ended: whether it was released, or given up as lost.
+        interrupted: whether the task of its block was cancelled because the lease was lost.
+        cancelling: how often that task was cancelled before its block, as asyncio counts.
     """
 
     by: object
@@ -55,10 +57,20 @@ class _Held:
     holding: Holding
     running: Running | None
     ended: bool = False
+    interrupted: bool = False
+    cancelling: int = 0
 
     @property
     def lease(self) -> Lease:
         return self.holding.tracked.lease
+
+
+def _is_by_loss(held: _Held, error: BaseException | None) -> bool:
+    """Take the cancellation for a lost lease back. Return True if it was the block's only one."""
+    from asyncio import CancelledError
+
+    alone = current_task().uncancel() <= held.cancelling
+    return alone and isinstance(error, CancelledError)
 
 
 class Lock:
@@ -94,7 +106,7 @@ class Lock:
             LockServerUnavailableError, LedgerUnavailableError: a server gave no answer.
         """
         try:
-            return self._acquire(of_block=False)
+            return self._acquire(of_block=False).lease
         except KeyBusyError:
             return None
         except KeyAlreadyHeldError:
@@ -147,7 +159,9 @@ class Lock:
         return self._by_token and self._locking().owns_by_token(self._delivery)
 
     def __enter__(self) -> Lease:
-        return self._acquire(of_block=True)
+        held = self._acquire(of_block=True)
+        held.holding.tracked.enter_body()
+        return held.lease
 
     def __exit__(
         self,
@@ -180,7 +194,8 @@ class Lock:
                 locking.undo(call.result())
 
         if not wait_s:
-            return self._began(locking, await beside.run(lambda: locking.take(delivery), give_up))
+            holding = await beside.run(lambda: locking.take(delivery), give_up)
+            return self._began_in_task(locking, holding)
         # One coroutine of this event loop waits at the lock server, and needs a thread.
         until_s = time.monotonic() + wait_s
         try:
@@ -193,7 +208,7 @@ class Lock:
                 "lock was not taken; try again later, or wait longer with wait_s.",
                 key=delivery.key,
             ) from None
-        return self._began(locking, holding)
+        return self._began_in_task(locking, holding)
 
     async def __aexit__(
         self,
@@ -203,14 +218,17 @@ class Lock:
     ) -> None:
         from taskguard.run import beside
 
+        own_error = error
         try:
             held = self._left()
             self._forget(held)
+            if held.interrupted and _is_by_loss(held, error):
+                own_error = None
             if not await beside.run(lambda: held.locking.end(held.holding)):
                 raise lost(held.holding)
-        except (LeaseLostError, LockNotOwnedError):
-            if error is None:
-                raise
+        except (LeaseLostError, LockNotOwnedError) as told:
+            if own_error is None:
+                raise told from error
 
     def __del__(self) -> None:
         # The watchdog ends the renewal. A mutex must not be taken here: this thread may have it.
@@ -219,7 +237,7 @@ class Lock:
             if held.running is not None:
                 held.running.ended = True
 
-    def _acquire(self, *, of_block: bool) -> Lease:
+    def _acquire(self, *, of_block: bool) -> _Held:
         lost_before = self._lost_before()
         if lost_before is not None:
             with contextlib.suppress(LeaseLostError):
@@ -228,11 +246,28 @@ class Lock:
         locking = self._locking()
         return self._began(locking, locking.take(self._delivery), of_block=of_block)
 
-    def _began(self, locking: Locking, holding: Holding, *, of_block: bool = True) -> Lease:
+    def _began_in_task(self, locking: Locking, holding: Holding) -> Lease:
+        held, task = self._began(locking, holding, of_block=True), current_task()
+        loop, held.cancelling = task.get_loop(), task.cancelling()
+
+        def cancel() -> None:
+            if not held.ended:
+                held.interrupted = True
+                task.cancel()
+
+        def interrupt() -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(cancel)
+
+        holding.tracked.enter_body()
+        holding.tracked.interrupt_by(interrupt)
+        return held.lease
+
+    def _began(self, locking: Locking, holding: Holding, *, of_block: bool) -> _Held:
         around = begin(holding.attempt) if of_block or not self._by_token else None
         held = _Held(self._by(), of_block, locking, holding, around)
         self._held.append(held)
-        return held.lease
+        return held
 
     def _lost_before(self) -> _Held | None:
         """Return the caller's lease if it was lost. Raise KeyAlreadyHeldError if it was not."""
@@ -267,7 +302,8 @@ class Lock:
             raise lost(held.holding)
 
     def _forget(self, held: _Held) -> None:
-        """Note that the lease ends, before it does."""
+        """Note that the lease ends, before it does. Its block is not interrupted any more."""
+        held.holding.tracked.leave_body()
         held.ended = True
         if held in self._held and not held.of_block:
             self._held.remove(held)

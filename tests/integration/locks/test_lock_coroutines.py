@@ -322,6 +322,59 @@ def test_a_lost_lock_is_told_at_the_end_of_its_block(heard: list[Event]) -> None
     tg.close()
 
 
+def test_a_lost_lease_cancels_the_task(tg: TaskGuard) -> None:
+    """With `on_lost="interrupt"` the block is cancelled, and its end raises LeaseLostError. The
+    task goes on, and counts as not cancelled."""
+
+    async def main() -> None:
+        with pytest.raises(LeaseLostError, match="max_hold_s") as caught:
+            async with tg.lock("a", ttl_s=0.1, max_hold_s=0.1, on_lost="interrupt"):
+                await asyncio.sleep(3600)
+        assert isinstance(caught.value.__cause__, asyncio.CancelledError)
+        task = asyncio.current_task()
+        assert task is not None
+        assert task.cancelling() == 0
+        await asyncio.sleep(0)
+
+    run(main())
+
+
+def test_a_task_that_is_cancelled_beside_a_lost_lease_ends(tg: TaskGuard) -> None:
+    """If the task is cancelled by another one as well, it stays cancelled. If the block has ended,
+    the loss of its lease cancels nothing."""
+
+    async def main() -> None:
+        async def interrupted() -> None:
+            async with tg.lock("a", ttl_s=0.1, max_hold_s=0.1, on_lost="interrupt") as lease:
+                try:
+                    await asyncio.sleep(3600)
+                finally:
+                    assert lease.is_lost
+                    task.cancel()
+
+        task = asyncio.create_task(interrupted())
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        async with tg.lock("a", ttl_s=0.1, max_hold_s=0.1, on_lost="interrupt"):
+            pass
+        await asyncio.sleep(0.15)
+
+    run(main())
+
+
+def test_a_lost_lease_interrupts_a_block_of_a_thread(tg: TaskGuard) -> None:
+    """Without asyncio, LeaseLostError is raised in the block. `acquire()` interrupts nothing."""
+    options: Any = {"ttl_s": 0.1, "max_hold_s": 0.1, "on_lost": "interrupt"}
+    lock = tg.lock("b", **options)
+    lease = lock.acquire()
+    assert lease
+    assert lease.lost.wait(patience_s())
+    with pytest.raises(LeaseLostError):
+        lock.release()
+    with pytest.raises(LeaseLostError, match="interrupted"), tg.lock("a", **options):
+        wait_until(lambda: False, message="it is interrupted")
+
+
 def test_a_token_is_released_by_another_coroutine(tg: TaskGuard, locks: Slow) -> None:
     """With a token, the end of the block raises if another coroutine has released the lock."""
 
