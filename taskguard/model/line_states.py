@@ -110,37 +110,37 @@ _MOVES: tuple[tuple[Event, tuple[LineState | None, ...], LineState | None, str],
         _NEW,
         LineState.WAITING,
         (
-            "NEW, or FAILED and not final; no other message is stored; the line is not full. Work "
-            "keeps a position that it has"
+            "NEW, or FAILED and not final; no other message of the work is stored; the line is not "
+            "full. Work keeps a position that it has"
         ),
     ),
-    (Event.PROMOTE, _WAITS, LineState.PROMOTED, "first in line, and its key has room"),
-    (Event.PROMOTE, _WAITS, LineState.KEPT, "first in line, and its key has room; strict"),
+    (Event.PROMOTE, _WAITS, LineState.PROMOTED, "first in line; its key or a slot is free"),
+    (Event.PROMOTE, _WAITS, LineState.KEPT, "first in line; its key or a slot is free; strict"),
     (Event.EXPIRE, _WAITS, LineState.EXPIRED, "`expires` is past"),
     (Event.EXPIRE, _WAITS, LineState.KEPT, "`expires` is past; strict"),
     (
         Event.SEND_AGAIN,
         _LATE,
         LineState.RESENT,
-        "`due` is past, and the message was sent: `sends` + 1",
+        "`due` is past; the message is sent again, and `sends` grows by 1",
     ),
     (
         Event.SEND_AGAIN,
         _KEEPS,
         LineState.KEPT,
-        "`due` is past, and the message was sent: `sends` + 1",
+        "`due` is past; the message is sent again, and `sends` grows by 1",
     ),
     (
         Event.SEND_AGAIN,
         _SUPERSEDED,
         LineState.SUPERSEDED,
-        "`due` is past, and the message was sent: `sends` + 1",
+        "`due` is past; the message is sent again, and `sends` grows by 1",
     ),
     (
         Event.UNSEND,
         _KEEPS,
         LineState.WAITING,
-        "NEW; the message was enqueued and did not arrive: it is promoted in its turn",
+        "NEW; the message was enqueued and did not arrive, so it will be promoted in its turn",
     ),
     (Event.CLAIM, _NEW, None, "the claim is granted"),
     (Event.CLAIM, _NEW, LineState.KEPT, "the claim is granted; strict"),
@@ -158,21 +158,24 @@ _MOVES: tuple[tuple[Event, tuple[LineState | None, ...], LineState | None, str],
         "its own delivery finds a newer message, or a newer message takes its key",
     ),
     (Event.NOTIFY, _SUPERSEDED, None, "a delivery of the message notifies its caller"),
-    (Event.LEAVE, _KEEPS, None, "FAILED; the message does not come again"),
+    (Event.LEAVE, _KEEPS, None, "FAILED; its queue does not retry the message again"),
     (
         Event.END,
         _ALL,
         None,
         (
-            "the work is completed, revoked, DEAD, or expired, of which its caller is notified; or "
-            "the user's own row, or the work's record under another id, counts instead"
+            "the work is completed, revoked or DEAD; or its message expired, and its caller was "
+            "notified; or another record counts: the user's own row, or that of another id"
         ),
     ),
     (
         Event.ABANDON,
         (*_NONE, *_LATE, *_KEEPS, *_SUPERSEDED),
         None,
-        "`due` is past; the message cannot be sent, was sent too often, or moved to a namespace",
+        (
+            "`due` is past; the message cannot be sent, was sent too often, or was sent into the "
+            "application's new namespace"
+        ),
     ),
     (Event.REPLACE, _NEW, None, "NEW; a newer message of the work replaces the stored one"),
     (Event.REQUEUE, (*_NONE, *_KEEPS, *_SUPERSEDED), None, "DEAD or FAILED"),

@@ -39,7 +39,7 @@ def of_transitions() -> str:
 
 
 def test_the_page_has_the_states_and_the_transitions() -> None:
-    """`python tests/docs/test_line_states.py` prints them."""
+    """`PYTHONPATH=tests python tests/docs/test_line_states.py` prints them."""
     page = PAGE.read_text("utf-8")
     assert of_states() in page
     assert of_transitions() in page
