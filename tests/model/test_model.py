@@ -35,6 +35,7 @@ LONG = (
 CALM = (
     "line_canvas",
     "line_expiry",
+    "line_faults",
     "line_hint_faults",
     "line_hints",
     "line_latest_rates",
