@@ -4,8 +4,8 @@ A server that cannot run here skips its tests with the reason, and fails them wh
 end no process that the run started may be left.
 
 The run may be divided (`pytest -n 4`): each of its processes then has servers of its own, on ports
-of its own share, and tests know nothing of each other. What a database's command makes of an empty
-folder is made once for all of them.
+of its own share, and tests know nothing of each other. An empty database folder is made once for
+all of them, and copied.
 
 `valkey`, `redis62`, `debian_redis`, `sentinel_group`, `cluster`, `etcd`, `newest_etcd`, `consul`,
 `zookeeper`, `postgres`, `mariadb`, `mysql`, `rabbitmq`, `newest_rabbitmq` are the servers; a test

@@ -1,8 +1,7 @@
 """Names of locks in the database, made from keys.
 
 Guarantees: a key has the same name in each process and version. Keys with the same name exclude
-each other. By chance that practically never happens; an attacker needs about 2^32 keys on
-PostgreSQL.
+each other. That is very unlikely by chance; an attacker needs about 2^32 keys on PostgreSQL.
 """
 
 from __future__ import annotations

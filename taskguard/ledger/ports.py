@@ -344,7 +344,7 @@ class Lines(Protocol):
     def park(self, request: ClaimRequest, *, only_new: bool = False) -> bool:
         """Store the work with its call in the line of its key. Return False if it may not wait.
 
-        Nor may a message wait whose call was replaced. With `only_new`, work or a message that is
+        A message whose call was replaced may not wait. With `only_new`, work or a message that is
         on record may not wait. Raise CallTooLargeError. Raise LineFullError if the message may
         wait, its work has never started, and `max_waiting` others wait. Work that is on record is
         FAILED then.

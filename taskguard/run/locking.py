@@ -102,7 +102,7 @@ class Locking:
                 self._locks.release(delivery.keys, waiting.owner, **limit_option(delivery.limit))
 
     def undo(self, holding: Holding) -> None:
-        """End a lease that nobody knows of. It is not reported as lost: see `stop_waiting()`."""
+        """End a lease that no caller got. It is not reported as lost: see `stop_waiting()`."""
         self._releases.end_claim(holding, lambda ledger, claim: ledger.give_back(claim))
         self._releases.release(holding)
 

@@ -1,4 +1,4 @@
-"""What a child of a prefork pool tells its parent about the end of a message."""
+"""The report of a prefork pool's child to its parent at the end of a message."""
 
 from __future__ import annotations
 

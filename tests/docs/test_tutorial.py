@@ -1,9 +1,9 @@
 """The README's four steps and the tutorials, typed as they are printed, on real servers.
 
-What differs from what is printed: where servers are, `pip`, which `tests/packaging` tries, the
-password of Django's admin, which a person types, and how long a slow task sleeps. It sleeps until
-the test wakes it, because a slow machine may need more than the printed 20 seconds to find the
-process that is to be killed or paused.
+Four things differ from the printed text: the servers' addresses, `pip` (which `tests/packaging`
+tries), the password of Django's admin (which a person types), and how long a slow task sleeps. It
+sleeps until the test wakes it, because a slow machine may need more than the printed 20 seconds to
+find the process to kill or pause.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ PASSING = {b"enqueued_at", b"status", b"started_at", b"worker_name", b"last_hear
 
 @pytest.fixture
 def extension(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let `enqueue` write into each job for whom it is enqueued, as extensions of RQ do."""
+    """Let `enqueue` write the current request into each job, as extensions of RQ do."""
     enqueue = Queue._enqueue_job
 
     def enqueue_for_holder(self: Queue, job: Job, *args: Any, **options: Any) -> Job:

@@ -825,7 +825,7 @@ def charge_once(place: Place) -> Iterator[None]:
 
 
 def _progress_after_a_refusal(place: Place) -> list[Any]:
-    """What two attempts find, if the first one commits that the provider has not charged."""
+    """Return the progress in two attempts. The first one commits that there was no charge."""
     seen: list[Any] = []
 
     @place.names.app.task

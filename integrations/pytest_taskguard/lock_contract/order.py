@@ -1,8 +1,8 @@
 """Waiters are served first come, first served, for providers whose `traits.fair` says so.
 
-Guarantees: the order, no owner in between, and no delay by waiters that are gone. What a busy
-machine may spoil is tried several times. Does not guarantee an order among waiters for several
-keys, nor after the server has lost its memory.
+Guarantees: the order, no owner in between, and no delay by waiters that are gone. A check that a
+busy machine may spoil is tried several times. Does not guarantee an order among waiters for several
+keys, or after the server has lost its memory.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class TestOrder:
             abandoned(server, key, new_owner("dead"), ttl_s=next(lasts_s))
             asked_s, came_first = time.monotonic(), True
             if isinstance(take(locks, key, first, wait_s=30.0), Granted):
-                return locks.traits.session  # it has run out before anybody could wait
+                return locks.traits.session  # the lease ended before a waiter came
 
             def first_is_granted() -> bool:
                 nonlocal asked_s, came_first

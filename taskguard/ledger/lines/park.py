@@ -36,11 +36,12 @@ def park(database: Database, request: ClaimRequest, *, only_new: bool = False) -
     """Store the work with its call, at the end of its key's line or in the position that it has.
 
     Return False if the work may not wait: it is in progress, has ended for good, or another message
-    is stored for it, whose own caller waits for the result. Nor may it wait for a message whose
+    is stored for it, whose own caller waits for the result. Also return False for a message whose
     call was replaced, even if the newer message has failed. With `only_new`, return False also if
     the work or its message is on record.
 
-    Raises LineFullError. If two messages arrive at once, both may get the last position.
+    Raise LineFullError if `max_waiting` is reached. If two messages arrive at once, both may get
+    the last position.
     """
     try:
         with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:

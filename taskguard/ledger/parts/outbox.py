@@ -304,9 +304,9 @@ def write(
 
     Work on record does not change, unless it failed, or the user's own row was set back. But if it
     is NEW, or its lease has expired, and no call is stored for it, it gets this call. Work with
-    another fingerprint does not change: this message gets an error when it is delivered. Nor does
-    work of which this message was replaced. In that case an earlier COMMIT got no answer, and this
-    is its repetition.
+    another fingerprint does not change: this message gets an error when it is delivered. If this
+    message was replaced, the work does not change either. In that case an earlier COMMIT got no
+    answer, and this is its repetition.
 
     `once` decides about work that is waiting or in progress.
     """

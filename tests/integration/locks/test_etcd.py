@@ -270,8 +270,7 @@ class TestConnections:
             assert locks.release(KEY, owner) is True
 
     def test_a_member_that_is_away(self, etcd: Etcd) -> None:
-        """If one endpoint is down, the provider uses the next one, and calls it first from then
-        on."""
+        """If one endpoint is down, the provider uses the next one, and later calls it first."""
         forget(etcd.url)
         with Proxy(etcd.port) as proxy:
             proxy.mode = Mode.CUT

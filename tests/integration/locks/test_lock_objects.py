@@ -73,7 +73,7 @@ def names(heard: list[Event]) -> list[str]:
 
 
 class TestOnServers:
-    """What a lock server or a ledger has to answer."""
+    """Calls that need an answer of a lock server or a ledger."""
 
     def test_it_is_acquired_released_and_acquired_again(self, place: Any) -> None:
         """Each acquisition has a higher fence, and the key is free between them."""
