@@ -6,30 +6,31 @@
 (*                                                                         *)
 (* What is modelled                                                        *)
 (*                                                                         *)
-(*   One key, which all works share: keys do not meet each other.          *)
-(*   The lock server: who holds the key.  It may forget at any time        *)
-(*     (expiry, eviction, FLUSHALL, failover) and may be passed by at any  *)
-(*     time (no answer); neither counts as a fault.                        *)
-(*   The database: a row for the key, one for each work, one for the       *)
+(*   One key, which all work shares, because keys do not affect each       *)
+(*     other.                                                              *)
+(*   The lock server: the holder of the key.  It may forget it at any      *)
+(*     time (expiry, eviction, FLUSHALL, failover), and may be bypassed at *)
+(*     any time (no answer).  Neither counts as a fault.                   *)
+(*   The database: a row for the key, one for each work, and one for the   *)
 (*     numbers of each message in its work.  A claim is one conditional    *)
-(*     step; so is complete, and the effect is part of it.                 *)
-(*   The ids of messages are the same ones for each work: an id may be     *)
-(*     used twice.                                                         *)
-(*   A deploy that changed a guard: workers with the new one know a work   *)
-(*     by two ids, decide by the record that speaks (`speaking_record()`), *)
-(*     and write both; those with the former guard know the former id      *)
+(*     step.  A completion is another one, which includes the effect.      *)
+(*   Each work has messages with the same ids: an id may be used twice.    *)
+(*   A deploy that changed a guard: workers with the new guard know work   *)
+(*     by two ids, decide by the record that counts (`speaking_record()`), *)
+(*     and write both.  Workers with the former guard know the former id   *)
 (*     alone.  The key is the former one, which both hold.                 *)
-(*   The broker: messages that are published and not acknowledged.  What   *)
-(*     one worker has in hand may be delivered to another as well          *)
-(*     (visibility timeout), under the same tag, as on Redis: who          *)
-(*     acknowledges it, acknowledges it for both.                          *)
-(*   Deferral: publish the message again, record how often it has been put *)
-(*     off, acknowledge; a step each, the first two under its row lock.    *)
+(*   The broker: messages that are published and not acknowledged.  A      *)
+(*     message that one worker has may be delivered to another worker as   *)
+(*     well (visibility timeout), under the same tag, as on Redis: an      *)
+(*     acknowledgement by one of them counts for both.                     *)
+(*   Deferral: publish the message again, record how often it was          *)
+(*     deferred, acknowledge.  Each is one step.  The first two hold the   *)
+(*     lock of its row.                                                    *)
 (*   Retries: a body that raises leaves FAILED, and the queue publishes    *)
 (*     the message with its next retry number before it acknowledges.      *)
-(*   Time: a lease stands until it expires.  When that is, is left open,   *)
-(*     so that no two clocks need to agree.  A live holder renews; that    *)
-(*     its lease expires all the same is what a pause is.                  *)
+(*   Time: a lease is valid until it expires.  The model leaves open when  *)
+(*     that is, so no two clocks need to agree.  A live holder renews its  *)
+(*     lease.  If the lease expires nevertheless, that is a pause.         *)
 (*   A purge of the key's row, at any time after its lease.                *)
 (*   Faults, MaxFaults of them, anywhere: a pause beyond the lease, a      *)
 (*     crash, a redelivery, a shutdown in the body, or a body that ends    *)
@@ -91,7 +92,7 @@ VARIABLES
     live,    \* <<message, retry, deferrals>>: published and not acknowledged
     record,  \* of each message the last number that was recorded under an id of its work: its
              \* retry, its deferrals
-    lock,    \* who holds the key at the lock server
+    lock,    \* the holder of the key at the lock server
     counter, \* the lock server's counter of tokens, for the mutant alone
     db,      \* the rows as the database shows them: key, work
     disk,    \* the rows as they are after a crash of the database
@@ -231,8 +232,7 @@ Below(retry, deferrals, number) ==
     IF Mutant = "two orders" THEN deferrals < number.deferrals
     ELSE retry < number.retry \/ (retry = number.retry /\ deferrals < number.deferrals)
 
-\* Under which id a worker finds what counts: DONE under any of them, else who claimed last wrote
-\* last.
+\* The id of the record that counts: one that is DONE, otherwise the one that was claimed last.
 Speaking(w, x) ==
     LET former == db.work[<<x, "former">>]
         own == db.work[Own(w, x)]
@@ -340,7 +340,7 @@ Complete(w) == Commits(w) /\ Leave(w, "ack") /\ NoFault
 \* Committed, but the worker does not learn it: it looks (Resolve).
 CompleteReplyLost(w) == Commits(w) /\ UNCHANGED worker /\ Fault
 
-\* Nothing stands that could be completed: it was, by this very claim, or the claim is stale.
+\* Nothing is left to complete: this claim has completed it, or the claim is stale.
 Resolve(w) ==
     LET row == db.work[Own(w, WorkOf(worker[w].message))]
         mine == row.state = "DONE" /\ Mine(w, row)
@@ -480,7 +480,7 @@ Crash(w) ==
     /\ Fault
     /\ UNCHANGED <<live, record, counter, history>>
 
-\* The worker is told to stop: its body is interrupted, the work is NEW again.
+\* A signal stops the worker: its body is interrupted, and the work is NEW again.
 Shutdown(w) ==
     /\ worker[w].at = "body"
     /\ worker' = [worker EXCEPT ![w] = Idle]
@@ -513,7 +513,7 @@ Expires ==
 Expire == db.key.owner = Gone /\ Mutant # "no expiry" /\ Expires /\ NoFault
 Pause == db.key.owner # Gone /\ Expires /\ Fault
 
-\* The key's row is purged, whoever owned it, once its lease is over.  The next claim makes it
+\* The key's row is purged after its lease, with any owner.  The next claim makes it
 \* anew, with a fence by the clock: beyond every fence that was granted before the cut-off.
 Purge ==
     /\ ~db.key.leased
@@ -580,7 +580,7 @@ S6Effect == \A x \in Works : IsDone(x) => history.effects[x] > 0
 S6Fence == [][db.key.fence' >= db.key.fence]_vars
 
 \* A message is only acknowledged if its work is DONE or it lives on in a delivery that nothing
-\* supersedes, whoever gets it.
+\* supersedes, with any worker.
 S7 == \A m \in Messages :
     \/ IsDone(WorkOf(m))
     \/ \E d \in live : d[1] = m /\ \A w \in Workers : ~Superseded(w, d)
