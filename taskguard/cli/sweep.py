@@ -116,7 +116,7 @@ def _relay(sweeper: Sweeper, lines: Relay, every_s: float) -> None:
             lines.look()
             _tell(sweeper.sweep(), quiet=True)
         except (KeyBusyError, LeaseLostError):
-            pass  # another relay is running; this one takes over when the other ends
+            pass  # another relay or sweep is sweeping; this one sweeps after it
         except LedgerUnavailableError as error:
             print(f"taskguard: {indented(error, by=11)}", file=sys.stderr, flush=True)
         stopped.wait(every_s)
