@@ -687,6 +687,8 @@ class MemoryLedger(NewestMessages, StoredCalls):
                 values = {"error": EXPIRED, "lease_until": 0, "finished": now_us, "owner": FREE}
                 row = replace(row, state=State.FAILED, final=False, **values)
             self.work_items[work] = row
+            named = message.name, work
+            self.numbers[named] = max((again, 0), self.numbers.get(named, (0, 0)))
             return True
 
     def renew(self, claims: Sequence[Claim]) -> list[str]:

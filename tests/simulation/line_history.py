@@ -352,7 +352,10 @@ class LineHistory(History):
             return True
         if name in self._gave_up and self._world.counts["messages lost on the way"]:
             return True
-        return task.work(message) in self._lost or message in self._world.unreachable
+        unreachable = self._world.unreachable
+        if row is not None and message_of(row) in unreachable and is_in_line(row):
+            return True  # the work waits for a message that nothing can send
+        return task.work(message) in self._lost or message in unreachable
 
 
 def in_line(row: Work) -> bool:

@@ -7,6 +7,7 @@ Work is ended by one conditional statement that names its state.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -74,7 +75,8 @@ class SqlMessages(Part):
 
         The work may be NEW, PROCESSING with an expired lease, or FAILED with its position in a
         line. The message is not sent again, and blocks no other message. Other copies of it are
-        superseded. FAILED is not final: another message of the work runs.
+        superseded, even after another message of the work has failed. FAILED is not final: another
+        message of the work runs.
 
         Return False if the work is in another state, or if a later retry or another message is on
         record for it.
@@ -95,13 +97,17 @@ class SqlMessages(Part):
                 return False
             if due and not is_over(row, now_us):
                 return False
+            again = message.retries + 1 if retries is None else retries
             values: dict[str, object] = {"call": None, "sends": None, "due": None, **NO_POSITION}
-            values["retries"] = message.retries + 1 if retries is None else retries
+            values["retries"] = again
             if row.state != State.FAILED.value or not row.final:  # otherwise it stays superseded
                 values |= {"state": State.FAILED.value, "final": 0, "owner": FREE, "lease_until": 0}
                 values |= {"error": self._storable(error), "finished": now_us}
             same = WORK.c.state == row.state, WORK.c.fence == row.fence, WORK.c.owner == row.owner
             db.execute(sa.update(WORK).where(WORK.c.id == work, *same).values(**values))
+            # Another message may claim the work, and the record then names that one.
+            lowest = replace(message, retries=again)
+            raise_deferrals(self._database, db, lowest, 0, work=work, now_us=now_us)
             return True
 
     @retried

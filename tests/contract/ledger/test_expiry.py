@@ -156,15 +156,21 @@ class TestTheEnd:
         assert expired(book) == ["m1"]
 
     def test_another_message_of_the_work_runs(self, book: Any) -> None:
-        """Another message of the work runs. A copy of the expired message does not run, because its
-        caller was notified."""
+        """Another message of the work runs. A copy of the expired message does not run, even after
+        the other one has failed, because its caller was notified."""
         park(book, 1, -1)
         assert expire(book, 1)
         for redelivered in (False, True):
             answer = book.ledger.claim(delivery(1, redelivered=redelivered))
             assert isinstance(answer, Answer)
             assert answer.decision is Decision.SUPERSEDED
-        assert claimed(book, 1, message=MessageRef("another")).attempt == 1
+        other = claimed(book, 1, message=MessageRef("another"))
+        assert other.attempt == 1
+        assert book.ledger.fail(other.claim, "boom")
+        late = book.ledger.claim(delivery(1))
+        assert isinstance(late, Answer)
+        assert late.decision is Decision.SUPERSEDED
+        claimed(book, 1, message=MessageRef("m1", retries=1))
 
     def test_is_not_that_of_others(self, book: Any) -> None:
         """An expiry does not end another message, a later retry, a holder, or ended work."""

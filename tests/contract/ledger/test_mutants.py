@@ -20,6 +20,7 @@ import sqlalchemy as sa
 from contract.ledger import test_claims as claims
 from contract.ledger import test_combined as combined
 from contract.ledger import test_endings as endings
+from contract.ledger import test_expiry as expiry
 from contract.ledger import test_formerly as formerly
 from contract.ledger import test_lines as in_line
 from contract.ledger import test_newest as newest_wins
@@ -34,7 +35,7 @@ from taskguard.ledger.lines import kept, newest, park, room, states, turn
 from taskguard.ledger.lines import postgresql as lines
 from taskguard.ledger.messages import raise_deferrals
 from taskguard.ledger.parts import endings as ending_statements
-from taskguard.ledger.parts import outbox
+from taskguard.ledger.parts import messages, outbox
 from taskguard.ledger.parts.endings import SqlEndings
 from taskguard.ledger.parts.outbox import SqlOutbox
 from taskguard.ledger.statements import claims as portable_claims
@@ -522,6 +523,11 @@ def repeated_after_a_replacement(made: Mutation) -> None:
     made.replace(outbox, "is_replaced", lambda _: sa.false())
 
 
+def expired_forgotten(made: Mutation) -> None:
+    """An expired message runs once another message has claimed its work."""
+    made.replace(messages, "raise_deferrals", lambda *_, **__: True)
+
+
 def full_for_the_replaced(made: Mutation) -> None:
     """A full line refuses a message that was replaced."""
     made.replace(park, "is_replaced", lambda _: sa.false())
@@ -688,6 +694,7 @@ MUTANTS: list[tuple[Callable[[Mutation], None], Callable[[Any], None]]] = [
     (without_superseding, uniqueness.test_a_failed_call_whose_retry_may_come_is_replaced),
     (repeated_after_a_replacement, repeat_what_was_replaced),
     (full_for_the_replaced, park_what_was_replaced),
+    (expired_forgotten, expiry.TestTheEnd().test_another_message_of_the_work_runs),
     (replace_what_is_begun, replace_what_has_progress),
     (without_former_records, claim_after_the_former_guard),
     (without_copies_of_the_end, claim_before_the_former_guard),
