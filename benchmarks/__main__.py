@@ -15,6 +15,7 @@ ALL = (
     "route",
     "locks",
     "waiters",
+    "coroutines",
     "cluster",
     "etcd",
     "zookeeper",
