@@ -50,12 +50,16 @@ def _original(name: str) -> Any:
 # `allocate_lock()` is a context manager with `acquire(blocking, timeout)` and `release()`.
 allocate_lock: Callable[[], Any] = _original("allocate_lock")
 _start_new_thread: Callable[..., Any] = _original("start_new_thread")
+_get_ident: Callable[[], int] = _original("get_ident")
 
 
 # Before 3.12, a thread that has not begun has the number of its starter, and gets the errors that
 # are raised in the starter. It then dies, and the starter waits for it forever.
 _BEGINS_AS_ITS_STARTER = sys.version_info < (3, 12)
 _MOST_LOOKS = 10_000
+# Before 3.13, the interpreter looks for an error at each call until one has arrived, even if it was
+# withdrawn. On 3.11 a traced thread (a debugger, coverage) then never ends its first look.
+_LOOKS_UNTIL_ONE_ARRIVES = sys.version_info < (3, 13)
 _starting: set[int] = set()  # threads in `start_thread()` that wait for the new thread to begin
 _before_start = allocate_lock()  # guards additions to it
 
@@ -112,6 +116,15 @@ def raise_in_thread(number: int, error: type[BaseException] | None) -> None:
                     return
             time.sleep(0.0001)
     set_error(thread, given)
+    if error is None and _LOOKS_UNTIL_ONE_ARRIVES:
+        with contextlib.suppress(_ArrivedError):
+            set_error(ctypes.c_ulong(_get_ident()), ctypes.py_object(_ArrivedError))
+            while True:  # it arrives at once
+                time.sleep(0)
+
+
+class _ArrivedError(BaseException):
+    """Arrives in the thread that withdraws an error, and ends the interpreter's look for one."""
 
 
 def _is_starting_another(number: int) -> bool:

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -422,6 +423,19 @@ def test_an_interrupt_spares_threads_that_the_body_is_starting() -> None:
         os.sched_setaffinity(0, affinity)
         sys.unraisablehook, threading.excepthook = hooks
     assert not hit
+
+
+def test_a_withdrawn_interrupt_does_not_stop_a_traced_thread() -> None:
+    """A debugger can trace a thread after an interrupt of its body was withdrawn. On Python 3.11
+    the interpreter would otherwise look for the error forever."""
+    program = (
+        "import sys, threading\n"
+        "from taskguard.native import raise_in_thread\n"
+        "raise_in_thread(threading.get_ident(), None)\n"
+        "sys.settrace(lambda *of_call: None)\n"
+        "(lambda: None)()\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=patience_s())
 
 
 @pytest.mark.parametrize("start", ["_start_by_threading", "_start_by_native"])
