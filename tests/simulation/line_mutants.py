@@ -265,6 +265,7 @@ def _expired_and_runs(world: LineWorld) -> None:
         if ended:
             row = world.ledger.work_items[work]
             world.ledger.work_items[work] = replace(row, retries=message.retries)
+            world.ledger.numbers[message.name, work] = message.number
         return ended
 
     world.ledger.expire = noting_less  # type: ignore[method-assign]

@@ -93,8 +93,8 @@ def test_an_interval_is_never_too_short() -> None:
         ({"rate": "1/m", "burst": 0}, "burst=0"),
         ({"burst": 5}, "requires rate="),
         ({"limit": 2, "key": ["a:<account>", "b:<account>"]}, "limit= is for one key"),
-        ({"limit": 2, "once_per": "key"}, 'never a second one for limit= .* once_per="message"'),
-        ({"rate": "1/m", "once_per": "key"}, "the work of a key is done once, .* for rate="),
+        ({"limit": 2, "once_per": "key"}, 'limit= never has a second one .* once_per="message"'),
+        ({"rate": "1/m", "once_per": "key"}, "the work of a key is done once, so rate= "),
     ],
 )
 def test_refused_where_it_is_decorated(options: dict[str, object], said: str) -> None:
