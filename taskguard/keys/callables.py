@@ -58,12 +58,19 @@ class CallableKeys:
         result = self._call(values)
         found: list[str] = []
         each: set[str] = set()
+        # Making a key of a long text takes time, and an endless generator may repeat a text.
+        made: dict[str, str] = {}
         try:
             for text in _texts(result):
                 if len(found) == _MAX_TEXTS:
                     raise RefusedValueError(f"returned more than {_MAX_TEXTS:,} texts for one call")
-                found.append(finish_key(text))
-                each.add(found[-1])
+                key = made.get(text) if type(text) is str else None
+                if key is None:
+                    key = finish_key(text)
+                    if type(text) is str:
+                        made[text] = key
+                found.append(key)
+                each.add(key)
                 if len(each) > MAX_KEYS:  # checked here because a generator may be endless
                     raise too_many()
             if found:
