@@ -1,7 +1,7 @@
 """Measure the hand-off of one lock to the coroutines of one process.
 
-A hand-off begins when a coroutine starts to release the lock, and ends when the next one has it.
-redis-py's lock needs a connection for each coroutine, more than its pool has by default.
+A hand-off begins when a coroutine starts to release the lock. It ends when the next one has it.
+With redis-py's lock each coroutine needs a connection. The default pool has too few of them.
 """
 
 from __future__ import annotations

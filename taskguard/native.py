@@ -117,10 +117,16 @@ def raise_in_thread(number: int, error: type[BaseException] | None) -> None:
             time.sleep(0.0001)
     set_error(thread, given)
     if error is None and _LOOKS_UNTIL_ONE_ARRIVES:
-        with contextlib.suppress(_ArrivedError):
-            set_error(ctypes.c_ulong(_get_ident()), ctypes.py_object(_ArrivedError))
+        own = ctypes.c_ulong(_get_ident())
+        try:
+            set_error(own, ctypes.py_object(_ArrivedError))
             while True:  # it arrives at once
                 time.sleep(0)
+        except _ArrivedError:
+            pass
+        except BaseException:  # of a signal, which comes first
+            set_error(own, None)
+            raise
 
 
 class _ArrivedError(BaseException):

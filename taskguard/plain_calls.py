@@ -65,7 +65,7 @@ class Runtime(Protocol):
 def guarded(
     runtime: Runtime, function: Callable[..., Any], key: KeySpec, options: Mapping[str, Any]
 ) -> Callable[..., Any]:
-    """Return the guarded function. Of a coroutine function it is one, too."""
+    """Return the guarded function. It is a coroutine function if the given one is."""
     if iscoroutinefunction(function):
         awaited = AwaitedFunction(function, key=key, **options)
 

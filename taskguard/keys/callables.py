@@ -59,16 +59,14 @@ class CallableKeys:
         found: list[str] = []
         each: set[str] = set()
         # Making a key of a long text takes time, and an endless generator may repeat a text.
-        made: dict[str, str] = {}
+        made: dict[object, str] = {}
         try:
             for text in _texts(result):
                 if len(found) == _MAX_TEXTS:
                     raise RefusedValueError(f"returned more than {_MAX_TEXTS:,} texts for one call")
-                key = made.get(text) if type(text) is str else None
+                key = made.get(text) if type(text) is str else finish_key(text)
                 if key is None:
-                    key = finish_key(text)
-                    if type(text) is str:
-                        made[text] = key
+                    key = made[text] = finish_key(text)
                 found.append(key)
                 each.add(key)
                 if len(each) > MAX_KEYS:  # checked here because a generator may be endless

@@ -189,7 +189,7 @@ class LockProvider(Protocol):
         in µs). `wait_s` > 0 tells the server that a refused caller will `wait()` for that time, so
         that a release wakes it. To keep its position among the waiters, the caller acquires again
         with the same owner, every second at least. It stops when it gets the keys, or gives up by
-        `release()`. Of several keys, it waits for the one that `Held` names.
+        `release()`. With several keys it waits for the one that `Held` names.
         """
         ...
 

@@ -168,8 +168,8 @@ def sent_at_us(sent_us: int | None, *, created_us: int) -> int:
 def is_outdated(sent_us: int, *, others_us: Sequence[int | None]) -> bool:
     """Return whether one of these other messages of its task and key was sent later.
 
-    The others are the newest message that has begun, and the newest that waits. Of two messages
-    that were sent at the same moment, the one that comes later is newer. They cannot outdate each
+    The others are the newest message that has begun, and the newest that waits. If two messages
+    were sent at the same moment, the one that comes later is newer. They cannot outdate each
     other, because the first one's record says finally that it is outdated.
     """
     return any(other is not None and sent_us < other for other in others_us)

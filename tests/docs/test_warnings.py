@@ -79,6 +79,6 @@ def test_what_an_event_logs_is_in_the_runbook(kind: type[events.Event]) -> None:
 @pytest.mark.parametrize("term", list(entries()))
 def test_each_log_line_has_an_explanation_and_advice(term: str) -> None:
     """An entry says what happened, and what to do."""
-    happened, _, advice = entries()[term].partition("**What to do:**")
+    happened, _, advice = entries()[term].partition("**Action:**")
     assert happened.startswith(": ")
     assert advice.strip()

@@ -62,7 +62,7 @@ class TestWait:
 
     def test_one_after_the_other(self, locks: LockProvider, server: LockServer) -> None:
         """Many waiters for one key all get it. Each is woken by the release before it."""
-        # By polling once a second, eight in a row would take several seconds.
+        # Eight waiters that poll once a second would take several seconds.
         assert within(2.0, lambda: self._all_in_a_row(locks, server, 8))
 
     def _all_in_a_row(self, locks: LockProvider, server: LockServer, count: int) -> float:
