@@ -76,12 +76,19 @@ def message_of(row: Any) -> str:
 
     Another message, without a call, may have claimed the work.
     """
-    if row.call is not None:
-        try:
-            return str(json.loads(row.call)["message"])
-        except (ValueError, TypeError, KeyError):
-            pass
-    return str(row.message)
+    return str(_stored(row.call, "message", row.message))
+
+
+def _deferrals_of(call: str | None) -> int:
+    """Return how often a message had been deferred when its call was stored."""
+    return int(_stored(call, "deferrals", 0))
+
+
+def _stored(call: str | None, field: str, default: Any) -> Any:
+    try:
+        return default if call is None else json.loads(call)[field]
+    except (ValueError, TypeError, KeyError):
+        return default
 
 
 class ToSend(NamedTuple):
@@ -111,9 +118,9 @@ def overdue_of(work: ToSend) -> Overdue:
 def overdue_from(
     row: sa.Row[Any] | ToSend, message: str, recorded: dict[tuple[str, str], tuple[int, int]]
 ) -> Overdue:
-    """Return a work's row, with the recorded numbers of its message, as an overdue message."""
-    claimed = (row.retries, 0) if row.message == message else (0, 0)
-    retries, deferrals = max(claimed, recorded.get((message, row.id), (0, 0)))
+    """Return a work's row as an overdue message, with the highest known numbers of its message."""
+    known = (row.retries if row.message == message else 0, _deferrals_of(row.call))
+    retries, deferrals = max(known, recorded.get((message, row.id), (0, 0)))
     ref = MessageRef(message, retries, deferrals)
     keeps_position = bool(getattr(row, "keeps_position", False))
     return Overdue(

@@ -43,9 +43,13 @@ NO_OWNER = Owner("", "")
 
 
 def stored_call(call: Mapping[str, Any], message: MessageRef, app: str) -> str:
-    """Return a call as the ledger stores it, with its message's id and application's namespace."""
+    """Return a call as the ledger stores it, with its message's id and application's namespace.
+
+    The number of deferrals is stored, because `defer()` records it only after the publication.
+    """
+    deferred = {"deferrals": message.deferrals} if message.deferrals else {}
     owned = {"app": app} if app else {}
-    return json.dumps({**call, "message": message.name, **owned})
+    return json.dumps({**call, "message": message.name, **deferred, **owned})
 
 
 class Queue(Protocol):

@@ -118,7 +118,8 @@ class BoundedWorld(LineWorld):
         if policy.bounded:
             options["bounds"] = Bounds(task.key, policy.limit, policy.starts)
         if policy.order == "strict":
-            call = stored_call(self.call_of(message), MessageRef(message.id), "")
+            ref = MessageRef(message.id, *message.number)
+            call = stored_call(self.call_of(message), ref, "")
             options |= {"strict": True, "call": call}
         return options
 

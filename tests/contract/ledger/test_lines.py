@@ -18,6 +18,7 @@ from support.threads import work_off
 from support.waiting import wait_until
 from taskguard.errors import LineFullError
 from taskguard.model.claims import Answer, Busy, Claimed, ClaimRequest, MessageRef
+from taskguard.model.delivery import stored_call
 from taskguard.model.records import Once
 from taskguard.model.states import Decision, State
 
@@ -38,7 +39,7 @@ def delivery(number: int, message: MessageRef | None = None, **values: Any) -> C
 
 def park(book: Any, number: int, message: MessageRef | None = None, **values: Any) -> bool:
     asked = delivery(number, message)
-    call = json.dumps({"queue": "test", "message": asked.message.name})
+    call = stored_call({"queue": "test"}, asked.message, app="")
     parked: bool = book.ledger.park(delivery(number, message, call=call, **values))
     return parked
 
@@ -279,6 +280,16 @@ class TestCall:
         assert (found.work, found.task) == ("ship order:2", "ship")
         assert json.loads(found.call)["message"] == "m2"
         assert (found.message.id, found.message.retries) == ("m2", 1)
+
+    def test_whose_deferral_is_recorded_later(self, book: Any) -> None:
+        """If a deferred message was parked and promoted before its deferral was recorded, the
+        message that was sent is not superseded."""
+        claimed(book, 1)
+        park(book, 2, message_of(2, deferrals=1))
+        book.expire_all()
+        sent = book.ledger.promote_next(KEY, expected_s=EXPECTED_S).message
+        assert book.ledger.defer(delivery(2), lambda deferrals: None)
+        claimed(book, 2, message=sent)
 
     def test_lost(self, book: Any) -> None:
         """A promoted message that does not arrive is overdue, and blocks no other message."""

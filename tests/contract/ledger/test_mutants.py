@@ -29,7 +29,7 @@ from contract.ledger.conftest import making_books
 
 from taskguard.errors import LedgerSchemaError, LineFullError, StaleTokenError
 from taskguard.ledger import decisions as answers
-from taskguard.ledger import retention, unique
+from taskguard.ledger import records, retention, unique
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.lines import kept, newest, park, room, states, turn
 from taskguard.ledger.lines import postgresql as lines
@@ -377,6 +377,11 @@ def with_recalls_of_a_higher_number(made: Mutation) -> None:
     made.replace(SqlOutbox, "sent", raising)
 
 
+def without_deferrals_of_calls(made: Mutation) -> None:
+    """A stored message is sent with its recorded numbers only."""
+    made.replace(records, "_deferrals_of", lambda call: 0)
+
+
 def with_the_former_key(made: Mutation) -> None:
     """Work is parked in the line of the key that its record has."""
     made.edit(lines, "PARK", ("    key = excluded.key,\n", ""))
@@ -712,6 +717,7 @@ MUTANTS: list[tuple[Callable[[Mutation], None], Callable[[Any], None]]] = [
     (with_promoted_messages_expected_for_ever, in_line.TestCall().test_lost),
     (with_any_messages_position, pass_the_message_that_waits),
     (with_recalls_of_a_higher_number, in_line.TestCall().test_one_that_is_sent_again),
+    (without_deferrals_of_calls, in_line.TestCall().test_whose_deferral_is_recorded_later),
     (without_ranks, in_line.TestRanks().test_the_order_of_promotion),
     (without_ranks_of_newcomers, claim_by_rank),
     (with_any_number, in_line.TestMaxWaiting().test_one_too_many),
