@@ -1,3 +1,4 @@
+#!/usr/bin/env python3
 """Find prose that readers stumble over, and fail if a folder has too much of it.
 
     prose.py [--quiet]        print the findings per 1,000 words of each folder; check the limits
