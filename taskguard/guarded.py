@@ -52,6 +52,15 @@ def prefix_of(namespace: str) -> str:
     return f"{namespace}:" if namespace else ""
 
 
+class _Default(str):
+    """The default of an option. It equals an explicit value, but has a type of its own."""
+
+    __slots__ = ()
+
+
+_KEY = _Default("key")
+
+
 @value
 class _Shape:
     """The templates and callables of a call's keys and of its work's id.
@@ -131,7 +140,7 @@ class GuardedFunction:
         /,
         *,
         key: KeySpec,
-        once_per: OncePer | KeySpec = "key",
+        once_per: OncePer | KeySpec = _KEY,
         work: str | None = None,
         fingerprint: str | KeyCallable | None = None,
         row: GuardedRow | None = None,
@@ -144,6 +153,7 @@ class GuardedFunction:
             raise self._never_runs("a generator, which no queue iterates over")
         if inspect.iscoroutinefunction(function) and not self.awaits:
             raise self._never_runs("async, and its queue does not await it")
+        self._says_once_per = not isinstance(once_per, _Default)
         self.policy: Policy = make_policy(options, task=self.name)
         self._signature = inspect.signature(function)
         self.signature, self._wants_guard = _without_guard(self._signature, self.name)
@@ -301,18 +311,27 @@ class GuardedFunction:
     def deciding(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Mapping[str, object] | None:
-        """Return the arguments of a call that decide which work it is.
+        """Return the arguments of a call that decide which work it is by default.
 
-        None if something else decides, too: each message or tick is work of its own, a callable
-        makes the value, a row has its own state, or the arguments do not fit the signature.
+        None if the guard has an explicit once_per=, also "key", or if something else decides, too:
+        a callable makes the key, a row has its own state, or the arguments do not fit the
+        signature.
         """
-        named = self._shape.once_per or self._shape.keys
-        if self.by_message or self.row is not None or named.arguments is None:
+        if self._says_once_per or self.row is not None or self._shape.keys.arguments is None:
             return None
         try:
-            return named.deciding(args, kwargs)
+            return self._shape.keys.deciding(args, kwargs)
         except TypeError:
             return None
+
+    @property
+    def is_one_work(self) -> bool:
+        """Return whether all calls are one work, because the key has no arguments.
+
+        Return False for an explicit once_per=, also "key", and for a row, which has its own state.
+        """
+        decides = self._shape.keys.arguments
+        return decides == frozenset() and self.row is None and not self._says_once_per
 
     def _bounds(self, keys: tuple[str, ...]) -> Bounds:
         if len(keys) > 1:

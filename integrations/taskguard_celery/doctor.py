@@ -15,7 +15,7 @@ from taskguard_celery.health import (
     time_limit_s,
 )
 from taskguard_celery.outbox import app_at
-from taskguard_celery.periodic import findings_of_rows, findings_of_schedule
+from taskguard_celery.periodic import runs_once
 from taskguard_celery.recognition import guarded_tasks
 from taskguard_celery.runtime import build
 
@@ -46,7 +46,7 @@ def configuration_of(app: Any, *, runtime: TaskGuard | None = None) -> Configura
         ],
         findings=found,
         serves="celery",
-        recorded=lambda: [*findings_of_schedule(app), *findings_of_rows(app)],
+        recorded=lambda: list(runs_once(app, guarded)),
         # An app with several servers uses any of them, so the first may be down.
         queue_server=brokers[0] if len(brokers) == 1 and brokers[0].startswith(_REDIS) else None,
     )

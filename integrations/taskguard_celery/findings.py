@@ -7,6 +7,12 @@ from taskguard.integration import FindingTemplate, Level
 _CELERY = "docs/reference/settings.md#what-celery-needs"
 _VISIBILITY = "docs/how-to/long-tasks.md"
 
+_ONCE_PER = (
+    'Set once_per= in the guard: "tick" runs each tick of a schedule. "run" runs again if the '
+    'former run has ended. "message" runs each message. An explicit "key" runs once, and removes '
+    "this finding."
+)
+
 EARLY_ACK = FindingTemplate(
     "early_ack",
     Level.WARNING,
@@ -110,6 +116,15 @@ PERIODIC_ONCE = FindingTemplate(
     what="All messages of this entry are the same work of the task {task}.",
     why="The work runs once. Later messages are answered from its record, which is kept for "
     "{days:g} days or longer.",
-    fix='Add once_per="tick" to the guard of the task.',
+    fix=_ONCE_PER,
     link="docs/how-to/periodic.md",
+)
+CONSTANT_KEY = FindingTemplate(
+    "constant_key",
+    Level.WARNING,
+    what="Its key has no arguments, so all its messages are the same work.",
+    why="The work runs once. Later messages are answered from its record, which is kept for "
+    "{days:g} days or longer.",
+    fix=_ONCE_PER,
+    link="docs/reference/options-once.md#once_per",
 )

@@ -1,4 +1,4 @@
-"""Find entries of beat's schedule that run only once, because their messages share one work.
+"""Find entries of beat's schedule, and tasks, that run only once: their messages share one work.
 
 Guarantees: this module checks the entries in the settings. If the models of django-celery-beat are
 loaded, it checks the rows of their table, too. It closes the connection for that, unless the
@@ -21,7 +21,7 @@ from taskguard.integration import Finding, GuardedFunction
 from taskguard_celery import findings
 from taskguard_celery.recognition import guarded_function_of, takes_itself
 
-__all__ = ["findings_of_rows", "findings_of_schedule"]
+__all__ = ["findings_of_rows", "findings_of_schedule", "runs_once"]
 
 logger = logging.getLogger("taskguard")
 
@@ -45,8 +45,19 @@ class _Entry:
     kwargs: Mapping[str, Any]
 
 
-def findings_of_schedule(app: Any) -> Iterator[Finding]:
-    """Judge the entries of `beat_schedule`, without a connection."""
+def runs_once(app: Any, guarded: Sequence[tuple[Task, GuardedFunction]]) -> Iterator[Finding]:
+    """Judge the entries of beat, and each guarded task that no finding about an entry names."""
+    entries = [*findings_of_schedule(app), *findings_of_rows(app)]
+    named = {task for task, _ in entries}
+    for _, finding in entries:
+        yield finding
+    for task, compiled in guarded:
+        if compiled.is_one_work and task.name not in named:
+            yield findings.CONSTANT_KEY.at(f"the task {task.name}", days=_days(compiled))
+
+
+def findings_of_schedule(app: Any) -> Iterator[tuple[str, Finding]]:
+    """Judge the entries of `beat_schedule`, without a connection. Yield task and finding."""
     schedule = app.conf.beat_schedule
     for name, given in schedule.items() if isinstance(schedule, Mapping) else ():
         with contextlib.suppress(KeyError, TypeError, ValueError):  # beat reports the error
@@ -55,8 +66,8 @@ def findings_of_schedule(app: Any) -> Iterator[Finding]:
             yield from _judge(app, _Entry(str(name), values["task"], args, kwargs))
 
 
-def findings_of_rows(app: Any) -> Iterator[Finding]:
-    """Judge the rows in the table of django-celery-beat."""
+def findings_of_rows(app: Any) -> Iterator[tuple[str, Finding]]:
+    """Judge the rows in the table of django-celery-beat. Yield task and finding."""
     models = sys.modules.get("django_celery_beat.models")
     if models is None:
         return
@@ -79,13 +90,17 @@ def findings_of_rows(app: Any) -> Iterator[Finding]:
             yield from _judge(app, entry)
 
 
-def _judge(app: Any, entry: _Entry) -> Iterator[Finding]:
+def _judge(app: Any, entry: _Entry) -> Iterator[tuple[str, Finding]]:
     task = app.tasks.get(entry.task)
     compiled = None if task is None else guarded_function_of(task)
     if compiled is None or not _is_constant(task, compiled, entry):
         return
-    days = compiled.policy.retention_s / _DAY_S
-    yield findings.PERIODIC_ONCE.at(f"beat's entry {entry.name}", task=entry.task, days=days)
+    where, days = f"beat's entry {entry.name}", _days(compiled)
+    yield entry.task, findings.PERIODIC_ONCE.at(where, task=entry.task, days=days)
+
+
+def _days(compiled: GuardedFunction) -> float:
+    return compiled.policy.retention_s / _DAY_S
 
 
 def _is_constant(task: Task, compiled: GuardedFunction, entry: _Entry) -> bool:

@@ -8,6 +8,7 @@ does not store it.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +19,14 @@ from rq.scheduler import RQScheduler
 from rq.utils import import_attribute
 
 from taskguard.integration import Configuration, Finding, GuardedFunction, GuardedTask
-from taskguard_rq.health import JobFacts, QueueFacts, judge_cron_job, judge_job, judge_queue
+from taskguard_rq.health import (
+    JobFacts,
+    QueueFacts,
+    judge_cron_job,
+    judge_job,
+    judge_key,
+    judge_queue,
+)
 from taskguard_rq.outbox import connection_at
 from taskguard_rq.recognition import guarded_function_of
 from taskguard_rq.runtime import runtime
@@ -36,7 +44,7 @@ def configuration_at(target: str) -> Configuration:
     """
     tasks: dict[str, GuardedTask] = {}
     found: list[Finding] = []
-    periodic: list[Finding] = []
+    once: dict[str, list[Finding]] = {}  # by function: of its entries, or else of its key
     with (
         contextlib.closing(connection_at(target)) as connection,
         # `examine()` reports a server that gives no answer.
@@ -45,22 +53,25 @@ def configuration_at(target: str) -> Configuration:
         queues = Queue.all(connection=connection)
         for queue in queues:
             found += judge_queue(_facts_of(queue, connection))
+        for cron_job, compiled in _cron_jobs(connection):
+            for finding in judge_cron_job(cron_job, compiled):
+                once.setdefault(compiled.name, []).append(finding)
         for job, compiled in _waiting(queues):
             facts = _facts_of_job(job, compiled)
             if facts.name not in tasks:
                 found += judge_job(facts)
+                once.setdefault(facts.name, list(judge_key(compiled)))
                 tasks[facts.name] = GuardedTask(
                     facts.name, compiled.policy, compiled.row, facts.limit_s
                 )
-        for cron_job, compiled in _cron_jobs(connection):
-            periodic += judge_cron_job(cron_job, compiled)
     return Configuration(
         runtime,
         name="RQ",
         tasks=list(tasks.values()),
         findings=found,
         serves="rq",
-        recorded=lambda: list(dict.fromkeys(periodic)),  # several schedulers have the same entries
+        # Several schedulers have the same entries.
+        recorded=lambda: list(dict.fromkeys(itertools.chain(*once.values()))),
         queue_server=target,
     )
 

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from taskguard.integration import FindingTemplate, Level
 
+_ONCE_PER = (
+    'Set once_per= in the guard: "tick" runs each tick of a schedule. "run" runs again if the '
+    'former run has ended. "message" runs each job. An explicit "key" runs once, and removes '
+    "this finding."
+)
+
 NO_SCHEDULER = FindingTemplate(
     "no_scheduler",
     Level.WARNING,
@@ -42,6 +48,15 @@ PERIODIC_ONCE = FindingTemplate(
     what="All jobs of this entry are the same work of {task}.",
     why="The work runs once. Later jobs are answered from its record, which is kept for {days:g} "
     "days or longer.",
-    fix='Add once_per="tick" to its guard.',
+    fix=_ONCE_PER,
     link="docs/how-to/periodic.md",
+)
+CONSTANT_KEY = FindingTemplate(
+    "constant_key",
+    Level.WARNING,
+    what="Its key has no arguments, so all its jobs are the same work.",
+    why="The work runs once. Later jobs are answered from its record, which is kept for {days:g} "
+    "days or longer.",
+    fix=_ONCE_PER,
+    link="docs/reference/options-once.md#once_per",
 )

@@ -17,6 +17,7 @@ __all__ = [
     "QueueFacts",
     "judge_cron_job",
     "judge_job",
+    "judge_key",
     "judge_queue",
 ]
 
@@ -83,5 +84,14 @@ def judge_cron_job(cron_job: Any, compiled: GuardedFunction) -> Iterator[Finding
     if compiled.deciding(cron_job.args, cron_job.kwargs) is None:
         return
     where = f"the cron job {getattr(cron_job, 'name', cron_job.func_name)}"
-    days = compiled.policy.retention_s / _DAY_S
-    yield findings.PERIODIC_ONCE.at(where, task=compiled.name, days=days)
+    yield findings.PERIODIC_ONCE.at(where, task=compiled.name, days=_days(compiled))
+
+
+def judge_key(compiled: GuardedFunction) -> Iterator[Finding]:
+    """Judge whether a function runs once only because its key has no arguments."""
+    if compiled.is_one_work:
+        yield findings.CONSTANT_KEY.at(f"the job {compiled.name}", days=_days(compiled))
+
+
+def _days(compiled: GuardedFunction) -> float:
+    return compiled.policy.retention_s / _DAY_S

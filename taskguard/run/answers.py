@@ -72,8 +72,9 @@ class Answers:
         late = found.age_s > _LATE_ANSWER_S and not found.same_message
         if late and not delivery.by_message:
             logger.warning(
-                "%s %s: a new message was answered with a result that is %.1f h old. If each "
-                'message is work of its own, say once_per="message".',
+                "%s %s: a new message was answered with a result that is %.1f h old. If it "
+                'should run, say once_per="message", which runs each message, or once_per="run", '
+                "which runs again if the former run has ended.",
                 delivery.task,
                 delivery.key,
                 found.age_s / 3_600,

@@ -193,7 +193,7 @@ def test_rows_that_run_once_are_found(rows: Rows) -> None:
     def task(shop: str = "") -> None: ...
 
     def found() -> list[str]:
-        return [each.where for each in findings_of_rows(app)]
+        return [each.where for _, each in findings_of_rows(app)]
 
     row = rows.make()
     assert found() == [f"beat's entry {NAME}"]

@@ -149,16 +149,17 @@ NIGHTLY = {"task": "ship", "schedule": 60.0, "args": (1,)}
         ({"key": "orders"}, {}, True),
         ({"key": "order:<order>"}, {}, True),
         ({"key": "order:<order>"}, {"args": (), "kwargs": {"order": 1}}, True),
-        ({"key": "order:<order>", "once_per": "orders"}, {}, True),
+        ({"key": "order:<order>", "once_per": "orders"}, {}, False),
+        ({"key": "orders", "once_per": "key"}, {}, False),
         ({"key": "order:<order>"}, {"args": (BeatLazyFunc(time.time),)}, False),
         ({"key": "orders"}, {"args": (BeatLazyFunc(time.time),)}, True),
         ({"key": "orders", "once_per": "tick"}, {}, False),
         ({"key": "orders", "once_per": "message"}, {}, False),
         ({"key": "orders", "busy": "latest", "once_per": "message"}, {}, False),
         ({"key": lambda **_: f"orders:{time.time():.0f}"}, {}, False),
-        ({"key": "orders"}, {"args": ()}, False),
-        ({"key": "orders"}, {"task": "other"}, False),
-        ({"key": "orders"}, {"args": 5}, False),
+        ({"key": "order:<order>"}, {"args": ()}, False),
+        ({"key": "order:<order>"}, {"task": "other"}, False),
+        ({"key": "order:<order>"}, {"args": 5}, False),
     ],
 )
 @pytest.mark.parametrize("bind", [False, True])
@@ -170,8 +171,8 @@ def test_an_entry_of_beat_that_runs_once_is_found(
     found: bool,
     bind: bool,
 ) -> None:
-    """An entry of beat whose messages are all the same work is a finding. Without a ledger it is
-    none."""
+    """An entry of beat whose messages are all the same work is a finding, unless its task has an
+    explicit `once_per`. Without a ledger it is none."""
     app = Celery("shop", broker=f"redis://127.0.0.1:{free_port()}", set_as_current=False)
     taskguard_celery.safe_defaults(app)
     app.conf.update(
@@ -205,6 +206,43 @@ def test_an_entry_of_beat_that_runs_once_is_found(
     assert caplog.text.count("(finding periodic_once)") == int(found)
     app.conf.update(taskguard_ledger_url=None)
     assert reported() == []
+
+
+@pytest.mark.parametrize(
+    ("guard", "found"),
+    [
+        ({"key": "orders"}, True),
+        ({"key": ["orders", "stock"]}, True),
+        ({"key": "orders", "once_per": "key"}, False),
+        ({"key": "orders", "once_per": "tick"}, False),
+        ({"key": "orders", "once_per": "message", "limit": 2}, False),
+        ({"key": "orders", "once_per": "order:<order>"}, False),
+        ({"key": "order:<order>"}, False),
+        ({"key": ["orders", "order:<order>"]}, False),
+        ({"key": lambda order: "orders"}, False),
+    ],
+)
+def test_a_task_whose_key_has_no_arguments_is_found(
+    ledger_url: str, caplog: pytest.LogCaptureFixture, guard: dict[str, Any], found: bool
+) -> None:
+    """A task whose key has no arguments is a finding of the command and of a worker's start,
+    unless it has an explicit `once_per`. Without a ledger it is none."""
+    app = Celery("shop", broker=f"redis://127.0.0.1:{free_port()}", set_as_current=False)
+    taskguard_celery.safe_defaults(app)
+    app.conf.update(taskguard_locks_url="memory://", taskguard_ledger_url=ledger_url)
+
+    @app.task(name="ship", shared=False)
+    @guarded_task(**guard)
+    def ship(order: int) -> None: ...
+
+    taskguard_celery.check_worker(app)
+    said = [each.getMessage() for each in caplog.records if "constant_key" in each.getMessage()]
+    assert len(said) == int(found)
+    for value in ("tick", "run", "message", "key"):
+        assert all(f'"{value}"' in line and "the task ship:" in line for line in said)
+    app.conf.update(taskguard_ledger_url=None)
+    reports = examine(configuration_of(app))
+    assert "constant_key" not in {each.name for report in reports for each in report.findings}
 
 
 def test_a_finding_shows_no_password_and_no_hashed_value(ledger_url: str) -> None:

@@ -29,6 +29,14 @@ def charge(invoice: int) -> None: ...
 def stored(invoice: int) -> None: ...
 
 
+@guarded_job(key="invoices")
+def constant() -> None: ...
+
+
+@guarded_job(key="invoices", once_per="key")
+def explicit() -> None: ...
+
+
 def plain() -> None: ...
 
 
@@ -110,6 +118,20 @@ def test_a_cron_job_that_runs_once(
         ("periodic_once", f"the cron job {name}")
     ]
     assert caplog.text.count("(finding periodic_once)") == 1
+
+
+def test_a_job_whose_key_has_no_arguments(office: Office, doctor: Doctor) -> None:
+    """A waiting job whose key has no arguments is a finding, unless its guard has an explicit
+    `once_per`, or an entry of a cron is the finding."""
+    for function in (constant, explicit, constant):
+        office.queue.enqueue(function, retry=Retry(max=3))
+    name = f"{constant.__module__}.constant"
+    assert doctor()[1] == [("constant_key", "warning", f"the job {name}")]
+    cron = LeaderCronScheduler(connection=office.connection, name="cron")
+    for function in (constant, explicit):
+        cron.register(function, "invoices", interval=60)
+    cron.register_birth()
+    assert doctor()[1] == [("periodic_once", "warning", f"the cron job {name}")]
 
 
 def test_locks_and_ledger_come_from_the_environment(

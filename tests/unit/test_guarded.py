@@ -67,6 +67,29 @@ def test_a_tick_is_one_work_in_whatever_messages_it_comes() -> None:
     assert len(set(works("message"))) == 2
 
 
+@pytest.mark.parametrize(
+    ("options", "deciding"),
+    [
+        ({"key": "order:<order_id>"}, {"order_id": 42}),
+        ({"key": "orders"}, {}),
+        ({"key": ["orders", "stock"]}, {}),
+        ({"key": "orders", "once_per": "key"}, None),
+        ({"key": "orders", "once_per": "order:<order_id>"}, None),
+        ({"key": "orders", "once_per": "message"}, None),
+        ({"key": "orders", "once_per": "tick"}, None),
+        ({"key": lambda order_id, express: "orders"}, None),
+    ],
+)
+def test_an_explicit_once_per_differs_from_the_default(
+    options: dict[str, Any], deciding: dict[str, object] | None
+) -> None:
+    """The key's arguments decide which work a call is. With an explicit `once_per`, also "key", or
+    a callable, nothing is said of that."""
+    compiled = GuardedFunction(ship, **options)
+    assert compiled.deciding((42,), {}) == deciding
+    assert compiled.is_one_work == (deciding == {})
+
+
 def test_a_message_id_that_is_used_for_two_keys_names_two_works() -> None:
     """With `once_per="message"`, work is named by the message and the key."""
     compiled = GuardedFunction(ship, key="order:<order_id>", once_per="message")
