@@ -12,15 +12,15 @@ import functools
 import itertools
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from taskguard.errors import KeyBusyError
 from taskguard.guarded import AwaitedFunction, GuardedFunction
 from taskguard.keys import KeySpec
-from taskguard.model.delivery import Answered, Completed, Delivery, MessageRef, Waiting
+from taskguard.model.delivery import Answered, Completed, Delivery, MessageRef
 from taskguard.run.current import for_caller
+from taskguard.run.waiting import Waiting
 
 if TYPE_CHECKING:
     from taskguard.run.runner import Runner
@@ -101,16 +101,16 @@ async def _await(
 ) -> Any:
     from taskguard.run import beside  # it loads asyncio
 
+    delivery = _delivery(runtime, compiled, args, kwargs)
     waiting = Waiting(compiled.policy.waits_up_to_s)
-    delivery = replace(_delivery(runtime, compiled, args, kwargs), waiting=waiting)
     locking = runtime.runner.locking
 
     def give_up() -> None:
         if waiting.give_up():
-            locking.stop_waiting(delivery)
+            locking.stop_waiting(delivery, waiting)
 
     return await beside.deliver(
-        lambda: _deliver(runtime, compiled, delivery, args, kwargs), give_up
+        lambda: _deliver(runtime, compiled, delivery, args, kwargs, waiting), give_up
     )
 
 
@@ -144,8 +144,11 @@ def _deliver(
     delivery: Delivery,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
+    waiting: Waiting | None = None,
 ) -> Any:
-    outcome = runtime.runner.deliver(delivery, lambda guard: compiled.call(args, kwargs, guard))
+    outcome = runtime.runner.deliver(
+        delivery, lambda guard: compiled.call(args, kwargs, guard), waiting=waiting
+    )
     if isinstance(outcome, Completed | Answered):
         return outcome.value
     raise KeyBusyError(f"{delivery.key} is busy.", key=delivery.key)

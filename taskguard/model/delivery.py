@@ -15,7 +15,6 @@ from taskguard.model.bounds import Bounds
 from taskguard.model.claims import Claim, ClaimRequest, MessageRef, RowRef
 from taskguard.model.lease import Owner
 from taskguard.model.policy import Policy
-from taskguard.native import allocate_lock
 from taskguard.values import value
 
 __all__ = [
@@ -32,7 +31,6 @@ __all__ = [
     "Parked",
     "Parking",
     "Queue",
-    "Waiting",
     "stored_call",
 ]
 
@@ -126,35 +124,6 @@ class Codec:
     loads: Callable[[str], Any]
 
 
-class Waiting:
-    """A wait for a key in one thread that another thread may give up.
-
-    Attributes:
-        wait_s: how long it waits, in seconds.
-        owner: the waiter as the lock server knows it. None: it has not asked yet.
-        given_up: whether its caller has given up.
-    """
-
-    def __init__(self, wait_s: float) -> None:
-        self.wait_s = wait_s
-        self.owner: Owner | None = None
-        self.given_up = False
-        self._granted = False
-        self._mutex = allocate_lock()
-
-    def grant(self) -> bool:
-        """Note that the key is granted. Return False if the caller has given up."""
-        with self._mutex:
-            self._granted = not self.given_up
-            return self._granted
-
-    def give_up(self) -> bool:
-        """Note that the caller gives up. Return False if the key was granted before."""
-        with self._mutex:
-            self.given_up = not self._granted
-            return self.given_up
-
-
 @value(kw_only=True)
 class Delivery:
     """A delivery, as a queue handed it over.
@@ -193,7 +162,6 @@ class Delivery:
             of them, and it claims that one.
         timed_out: called when the process of the body has to end. Returns whether the reason is a
             hard time limit, which counts as a crash. None: the queue has no such limit.
-        waiting: the wait for its key, if its caller may give up. None: it may not.
         orders: exceptions by which a body and its queue communicate, for example Celery's Retry or
             a time limit. They take effect even if the database has ended the body's transaction.
     """
@@ -222,7 +190,6 @@ class Delivery:
     limit: int = 1
     bounds: Bounds | None = None
     timed_out: Callable[[], bool] | None = None
-    waiting: Waiting | None = None
     orders: tuple[type[Exception], ...] = ()
 
     @property

@@ -45,6 +45,7 @@ from taskguard.run.claiming import Admitted, Claiming, named
 from taskguard.run.current import holders_around
 from taskguard.run.parking import PROMOTED_WAIT_S
 from taskguard.run.tracked import TrackedLease
+from taskguard.run.waiting import Waiting
 
 __all__ = ["Admission"]
 
@@ -82,14 +83,14 @@ class Admission:
         self._clock = clock
         self._rng = rng
 
-    def admit(self, delivery: Delivery) -> Admitted | Answer | Busy:
+    def admit(self, delivery: Delivery, waiting: Waiting | None) -> Admitted | Answer | Busy:
         """Try until the key is granted, the record has an answer, or the time to wait is over."""
-        started_s, wait_s = self._clock.monotonic_s(), _wait_s(delivery)
+        started_s, wait_s = self._clock.monotonic_s(), _wait_s(delivery, waiting)
         waiter = _Waiter(new_owner(delivery.message.id))
         try:
             while True:
-                if delivery.waiting is not None:
-                    delivery.waiting.owner = waiter.owner
+                if waiting is not None:
+                    waiting.owner = waiter.owner
                 left_s = max(0.0, started_s + wait_s - self._clock.monotonic_s())
                 found = self._try_slots(delivery, waiter, wait_s=left_s, started_s=started_s)
                 if not isinstance(found, Busy):
@@ -100,9 +101,9 @@ class Admission:
                 left_s = started_s + wait_s - self._clock.monotonic_s()
                 if left_s <= 0.0 or (delivery.promoted and not _comes_soon(found, left_s)):
                     return found
-                if not _is_given_up(delivery):
+                if waiting is None or not waiting.given_up:
                     self._wait(delivery, waiter, found, left_s)
-                if _is_given_up(delivery):
+                if waiting is not None and waiting.given_up:
                     return found
                 if not waiter.queued:
                     # It has no position to keep. If the ledger refused it, its lease is given away.
@@ -359,20 +360,16 @@ class Admission:
             self._release(delivery, waiter.owner)
 
 
-def _wait_s(delivery: Delivery) -> float:
+def _wait_s(delivery: Delivery, waiting: Waiting | None) -> float:
     """How long a delivery waits for a held key before it is deferred, in seconds."""
     policy, queue = delivery.policy, delivery.queue
     # The key of a promoted message is free, unless another process is probing it.
     wait_s = PROMOTED_WAIT_S if delivery.promoted else policy.waits_up_to_s
-    if delivery.waiting is not None:
-        wait_s = delivery.waiting.wait_s
+    if waiting is not None:
+        wait_s = waiting.wait_s
     if wait_s and holders_around(delivery.keys):
         return 0.0  # a body that holds a slot of its key does not wait for another one
     return min(wait_s, queue.longest_wait_s) if wait_s and queue is not None else wait_s
-
-
-def _is_given_up(delivery: Delivery) -> bool:
-    return delivery.waiting is not None and delivery.waiting.given_up
 
 
 def _refused(held: Held) -> Busy:

@@ -13,7 +13,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +23,13 @@ from taskguard.errors import (
     LeaseLostError,
     LockNotOwnedError,
 )
-from taskguard.model.delivery import Delivery, Waiting
+from taskguard.model.delivery import Delivery
 from taskguard.model.lease import Lease
 from taskguard.run.current import Running, begin, current_task, end
 from taskguard.run.holding import Holding
 from taskguard.run.locking import Locking, lost
 from taskguard.run.refusals import refuse_reentry
+from taskguard.run.waiting import Waiting
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -183,25 +184,25 @@ class Lock:
             self._forget(lost_before)
             await beside.run(lambda: lost_before.locking.end(lost_before.holding))
         refuse_reentry(self._delivery)
-        locking, wait_s = self._locking(), self._delivery.policy.waits_up_to_s
+        locking, delivery = self._locking(), self._delivery
+        wait_s = delivery.policy.waits_up_to_s
         waiting = Waiting(wait_s)
-        delivery = replace(self._delivery, waiting=waiting)
 
         def give_up(call: Future[Holding]) -> None:
             if waiting.give_up():
-                locking.stop_waiting(delivery)
+                locking.stop_waiting(delivery, waiting)
             else:
                 locking.undo(call.result())
 
         if not wait_s:
-            holding = await beside.run(lambda: locking.take(delivery), give_up)
+            holding = await beside.run(lambda: locking.take(delivery, waiting), give_up)
             return self._began_in_task(locking, holding)
         # One coroutine of this event loop waits at the lock server, and needs a thread.
         until_s = time.monotonic() + wait_s
         try:
             async with beside.in_line((id(locking), delivery.keys), wait_s=wait_s):
                 waiting.wait_s = max(0.0, until_s - time.monotonic())
-                holding = await beside.run(lambda: locking.take(delivery), give_up)
+                holding = await beside.run(lambda: locking.take(delivery, waiting), give_up)
         except TimeoutError:
             raise KeyBusyError(
                 f"{delivery.key} is wanted by coroutines of this process that came earlier. The "

@@ -32,6 +32,7 @@ from taskguard.run.claiming import Admitted
 from taskguard.run.current import running
 from taskguard.run.holding import Holding, Releases
 from taskguard.run.refusals import refuse_reentry
+from taskguard.run.waiting import Waiting
 from taskguard.run.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class Locking:
         ledger: Ledger | None,
         watchdog: Watchdog,
         releases: Releases,
-        enter: Callable[[Delivery], Admitted | Outcome],
+        enter: Callable[[Delivery, Waiting | None], Admitted | Outcome],
         holding: Callable[[Delivery, Admitted], Holding],
         clock: Clock,
     ) -> None:
@@ -77,9 +78,12 @@ class Locking:
         if not self.end(holding):
             raise lost(holding)
 
-    def take(self, delivery: Delivery) -> Holding:
-        """Acquire the keys, and renew their lease from now on. Raises KeyBusyError."""
-        admitted = self._enter(delivery)
+    def take(self, delivery: Delivery, waiting: Waiting | None = None) -> Holding:
+        """Acquire the keys, and renew their lease from now on. Raises KeyBusyError.
+
+        `waiting`: the wait of a caller that may give up.
+        """
+        admitted = self._enter(delivery, waiting)
         if not isinstance(admitted, Admitted):
             raise KeyBusyError(f"{delivery.key} is held by another.", key=delivery.key)
         holding = self._holding(delivery, admitted)
@@ -88,15 +92,13 @@ class Locking:
         except BaseException:
             self.end(holding)
             raise
-        if delivery.waiting is not None and not delivery.waiting.grant():
+        if waiting is not None and not waiting.grant():
             self.undo(holding)
             raise KeyBusyError(f"{delivery.key} is wanted no more.", key=delivery.key)
         return holding
 
-    def stop_waiting(self, delivery: Delivery) -> None:
+    def stop_waiting(self, delivery: Delivery, waiting: Waiting) -> None:
         """Leave the line of the lock server for a caller that gave up, while a thread waits."""
-        waiting = delivery.waiting
-        assert waiting is not None  # noqa: S101  # its caller may give up
         if self._locks is not None and self._locks.traits.fair and waiting.owner is not None:
             with _unavailable_is_ignored():
                 self._locks.release(delivery.keys, waiting.owner, **limit_option(delivery.limit))

@@ -49,6 +49,7 @@ from taskguard.run.late import LateReports
 from taskguard.run.locking import Locking
 from taskguard.run.parking import Line
 from taskguard.run.refusals import Refusals, refuse_reentry, refuse_without_ledger
+from taskguard.run.waiting import Waiting
 from taskguard.run.watchdog import Watchdog
 
 if TYPE_CHECKING:
@@ -143,23 +144,27 @@ class Runner:
 
     # -- the way of one delivery --------------------------------------------------------------
 
-    def deliver(self, delivery: Delivery, body: _Body) -> Outcome:
+    def deliver(
+        self, delivery: Delivery, body: _Body, *, waiting: Waiting | None = None
+    ) -> Outcome:
         """Run `body` if this delivery gets its key, and return the outcome for the queue.
 
         Raises the body's exceptions, KeyBusyError, WorkDeadError, WorkRevokedError,
         MessageTooOldError, FingerprintMismatchError, RowMissingError and RowIneligibleError. If the
         delivery cannot be deferred, also LedgerUnavailableError, LeaseLostError and
         StaleTokenError.
+
+        `waiting`: the wait of a caller that may give up.
         """
         refuse_reentry(delivery)
         if self.ledger is None:
             refuse_without_ledger(delivery)
         if self._late.pending:
             self._late.report()
-        found = self._admit(delivery)
+        found = self._admit(delivery, waiting)
         return self._run(delivery, found, body) if isinstance(found, Admitted) else found
 
-    def _admit(self, delivery: Delivery) -> Admitted | Outcome:
+    def _admit(self, delivery: Delivery, waiting: Waiting | None) -> Admitted | Outcome:
         """Acquire and claim the key, or return the outcome of a delivery without it.
 
         A delivery that is refused may have held the key briefly. Messages that were parked in that
@@ -167,7 +172,7 @@ class Runner:
         """
         found: Admitted | Outcome | None = None
         try:
-            found = self._enter(delivery)
+            found = self._enter(delivery, waiting)
         except NO_LEDGER as error:
             logger.warning("%s %s deferred: %s", delivery.task, delivery.key, error)
             found = self._deferrals.defer_or_raise(delivery, error)
@@ -176,8 +181,8 @@ class Runner:
                 self.line.promote_next(delivery)
         return found
 
-    def _enter(self, delivery: Delivery) -> Admitted | Outcome:
-        found = self._admission.admit(delivery)
+    def _enter(self, delivery: Delivery, waiting: Waiting | None) -> Admitted | Outcome:
+        found = self._admission.admit(delivery, waiting)
         return found if isinstance(found, Admitted) else self._refusals.settle(delivery, found)
 
     def _run(self, delivery: Delivery, admitted: Admitted, body: _Body) -> Outcome:
