@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from taskguard.clock import Clock
 from taskguard.errors import (
@@ -27,7 +27,7 @@ from taskguard.errors import (
 from taskguard.locks.base import Hold, Holder, LockProvider, Renewal
 from taskguard.model.claims import Claim
 from taskguard.model.delivery import Delivery, Outcome
-from taskguard.model.lease import limit_option
+from taskguard.model.lease import Owner, limit_option
 from taskguard.run.claiming import Admitted
 from taskguard.run.current import running
 from taskguard.run.holding import Holding, Releases
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from taskguard.ledger.ports import Ledger, Records
 
 __all__ = ["Locking", "lost"]
+
+_Answer = TypeVar("_Answer")
 
 
 class Locking:
@@ -158,48 +160,62 @@ class Locking:
 
     def release_by_token(self, delivery: Delivery) -> bool:
         """End the lease that the token has. Return False if it has none."""
-        found = self._found(delivery)
-        if found is None:
-            return False
-        claim = self._claim(delivery, found)
-        known = claim is not None and self._ledger is not None and self._ledger.give_back(claim)
-        if self._locks is not None:
-            limit = limit_option(delivery.limit)
-            with contextlib.nullcontext() if claim is None else _unavailable_is_ignored():
-                freed = self._locks.release(delivery.keys, found.owner, **limit)
-                known = freed if claim is None else known
-        return known
+        limit = limit_option(delivery.limit)
+        ended = self._for_token(
+            delivery,
+            lambda ledger, claim: ledger.give_back(claim),
+            lambda locks, owner: locks.release(delivery.keys, owner, **limit),
+        )
+        return bool(ended)
 
     def extend_by_token(self, delivery: Delivery) -> bool:
         """Renew the lease that the token has. Return False if it has none."""
-        found = self._found(delivery)
-        if found is None:
+        ttl_s, limit = delivery.policy.ttl_s, delivery.limit
+        answers = self._for_token(
+            delivery,
+            lambda ledger, claim: ledger.renew([claim]),
+            lambda locks, owner: locks.renew([Hold(delivery.keys, owner, ttl_s, limit)]),
+        )
+        if answers is None:
             return False
-        claim, answers = self._claim(delivery, found), [Renewal.UNANSWERED]
-        if claim is not None and self._ledger is not None:
-            answers = self._ledger.renew([claim])
-        if self._locks is not None:
-            hold = Hold(delivery.keys, found.owner, delivery.policy.ttl_s, delivery.limit)
-            with contextlib.nullcontext() if claim is None else _unavailable_is_ignored():
-                at_server = self._locks.renew([hold])
-                answers = at_server if claim is None else answers
         if answers[0] in (Renewal.UNANSWERED, Renewal.SKIPPED):
-            raise self._unanswered(delivery.key, claim is not None)
+            raise self._unanswered(delivery.key, self._deciding_ledger(delivery) is not None)
         return answers[0] == Renewal.RENEWED
+
+    def _for_token(
+        self,
+        delivery: Delivery,
+        in_ledger: Callable[[Ledger, Claim], _Answer],
+        at_server: Callable[[LockProvider, Owner], _Answer],
+    ) -> _Answer | None:
+        """Change the lease that the token has. Return the answer of the server that decides.
+
+        Return None if the token has no lease. If the ledger decides, the lock server may be down.
+        """
+        found, ledger = self._found(delivery), self._deciding_ledger(delivery)
+        if found is None:
+            return None
+        if ledger is None:
+            assert self._locks is not None  # noqa: S101  # it granted the lease
+            return at_server(self._locks, found.owner)
+        claim = Claim(delivery.request(found.owner, clock=self._clock), found.fence)
+        answer = in_ledger(ledger, claim)
+        if self._locks is not None:
+            with _unavailable_is_ignored():
+                at_server(self._locks, found.owner)
+        return answer
 
     def _found(self, delivery: Delivery) -> Holder | None:
         """Return the token's hold on the first key: a lease has all of its keys or none."""
         key, token = delivery.keys[0], delivery.message.id
-        decides = self._ledger is not None and not delivery.is_shared
-        holders = self._on_record(key) if decides else self._at_server(key)
+        by_ledger = self._deciding_ledger(delivery) is not None
+        holders = self._on_record(key) if by_ledger else self._at_server(key)
         ours = (each for each in holders if each.owner.process and each.owner.message == token)
         return next(ours, None)
 
-    def _claim(self, delivery: Delivery, found: Holder) -> Claim | None:
-        """Return the token's claim in the ledger. None: the lock server alone granted the keys."""
-        if self._ledger is None or delivery.is_shared:
-            return None
-        return Claim(delivery.request(found.owner, clock=self._clock), found.fence)
+    def _deciding_ledger(self, delivery: Delivery) -> Ledger | None:
+        """Return the ledger that grants the keys. None: the lock server alone grants them."""
+        return None if delivery.is_shared else self._ledger
 
     def _at_server(self, key: str) -> list[Holder]:
         if self._locks is None:
