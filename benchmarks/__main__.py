@@ -1,4 +1,4 @@
-"""`python -m benchmarks [name …] [--quick]`."""
+"""`python -m benchmarks [name …] [--quick] [--beside-load]`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ ALL = (
     "etcd",
     "zookeeper",
     "guarded",
-    "mariadb",
     "leases",
     "drain",
     "contention",
@@ -28,6 +27,7 @@ ALL = (
     "sweep",
     "idle",
 )
+BESIDE_LOAD = ("guarded", "drain")
 PACKAGES = (
     "celery", "kombu", "rq", "redis", "psycopg", "pymysql", "sqlalchemy",
     "python-redis-lock", "mithril-locks", "fencekit", "pottery", "redlock-py", "etcd3gw",
@@ -40,6 +40,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", choices=[*ALL, []], help="by default all of them")
     parser.add_argument("--quick", action="store_true", help="fewer rounds; rough figures")
+    parser.add_argument(
+        "--beside-load",
+        action="store_true",
+        help="measure guarded and drain once more beside a busy process on each processor",
+    )
     options = parser.parse_args()
     CONSOLE.print(
         f"{platform.python_implementation()} {platform.python_version()}, {os.cpu_count()} CPUs; "
@@ -47,7 +52,8 @@ def main() -> None:
     )
     CONSOLE.print()
     for name in options.names or ALL:
-        importlib.import_module(f"benchmarks.{name}").main(quick=options.quick)
+        load = {"beside_load": True} if options.beside_load and name in BESIDE_LOAD else {}
+        importlib.import_module(f"benchmarks.{name}").main(quick=options.quick, **load)
 
 
 def _version(name: str) -> str:

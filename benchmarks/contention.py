@@ -27,7 +27,7 @@ import redis
 import sqlalchemy as sa
 from rich.table import Table
 
-from benchmarks.drain import family
+from benchmarks.clocks import family
 from benchmarks.measure import CONSOLE
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import KEYS, MESSAGES, WORK

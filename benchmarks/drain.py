@@ -1,7 +1,7 @@
 """Draining queues of short tasks: Celery with two prefork children, RQ with one worker.
 
-Each line has the rate of a new worker, compared with the hand-written way in the same round. It
-also has the processor time of one task: the worker's with its children, and that of both servers.
+The table has the processor time of one task: the worker's with its children, and that of both
+servers. Each round starts a new worker, and compares it with the hand-written way in that round.
 Each drain has order numbers of its own, because an order that is DONE is a duplicate.
 """
 
@@ -9,24 +9,25 @@ from __future__ import annotations
 
 import itertools
 import os
-import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
 import redis
 
-from benchmarks.hand_written import ByHand
-from benchmarks.measure import CONSOLE, figures, show
+from benchmarks.clocks import family
+from benchmarks.databases import Database, by_hand, databases
+from benchmarks.measure import CONSOLE, Parts
 from taskguard.ledger.sql import SqlLedger
-from taskguard_sandbox.servers import Postgres, Valkey
+from taskguard_sandbox.servers import Valkey
 
-BY_HAND = "by hand: Redis and PostgreSQL"
-BY_HAND_WITH_EFFECT = "by hand, an effect with DONE"
+BY_HAND, BARE = "by hand, no effect", "taskguard, no effect"
+BY_HAND_WITH_EFFECT, WITH_EFFECT = "by hand, an effect with DONE", "taskguard, an effect with DONE"
+WITH_DATABASE = (BY_HAND, BARE, BY_HAND_WITH_EFFECT, WITH_EFFECT)
 LOCKS_ONLY = "taskguard, locks only"
 _SLICE_S = 0.005
 _FIRST_ORDERS = itertools.count(0, 1_000_000)
@@ -96,9 +97,9 @@ CELERY = Queue(
         "fencekit (Redis alone)": Case("fencekit"),
         LOCKS_ONLY: Case("guarded", environment={"DRAIN_LOCKS_ONLY": "yes"}),
         BY_HAND: Case("by_hand"),
-        "taskguard": Case("guarded"),
+        BARE: Case("guarded"),
         BY_HAND_WITH_EFFECT: Case("by_hand_with_effect"),
-        "taskguard, an effect with DONE": Case("guarded_with_effect"),
+        WITH_EFFECT: Case("guarded_with_effect"),
     },
 )
 RQ = Queue(
@@ -117,61 +118,59 @@ RQ = Queue(
 )
 
 
-def main(*, quick: bool) -> None:
-    """Print a table for each queue."""
-    with Valkey() as valkey, Postgres() as postgres:
-        url = postgres.create_database("drain")
-        ledger = SqlLedger(url)
-        ledger.create_schema()
-        ledger.close()
-        by_hand = ByHand(valkey.url_of(1), url.replace("+psycopg", ""))
-        by_hand.db.execute("create table effects (item bigint)")
-        by_hand.close()
-        os.environ.update(
-            DRAIN_BROKER=valkey.url_of(2),
-            TASKGUARD_LOCKS_URL=valkey.url_of(1),
-            TASKGUARD_LEDGER_URL=url,
-        )
-        servers = [family(valkey.pid), family(postgres.pid)]
-        for queue in (CELERY, RQ):
-            _measure(queue, valkey.url, servers, quick=quick)
+def main(*, quick: bool, beside_load: bool = False) -> None:
+    """Print a table for each database, and one for RQ."""
+    queues = [CELERY, RQ]
+    for database in databases():
+        with Valkey() as valkey:
+            ledger = SqlLedger(database.url)
+            ledger.create_schema()
+            ledger.close()
+            by_hand(valkey.url_of(1), database.url).close()  # creates its tables
+            os.environ.update(
+                DRAIN_BROKER=valkey.url_of(2),
+                TASKGUARD_LOCKS_URL=valkey.url_of(1),
+                TASKGUARD_LEDGER_URL=database.url,
+            )
+            for queue in queues:
+                _measure(queue, database, valkey, quick=quick, beside_load=beside_load)
+        # Measure RQ and the tasks without a database once.
+        queues = [replace(CELERY, cases={name: CELERY.cases[name] for name in WITH_DATABASE})]
 
 
-def _measure(queue: Queue, server: str, servers: list[Callable[[], float]], *, quick: bool) -> None:
-    rates: dict[str, list[float]] = {name: [] for name in queue.cases}
-    used: dict[str, list[list[float]]] = {name: [] for name in queue.cases}
+def _measure(
+    queue: Queue, database: Database, valkey: Valkey, *, quick: bool, beside_load: bool
+) -> None:
+    servers = {**database.clocks, "Redis": family(valkey.pid)}
     count = queue.count // 4 if quick else queue.count
-    for number in range(1 if quick else 8):
+    rounds = 1 if quick else 6
+
+    def one_round(number: int) -> dict[str, dict[str, float]]:
+        found = {}
         names = list(queue.cases)
-        for name in names[number % len(names) :] + names[: number % len(names)]:
-            rate, processor_us = _drain(queue, server, servers, queue.cases[name], count)
-            rates[name].append(rate)
-            used[name].append(processor_us)
+        at = number % len(names)
+        for name in names[at:] + names[:at]:
+            found[name] = _drain(queue, valkey.url, servers, queue.cases[name], count)
+            rate = 1e6 / found[name]["wall"]
             CONSOLE.print(f"  round {number + 1}: {name}: {rate:,.0f} tasks/s")
-    of_effects = {name for name in queue.cases if name.endswith("an effect with DONE")}
-    plain = {name: each for name, each in rates.items() if name not in of_effects}
-    found = figures(plain, reference=BY_HAND)
-    if of_effects:
-        with_effect = {name: rates[name] for name in rates if name in of_effects}
-        found += figures(with_effect, reference=BY_HAND_WITH_EFFECT)
-    notes = {name: _words(each) for name, each in used.items()}
-    title = f"{queue.name}: {count:,} short tasks; processor µs of worker + Redis + PostgreSQL"
-    show(title, "tasks/s", found, notes=notes)
+        return found
 
-
-def _words(rounds: list[list[float]]) -> str:
-    medians = [statistics.median(each) for each in zip(*rounds, strict=True)]
-    return f"{sum(medians):,.0f} = {' + '.join(f'{us:,.0f}' for us in medians)}"
+    title = f"{queue.name}, {database.name}: {rounds} rounds of {count:,} short tasks"
+    references = dict.fromkeys(queue.cases, BY_HAND) | {WITH_EFFECT: BY_HAND_WITH_EFFECT}
+    references[BY_HAND_WITH_EFFECT] = BY_HAND_WITH_EFFECT
+    parts = Parts(title, references, beside_load=beside_load)
+    parts.measure(one_round, rounds)
+    parts.show()
 
 
 def _drain(
     queue: Queue,
     server: str,
-    servers: list[Callable[[], float]],
+    servers: Mapping[str, Callable[[], float]],
     case: Case,
     count: int,
-) -> tuple[float, list[float]]:
-    """Tasks per second of a fresh worker, from its first tasks to its last, and µs for each."""
+) -> dict[str, float]:
+    """µs per task of a fresh worker in each part, from its first tasks to its last."""
     with redis.Redis.from_url(server) as everything:
         everything.flushall()
     environment = {**os.environ, **case.environment}
@@ -185,10 +184,10 @@ def _drain(
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    clocks = [family(worker.pid), *servers]
+    clocks = {"worker": family(worker.pid), **servers, "wall": time.perf_counter}
     try:
         with redis.Redis.from_url(environment["DRAIN_BROKER"]) as broker:
-            return _rate(lambda: queue.left(broker), clocks, count)
+            return _used_us(lambda: queue.left(broker), clocks, count)
     finally:
         children = psutil.Process(worker.pid).children(recursive=True)
         worker.terminate()
@@ -197,35 +196,16 @@ def _drain(
             child.kill()
 
 
-def _rate(
-    left: Callable[[], int], clocks: list[Callable[[], float]], count: int
-) -> tuple[float, list[float]]:
+def _used_us(
+    left: Callable[[], int], clocks: Mapping[str, Callable[[], float]], count: int
+) -> dict[str, float]:
     """The first tenth is a warm-up: children connect and prepare their statements."""
-    began, at_start, before = 0.0, 0, [0.0]
-    while True:
-        now, remaining = time.perf_counter(), left()
-        if not began and remaining <= count * 0.9:
-            began, at_start, before = now, remaining, [clock() for clock in clocks]
-        if remaining == 0:
-            took = [clock() - was for clock, was in zip(clocks, before, strict=True)]
-            return at_start / (now - began), [s * 1e6 / at_start for s in took]
+    while (at_start := left()) > count * 0.9:
         time.sleep(_SLICE_S)
-
-
-def family(pid: int) -> Callable[[], float]:
-    """Seconds of processor time of a process and its children, those that have ended included."""
-    parent = psutil.Process(pid)
-
-    def clock() -> float:
-        total_s = 0.0
-        for process in (parent, *parent.children(recursive=True)):
-            try:
-                times = process.cpu_times()
-            except psutil.NoSuchProcess:
-                continue
-            total_s += times.user + times.system
-            if process == parent:
-                total_s += times.children_user + times.children_system
-        return total_s
-
-    return clock
+    before = [clock() for clock in clocks.values()]
+    while left() > 0:
+        time.sleep(_SLICE_S)
+    return {
+        name: (clock() - was) * 1e6 / at_start
+        for (name, clock), was in zip(clocks.items(), before, strict=True)
+    }

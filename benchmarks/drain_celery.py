@@ -12,7 +12,8 @@ import redis
 from celery import Celery
 from celery.signals import worker_process_init
 
-from benchmarks.hand_written import ByHand
+from benchmarks.databases import by_hand as connect_by_hand
+from benchmarks.hand_written import EFFECT, ByHand
 from taskguard import Guard
 from taskguard_celery import guarded_task
 
@@ -34,7 +35,7 @@ if "DRAIN_LOCKS_ONLY" in os.environ:
 @functools.cache
 def by_hand_connections() -> ByHand:
     """One a child."""
-    return ByHand(LOCKS, DATABASE.replace("+psycopg", ""))
+    return connect_by_hand(LOCKS, DATABASE, create=False)
 
 
 @functools.cache
@@ -77,17 +78,15 @@ def guarded(order: int) -> None:
 @app.task
 def by_hand_with_effect(order: int) -> None:
     """Do the work by hand, and write a row together with DONE."""
-    by_hand_connections().run(
-        f"order:{order}", lambda db: db.execute("insert into effects values (%s)", [order])
-    )
+    by_hand_connections().run(f"order:{order}", effect=True)
 
 
 @app.task
 @guarded_task(key="order:<order>")
 def guarded_with_effect(order: int, guard: Guard) -> None:
-    """Do the work with taskguard, on a connection of psycopg as by hand."""
+    """Do the work with taskguard, by the driver as by hand."""
     with guard.transaction() as db:
-        db.exec_driver_sql("insert into effects values (%s)", (order,))
+        db.exec_driver_sql(EFFECT)
 
 
 def _fencekit() -> Callable[..., Any]:

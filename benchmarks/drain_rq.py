@@ -7,7 +7,7 @@ import os
 import redis
 import rq
 
-from benchmarks.hand_written import ByHand
+from benchmarks.databases import by_hand as connect_by_hand
 from taskguard_rq import guarded_job
 
 LOCKS, DATABASE = os.environ["TASKGUARD_LOCKS_URL"], os.environ["TASKGUARD_LEDGER_URL"]
@@ -19,7 +19,7 @@ def bare(order: int) -> None:
 
 def by_hand(order: int) -> None:
     """The hand-written optimum; each job is a process, with connections of its own."""
-    hand = ByHand(LOCKS, DATABASE.replace("+psycopg", ""), create=False)
+    hand = connect_by_hand(LOCKS, DATABASE, create=False)
     hand.run(f"order:{order}")
     hand.close()
 

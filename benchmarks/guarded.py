@@ -1,35 +1,44 @@
-"""One guarded call with its effect on PostgreSQL, compared with hand-written code. DONE is flushed.
+"""Processor time of a guarded call, compared with hand-written code, on each database.
 
-The two alternate in turns of about forty calls. In longer turns, the speed of a disk or a virtual
+The time is that of the client, of the database and of Redis. Wall time is printed as well: it
+depends on how long a flush takes. Hand-written code flushes twice, and taskguard once.
+
+The cases alternate in turns of forty calls. In longer turns, the speed of a disk or a virtual
 processor changes between them.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from typing import Any
 
-import psycopg
 import sqlalchemy as sa
 
 import taskguard
-from benchmarks.hand_written import ByHand
-from benchmarks.measure import Figure, in_turns, show
+from benchmarks.clocks import family
+from benchmarks.databases import Database, by_hand, databases
+from benchmarks.hand_written import EFFECT, ByHand, PostgresByHand
+from benchmarks.measure import Parts, one_round
 from taskguard import Guard
 from taskguard.ledger.sql import SqlLedger
-from taskguard_sandbox.servers import Postgres, Valkey
+from taskguard_sandbox.servers import Valkey
 
-REFERENCE = "by hand: redis-py and psycopg"
-BY_HAND_BARE = "by hand, no effect"
-BY_HAND_OWN = "by hand, the order's own row"
-BY_HAND_OWN_BARE = "by hand, its own row, no effect"
-BARE = "taskguard, no effect"
-OWN = "taskguard, the order's own row"
-OWN_BARE = "taskguard, its own row, no effect"
-_SAME = {BARE: BY_HAND_BARE, OWN: BY_HAND_OWN, OWN_BARE: BY_HAND_OWN_BARE}
-EFFECT = "insert into effects values ('order')"
+BY_HAND, BARE = "by hand, no effect", "taskguard, no effect"
+BY_HAND_EFFECT = "by hand, an effect with DONE"
+BY_HAND_DUPLICATE = "by hand, a duplicate of DONE"
+BY_HAND_OWN, OWN = "by hand, an own row, an effect", "taskguard, an own row, an effect"
+BY_HAND_OWN_BARE, OWN_BARE = "by hand, an own row, no effect", "taskguard, an own row, no effect"
+REFERENCES = {
+    BARE: BY_HAND,
+    "taskguard, an effect by the driver": BY_HAND_EFFECT,
+    "taskguard, an effect by SQLAlchemy": BY_HAND_EFFECT,
+    "taskguard, a duplicate of DONE": BY_HAND_DUPLICATE,
+    OWN: BY_HAND_OWN,
+    OWN_BARE: BY_HAND_OWN_BARE,
+}
 _EFFECT = sa.text(EFFECT)
 PAID_ORDERS = "insert into orders (id, status) select n, 'PAID' from generate_series(1, 40000) n"
 ORDERS = sa.Table(
@@ -50,22 +59,36 @@ OWN_ROW = taskguard.GuardedRow(
 )
 
 
-def main(*, quick: bool) -> None:
-    """Print two tables: this machine's disk, and one that takes a millisecond to flush."""
-    _measure("this machine's disk", quick=quick)
-    _measure("a disk that takes 1 ms to flush", quick=quick, commit_delay=1000, commit_siblings=0)
+def main(*, quick: bool, beside_load: bool = False) -> None:
+    """Print a table for each database."""
+    for database in databases():
+        with Valkey() as valkey:
+            _measure(database, valkey, quick=quick, beside_load=beside_load)
 
 
-def _measure(disk: str, *, quick: bool, **settings: int) -> None:
-    with Valkey() as valkey, Postgres(**settings) as postgres:
-        url = postgres.create_database("bench")
-        by_hand = ByHand(valkey.url, url.replace("+psycopg", ""))
-        by_hand.db.execute("create table effects (item text)")
-        with runtime(valkey.url, url) as tg:
-            found = compare(_cases(tg, by_hand), reference=REFERENCE, quick=quick, but=_SAME)
-        by_hand.close()
-    title = f"A guarded call: lock, claim, one effect with DONE, release; fsync on, {disk}"
-    show(title, "µs", found)
+def _measure(database: Database, valkey: Valkey, *, quick: bool, beside_load: bool) -> None:
+    rounds, repeats = (2, 10) if quick else (40, 40)
+    clocks = {
+        **database.clocks,
+        "Redis": family(valkey.pid),
+        "wall": time.perf_counter,
+        "client": time.process_time,
+    }
+    with (
+        runtime(valkey.url, database.url) as tg,
+        closing(by_hand(valkey.url, database.url)) as hand,
+    ):
+        cases = _cases(tg, hand)
+        one_round(cases, 0, repeats=repeats, clocks=clocks)  # warms up
+        parts = Parts(
+            f"A guarded call on {database.name}, {rounds} rounds of {repeats} calls",
+            REFERENCES,
+            beside_load=beside_load,
+        )
+        parts.measure(
+            lambda number: one_round(cases, number, repeats=repeats, clocks=clocks), rounds
+        )
+    parts.show()
 
 
 @contextmanager
@@ -78,18 +101,6 @@ def runtime(locks: str, database: str) -> Iterator[taskguard.TaskGuard]:
     tg.close()
 
 
-def compare(
-    cases: dict[str, Callable[[], object]],
-    *,
-    reference: str,
-    quick: bool,
-    but: Mapping[str, str] = {},
-) -> list[Figure]:
-    """Calls of some milliseconds, in turns."""
-    rounds = 6 if quick else 75
-    return in_turns(cases, reference=reference, rounds=rounds, repeats=40, but=but)
-
-
 def by_sqlalchemy(db: sa.Connection) -> None:
     """The effect, as most bodies write theirs."""
     db.execute(_EFFECT)
@@ -98,7 +109,7 @@ def by_sqlalchemy(db: sa.Connection) -> None:
 def by_driver(db: sa.Connection) -> None:
     """The effect, by the driver's own cursor, as by hand."""
     driver: Any = db.connection.driver_connection
-    with driver.cursor() as cursor:
+    with closing(driver.cursor()) as cursor:
         cursor.execute(EFFECT)
 
 
@@ -120,25 +131,29 @@ def shipping(
     return ship
 
 
-def _cases(tg: taskguard.TaskGuard, by_hand: ByHand) -> dict[str, Callable[[], object]]:
-    def effect(db: psycopg.Connection[Any]) -> None:
-        db.execute(EFFECT)
-
-    as_by_hand, ship = shipping(tg, by_driver), shipping(tg, by_sqlalchemy)
-    ship_own = shipping(tg, by_driver, row=OWN_ROW)
-    touch, touch_own = shipping(tg, None), shipping(tg, None, row=OWN_ROW)
-    # Create the orders before their messages, so that this is not measured.
-    by_hand.db.execute(PAID_ORDERS)
-    numbers, orders = itertools.count(), itertools.count(1)
-    return {
-        REFERENCE: lambda: by_hand.run(f"ship {next(numbers)}", effect),
-        "taskguard, the effect by psycopg": lambda: as_by_hand(next(numbers)),
-        "taskguard, the effect by SQLAlchemy": lambda: ship(next(numbers)),
-        BY_HAND_BARE: lambda: by_hand.run(f"touch {next(numbers)}"),
+def _cases(tg: taskguard.TaskGuard, hand: ByHand) -> dict[str, Callable[[], object]]:
+    as_by_hand, ship, touch = (shipping(tg, effect) for effect in (by_driver, by_sqlalchemy, None))
+    numbers = itertools.count(1)
+    hand.run("ship 0")
+    as_by_hand(0)
+    cases: dict[str, Callable[[], object]] = {
+        BY_HAND: lambda: hand.run(f"touch {next(numbers)}"),
         BARE: lambda: touch(next(numbers)),
-        "taskguard, a duplicate of DONE": lambda: as_by_hand(1),
-        BY_HAND_OWN: lambda: by_hand.run_order(next(orders), effect),
+        BY_HAND_EFFECT: lambda: hand.run(f"ship {next(numbers)}", effect=True),
+        "taskguard, an effect by the driver": lambda: as_by_hand(next(numbers)),
+        "taskguard, an effect by SQLAlchemy": lambda: ship(next(numbers)),
+        BY_HAND_DUPLICATE: lambda: hand.run("ship 0"),
+        "taskguard, a duplicate of DONE": lambda: as_by_hand(0),
+    }
+    if not isinstance(hand, PostgresByHand):
+        return cases
+    # Create the orders before their messages, so that this is not measured.
+    hand.db.execute(PAID_ORDERS)
+    orders = itertools.count(1)
+    ship_own, touch_own = shipping(tg, by_driver, row=OWN_ROW), shipping(tg, None, row=OWN_ROW)
+    return cases | {
+        BY_HAND_OWN: lambda: hand.run_order(next(orders), effect=True),
         OWN: lambda: ship_own(next(orders)),
-        BY_HAND_OWN_BARE: lambda: by_hand.run_order(next(orders)),
+        BY_HAND_OWN_BARE: lambda: hand.run_order(next(orders)),
         OWN_BARE: lambda: touch_own(next(orders)),
     }

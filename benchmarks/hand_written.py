@@ -1,20 +1,24 @@
 """Code that a careful engineer would write by hand for one task, as the optimum to compare with.
 
 A lock script, `INSERT … ON CONFLICT` as the claim, a conditional UPDATE with the effect, a release
-script; redis-py and psycopg, one connection each, every commit flushed. It renews nothing, defers
-nothing, gives nothing back, and has one key and one table.
+script; redis-py and the database's driver, one connection each, every commit flushed. It renews
+nothing, defers nothing, gives nothing back, and has one key and one table.
+
+This is PostgreSQL by psycopg. `hand_written_others.py` has MariaDB and SQLite.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import nullcontext
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import redis
 
+EFFECT = "insert into effects values ('order')"
+EFFECTS = "create table if not exists effects (item text)"
 SCHEMA = """
 create table if not exists hand_works (
     id text primary key, state text not null, fence bigint not null,
@@ -72,59 +76,90 @@ return 0
 """
 
 
-class HandLock:
-    """The lock in Redis."""
+class ByHand(ABC):
+    """The hand-written way of one delivery. Each database has a subclass."""
+
+    claim: LiteralString
+    complete: LiteralString
 
     def __init__(self, redis_url: str) -> None:
         self.redis = redis.Redis.from_url(redis_url)
         self.acquire = self.redis.register_script(_ACQUIRE)
         self.release = self.redis.register_script(_RELEASE)
 
+    @abstractmethod
+    def execute(self, statement: LiteralString, values: dict[str, Any] | None = None) -> Any:
+        """Run a statement, which commits by itself outside of a transaction."""
 
-class ByHand(HandLock):
-    """The hand-written way of one delivery."""
+    @abstractmethod
+    def first(self, statement: LiteralString, values: dict[str, Any]) -> Any:
+        """Return the first row, or None."""
 
-    def __init__(self, redis_url: str, dsn: str, *, create: bool = True) -> None:
-        super().__init__(redis_url)
-        self.db = psycopg.connect(dsn, autocommit=True)
-        if create:
-            self.db.execute(SCHEMA)
-            self.db.execute(ORDERS)
+    @abstractmethod
+    def transaction(self) -> AbstractContextManager[object]:
+        """Commit at the end."""
 
-    def run(self, work: str, effect: Callable[[Any], object] | None = None) -> bool:
+    @abstractmethod
+    def close(self) -> None:
+        """Close both connections."""
+
+    def run(self, work: str, *, effect: bool = False) -> bool:
         """Lock, claim, effect with DONE, release. Return False if the work is held or done."""
-        return self._run(work, work, effect, _CLAIM, _COMPLETE)
-
-    def run_order(self, order: int, effect: Callable[[Any], object] | None = None) -> bool:
-        """Do it by hand with the states in the order's own row, which has columns for them."""
-        return self._run(f"order:{order}", order, effect, _CLAIM_ROW, _COMPLETE_ROW)
+        return self._run(work, work, self.claim, self.complete, effect=effect)
 
     def _run(
         self,
         key: str,
         row: object,
-        effect: Callable[[Any], object] | None,
         claim: LiteralString,
         complete: LiteralString,
+        *,
+        effect: bool,
     ) -> bool:
         owner = os.urandom(12).hex()
         if self.acquire(keys=[f"hand:{key}"], args=[owner, 30_000]):
             return False  # whose it is, and for how long, is what a deferral has to know
         try:
             values: dict[str, Any] = {"id": row, "owner": owner}
-            claimed = self.db.execute(claim, values).fetchone()
+            claimed = self.first(claim, values)
             if claimed is None:
                 return False
             values["fence"] = claimed[0]
             # One statement commits by itself.
-            with nullcontext() if effect is None else self.db.transaction():
-                if effect is not None:
-                    effect(self.db)
-                if self.db.execute(complete, values).rowcount != 1:
+            with self.transaction() if effect else nullcontext():
+                if effect:
+                    self.execute(EFFECT)
+                if self.execute(complete, values).rowcount != 1:
                     raise RuntimeError("stale")
             return True
         finally:
             self.release(keys=[f"hand:{key}"], args=[owner])
+
+
+class PostgresByHand(ByHand):
+    """PostgreSQL by psycopg, which prepares statements itself."""
+
+    claim = _CLAIM
+    complete = _COMPLETE
+
+    def __init__(self, redis_url: str, url: str, *, create: bool = True) -> None:
+        super().__init__(redis_url)
+        self.db = psycopg.connect(url.replace("+psycopg", ""), autocommit=True)
+        for each in (SCHEMA, ORDERS, EFFECTS) if create else ():
+            self.db.execute(each)
+
+    def execute(self, statement: LiteralString, values: dict[str, Any] | None = None) -> Any:
+        return self.db.execute(statement, values)
+
+    def first(self, statement: LiteralString, values: dict[str, Any]) -> Any:
+        return self.db.execute(statement, values).fetchone()
+
+    def transaction(self) -> AbstractContextManager[object]:
+        return self.db.transaction()
+
+    def run_order(self, order: int, *, effect: bool = False) -> bool:
+        """Do it by hand with the states in the order's own row, which has columns for them."""
+        return self._run(f"order:{order}", order, _CLAIM_ROW, _COMPLETE_ROW, effect=effect)
 
     def close(self) -> None:
         self.db.close()

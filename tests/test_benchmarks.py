@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from taskguard_sandbox.servers import MariaDB
+from taskguard_sandbox.servers import DebianPostgres, MariaDB, Postgres
 
 HERE = Path(__file__).resolve().parent.parent
 
@@ -54,16 +54,27 @@ def test_a_delivery_leads_through_no_more_files_than_it_did() -> None:
     assert lent <= 44
 
 
-def test_mariadb_is_measured_beside_the_same_by_hand() -> None:
-    """MariaDB is measured if it is installed. Otherwise the output says that it is not."""
-    output = _run("mariadb")
-    if MariaDB.available() is not None:
-        assert "mariadb: skipped" in output
-        return
-    ours = re.search(r"taskguard, the effect by PyMySQL +│ +[\d,]+ │ +(\d+\.\d+) ", output)
-    assert ours is not None
-    assert float(ours[1]) > 0
-    assert "by hand: redis-py and PyMySQL" in output
+def test_a_call_is_measured_in_processor_time_of_each_process_on_each_database() -> None:
+    """Each database that is installed has a table of client, database and Redis, by hand and with
+    taskguard. The output has the time of a flush, and says which databases are missing."""
+    output = _run("guarded", "--beside-load")
+    tables = output.split("A guarded call on ")[1:]
+    kinds = (Postgres, DebianPostgres, MariaDB)
+    missing = [kind for kind in kinds if kind.available() is not None]
+    assert len(tables) == len(kinds) + 1 - len(missing)
+    assert output.count("skipped: ") == len(missing)
+    for table in tables:
+        assert re.search(r"a flush takes [\d,]+ µs here", table)
+        assert "beside load: µs" in table
+        parts = (
+            ("client", "Redis") if table.startswith("SQLite") else ("client", "database", "Redis")
+        )
+        for name in ("by hand, no effect", "taskguard, no effect"):
+            _, _, lines = table.partition(f"│ {name} ")
+            for part in parts:
+                used = re.search(rf"│ {part} +│ +([\d,]+) \[.+?\] +│ +(\d+\.\d\d) \[", lines)
+                assert used is not None
+                assert int(used[1].replace(",", "")) > 0
 
 
 def test_a_sweep_puts_each_overdue_work_into_its_queue_once() -> None:
