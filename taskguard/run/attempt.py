@@ -49,6 +49,7 @@ class Attempt:
         number: 1 for the first holder of this work, higher for later ones.
         completed: True once DONE is committed.
         answered: True once the return value of the body is on record.
+        never_began: True if the body was cancelled before its code began.
         progress: the progress that holders of this work have stored.
         called: results of steps whose commit failed, for the next run of the body.
         db: the connection of the open transaction, or None.
@@ -72,6 +73,7 @@ class Attempt:
         self.number = claimed.attempt if claimed is not None else 1
         self.completed = False
         self.answered = False
+        self.never_began = False
         self.progress = Progress(None if claimed is None else claimed.progress_json, codec)
         self.interrupt_by = interrupt_by
         self.db: Any = None

@@ -5,7 +5,8 @@ or its event loop ends. There are as many threads as calls, so a call never wait
 end. Threads are used again. A forked child has threads of its own.
 
 A guarded coroutine function runs in two places: its delivery in a thread, and its body in the event
-loop of its caller. If the caller is cancelled, so is the body, and the caller waits for its end.
+loop of its caller. If the caller is cancelled, so is the body, and the caller waits for its end. If
+the body has not begun by then, it never does, and the work is given back.
 
 This module loads asyncio. It is imported when a coroutine first needs it.
 """
@@ -56,39 +57,62 @@ async def run(
         raise
 
 
+class _Run:
+    """One run of a body in the event loop of its caller.
+
+    Attributes:
+        ended: its result, for the thread of the delivery.
+        begun: whether the code of the body has begun.
+        task: the task of the body. None: the event loop has not come to it.
+    """
+
+    def __init__(self, body: Coroutine[Any, Any, Any]) -> None:
+        self.ended: Future[Any] = Future()
+        self.begun = False
+        self.task: asyncio.Task[Any] | None = None
+        self._body = body
+
+    def begin(self) -> None:
+        """Begin the body in the context of this call, unless it was cancelled before."""
+        if not self.ended.done():
+            self.task = asyncio.create_task(self._await())
+            self.task.add_done_callback(self._end)
+
+    def cancel(self) -> None:
+        """Cancel the body. It ends later if it has begun."""
+        if self.task is not None:
+            self.task.cancel()
+        elif not self.ended.done():
+            self.ended.set_exception(asyncio.CancelledError())
+
+    async def _await(self) -> Any:
+        self.begun = True
+        return await self._body
+
+    def _end(self, task: asyncio.Task[Any]) -> None:
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is None:
+            self.ended.set_result(task.result())
+        else:
+            self.ended.set_exception(error)
+
+
 class _Caller:
     """The coroutine that awaits a delivery, as the thread of the delivery sees it.
 
     Attributes:
-        loop: its event loop. The other attributes are for the thread of that loop.
-        body: the task of the body. None: the body has not begun.
+        loop: its event loop.
+        run: the last run of the body. None: there was none.
         cancelled: whether the caller was cancelled.
     """
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self.body: asyncio.Task[Any] | None = None
+        self.run: _Run | None = None
         self.cancelled = False
-
-    def begin(self, coroutine: Coroutine[Any, Any, Any], ended: Future[Any]) -> None:
-        """Begin the body in the context of this call, and hand its result to `ended`."""
-        if self.cancelled:
-            coroutine.close()
-            ended.set_exception(asyncio.CancelledError())
-            return
-        self.body = self.loop.create_task(coroutine)
-        self.body.add_done_callback(lambda body: _hand_over(body, ended))
 
 
 _caller: contextvars.ContextVar[_Caller] = contextvars.ContextVar("taskguard_caller")
-
-
-def _hand_over(body: asyncio.Task[Any], ended: Future[Any]) -> None:
-    error = asyncio.CancelledError() if body.cancelled() else body.exception()
-    if error is None:
-        ended.set_result(body.result())
-    else:
-        ended.set_exception(error)
 
 
 async def deliver(delivery: Callable[[], _Result], give_up: Callable[[], object]) -> _Result:
@@ -104,10 +128,12 @@ async def deliver(delivery: Callable[[], _Result], give_up: Callable[[], object]
     except asyncio.CancelledError:
         waits.add_done_callback(lambda done: done.cancelled() or done.exception())
         caller.cancelled = True
-        if caller.body is None:
+        run = caller.run
+        if run is not None:
+            run.cancel()
+        if run is None or run.task is None:
             _executor().submit(give_up)
             raise
-        caller.body.cancel()
         await asyncio.wait([waits])
         raise
 
@@ -115,25 +141,29 @@ async def deliver(delivery: Callable[[], _Result], give_up: Callable[[], object]
 def run_body(coroutine: Coroutine[Any, Any, Any], attempt: Attempt) -> Any:
     """Run a body in the event loop of the caller, and wait for its end.
 
-    With `on_lost="interrupt"`, the body is cancelled when the lease is lost.
+    With `on_lost="interrupt"`, the body is cancelled when the lease is lost. If a body is cancelled
+    before its code has begun, `attempt.never_began` is set.
     """
-    caller, ended = _caller.get(), Future[Any]()
+    caller, run = _caller.get(), _Run(coroutine)
 
     def cancel() -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended
-            caller.loop.call_soon_threadsafe(lambda: caller.body and caller.body.cancel())
+            caller.loop.call_soon_threadsafe(run.cancel)
 
     attempt.interrupt_by(cancel)
+    caller.run = run  # the caller sets `cancelled` first, then reads this: one of the two sees it
     try:
-        caller.loop.call_soon_threadsafe(
-            caller.begin, coroutine, ended, context=contextvars.copy_context()
-        )
-    except RuntimeError:  # the loop has ended
-        coroutine.close()
-        raise asyncio.CancelledError from None
-    try:
-        return ended.result()
+        if caller.cancelled:
+            raise asyncio.CancelledError
+        try:
+            caller.loop.call_soon_threadsafe(run.begin, context=contextvars.copy_context())
+        except RuntimeError:  # the loop has ended
+            raise asyncio.CancelledError from None
+        return run.ended.result()
     except asyncio.CancelledError:
+        if not run.begun:
+            coroutine.close()
+            attempt.never_began = True
         attempt.lease.check()  # raises if the lost lease is the reason
         raise
 

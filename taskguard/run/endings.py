@@ -182,12 +182,16 @@ class Endings:
     def after_exit(self, holding: Holding, error: BaseException) -> None:
         """After a BaseException: a shutdown gives the work back, any other exit is a crash.
 
+        The work of a body that was cancelled before it began is given back, too.
+
         A hard time limit looks like a shutdown, but counts as a crash, because the next body would
         exceed it, too. With a queue, a cancelled body has failed. A queue would take its
         CancelledError for the end of the worker, and deliver this message again and again.
         """
         delivery = holding.delivery
-        if is_cancellation(error):
+        if holding.attempt.never_began:
+            self._give_back(holding)
+        elif is_cancellation(error):
             self.after_failure(holding, error)
             if delivery.queue is not None:
                 raise BodyCancelledError(
@@ -201,9 +205,12 @@ class Endings:
             self._after_crash(holding, error, timed_out=True)
         elif is_shutdown(error):
             # After a revoke and GreenletExit, too: another worker does the work at once.
-            self._releases.end_claim(holding, lambda ledger, claim: ledger.give_back(claim))
+            self._give_back(holding)
         else:
             self._after_crash(holding, error)
+
+    def _give_back(self, holding: Holding) -> None:
+        self._releases.end_claim(holding, lambda ledger, claim: ledger.give_back(claim))
 
     def _after_crash(
         self, holding: Holding, error: BaseException, *, timed_out: bool = False

@@ -171,6 +171,61 @@ def test_a_caller_that_is_cancelled_while_it_waits_runs_nothing(tg: TaskGuard) -
     assert runs == []
 
 
+@pytest.mark.parametrize("scheduled", [False, True], ids=["before", "scheduled"])
+def test_a_caller_that_is_cancelled_before_the_body_begins_gives_the_work_back(
+    tg: TaskGuard,
+    sqlite_url: str,
+    heard: list[Event],
+    monkeypatch: pytest.MonkeyPatch,
+    scheduled: bool,
+) -> None:
+    """The work is NEW and has no failure, also if the event loop was about to begin the body. The
+    next call runs it."""
+    runs: list[str] = []
+
+    @tg.guarded(key="a")
+    async def work() -> str:
+        runs.append("work")
+        return "done"
+
+    async def main() -> None:
+        loop, granted = asyncio.get_running_loop(), threading.Event()
+        going_on, begins = threading.Event(), threading.Event()
+
+        def hold_up(event: Event) -> None:
+            if event.name == "acquired":
+                granted.set()
+                assert going_on.wait(patience_s())
+
+        def call_soon(function: Any, *args: Any, **options: Any) -> Any:
+            handle = plain(function, *args, **options)
+            if going_on.is_set():
+                begins.set()
+            return handle
+
+        plain = loop.call_soon_threadsafe
+        monkeypatch.setattr(loop, "call_soon_threadsafe", call_soon)
+        tg.runner.events.listen(hold_up)
+        task = asyncio.create_task(work())
+        await until(granted.is_set)
+        if scheduled:
+            going_on.set()
+            assert begins.wait(patience_s())  # the loop stands still until the body is scheduled
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        going_on.set()
+        await until(lambda: "released" in [event.name for event in heard])
+        assert runs == []
+        if tg.ledger is not None:
+            assert states(sqlite_url) == ["NEW"]
+        assert await work() == "done"
+
+    run(main())
+    assert runs == ["work"]
+    assert "failed" not in [event.name for event in heard]
+
+
 def test_a_call_for_a_key_that_its_caller_holds_is_refused(tg: TaskGuard) -> None:
     """It would wait for itself: within a lock, and within another body."""
 
