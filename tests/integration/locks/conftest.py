@@ -12,8 +12,12 @@ import taskguard
 from taskguard import SqlLedger, TaskGuard
 from taskguard.lock_table import TableLocks
 
+REDIS_OR_LEDGER = ("redis", "redis and a ledger", "a ledger alone")
+TABLES = ("pg_url", "mariadb_url", "mysql_url")
+COORDINATORS = ("etcd", "consul", "zookeeper")
 
-@pytest.fixture(params=["redis", "redis and a ledger", "a ledger alone", "pg_table"])
+
+@pytest.fixture(params=[*REDIS_OR_LEDGER, *TABLES, *COORDINATORS])
 def place(request: pytest.FixtureRequest) -> Iterator[Callable[[], TaskGuard]]:
     """Return a function that connects one process more to a lock server, a ledger, or both."""
     locks, ledger = None, None
@@ -23,8 +27,10 @@ def place(request: pytest.FixtureRequest) -> Iterator[Callable[[], TaskGuard]]:
         ledger = request.getfixturevalue("sqlite_url")
         with closing(SqlLedger(ledger)) as tables:
             tables.create_schema()
-    if request.param == "pg_table":
-        locks = request.getfixturevalue("pg_url")
+    if request.param in COORDINATORS:
+        locks = request.getfixturevalue(request.param).url
+    if request.param in TABLES:
+        locks = request.getfixturevalue(request.param)
         with closing(TableLocks(locks)) as table:
             table.create_table()
     made: list[TaskGuard] = []
