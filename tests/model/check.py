@@ -1,4 +1,4 @@
-"""Checks the models with TLC: leases and fences, lines, enqueueing.
+"""Checks the models with TLC: leases and fences, lines, enqueueing, runs.
 
     python tests/model/check.py [--faults N] [names]
 
@@ -72,7 +72,8 @@ def expected_of(name: str) -> str:
 def module_of(name: str) -> str:
     """The module that a configuration is of."""
     kind = name.partition("_")[0]
-    return {"line": "Line.tla", "enqueue": "Enqueue.tla"}.get(kind, "Taskguard.tla")
+    modules = {"line": "Line.tla", "enqueue": "Enqueue.tla", "runs": "Runs.tla"}
+    return modules.get(kind, "Taskguard.tla")
 
 
 def check(name: str, *, faults: int | None = None) -> Checked:
@@ -149,7 +150,7 @@ def _says(found: str) -> str:
 
 def main(arguments: list[str]) -> int:
     """Print a line for each configuration; 1 if one is not as expected."""
-    parser = argparse.ArgumentParser(description="Checks the models of leases, lines, enqueueing.")
+    parser = argparse.ArgumentParser(description="Checks the TLA+ models by TLC.")
     parser.add_argument("names", nargs="*", help=f"of {', '.join(CONFIGURATIONS)}; default: all")
     parser.add_argument("--faults", type=int, help="instead of what a configuration names")
     asked = parser.parse_args(arguments)

@@ -1,7 +1,7 @@
-"""The models of leases, lines and enqueueing: the design holds in every schedule, mutants do not.
+"""The models of leases, lines, enqueueing and runs: the design holds in every schedule.
 
-Guarantees as much as `Taskguard.tla`, `Line.tla` and `Enqueue.tla` model. The comments at their
-tops say what they model, and what they leave out.
+Mutants of the design do not. Guarantees as much as `Taskguard.tla`, `Line.tla`, `Enqueue.tla` and
+`Runs.tla` model. The comments at their tops say what they model, and what they leave out.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ def test_a_mutant_is_found_out(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "count"), [("Taskguard.tla", 13), ("Line.tla", 31), ("Enqueue.tla", 7)]
+    ("module", "count"),
+    [("Taskguard.tla", 13), ("Line.tla", 31), ("Enqueue.tla", 7), ("Runs.tla", 13)],
 )
 def test_every_mutant_of_a_model_has_a_configuration(module: str, count: int) -> None:
     """Each value that the constant `Mutant` may take is switched on by one of the files."""
