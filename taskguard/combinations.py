@@ -21,7 +21,7 @@ __all__ = ["DELIVERIES", "DIMENSIONS", "ENQUEUES", "REFUSALS", "Rule", "refusal"
 DIMENSIONS: dict[str, tuple[str, ...]] = {
     "keys": ("one", "several"),
     "busy": ("retry", "park", "latest", "supersede", "wait", "skip", "raise"),
-    "once_per": ("key", "template", "message", "tick"),
+    "once_per": ("key", "template", "run", "message", "tick"),
     "order": ("best_effort", "strict", "priority"),
     "max_waiting": ("none", "given"),
     "limit": ("one", "several"),
@@ -52,7 +52,7 @@ class Rule:
 
 _NOT_PARKED = ("retry", "wait", "skip", "raise")
 _NEWEST = ("latest", "supersede")
-_BY_WORK = ("key", "template")
+_BY_WORK = ("key", "template", "run")
 _BY_MESSAGE = ("message", "tick")
 _BOUNDS = {"limit": ("several",), "rate": ("given",)}
 _OF_MANY: dict[str, dict[str, tuple[str, ...]]] = {
@@ -74,6 +74,14 @@ REFUSALS: tuple[Rule, ...] = (
             {"keys": ("several",), "busy": (busy,)},
         )
         for busy in ("park", *_NEWEST)
+    ),
+    *(
+        Rule(
+            f'busy="{busy}" needs once_per="message". To let the newest call of a run win, enqueue '
+            f'it with duplicate="replace", and set busy="park" or "retry".',
+            {"busy": (busy,), "once_per": ("run",)},
+        )
+        for busy in _NEWEST
     ),
     *(
         Rule(
@@ -126,6 +134,16 @@ REFUSALS: tuple[Rule, ...] = (
             {"keys": ("several",), name: bound},
         )
         for name, bound in _BOUNDS.items()
+    ),
+    Rule(
+        "each run ends before the next one of its key begins, so a second slot of limit= would "
+        'never be used. Set once_per="message" or a template.',
+        {"once_per": ("run",), "limit": ("several",)},
+    ),
+    Rule(
+        "workers with the former guard (formerly=) do not know which run a message belongs to, and "
+        "would run it again. Let the open runs end, then deploy without formerly=.",
+        {"once_per": ("run",), "formerly": ("same key", "other key")},
     ),
     *(
         Rule(
@@ -250,6 +268,11 @@ ENQUEUES: tuple[Rule, ...] = (
     ),
     Rule("Nothing is sent.", {"once_per": _BY_WORK, "duplicate": ("skip",)}),
     Rule("Fails with `AlreadyEnqueuedError`.", {"once_per": _BY_WORK, "duplicate": ("raise",)}),
+    Rule(
+        "Replaces the stored message. If that has begun, this message is sent for the run that "
+        "follows. A later call replaces that one.",
+        {"once_per": ("run",), "duplicate": ("replace",)},
+    ),
     Rule(
         "Replaces the stored message. If that has begun, fails with `AlreadyEnqueuedError`. If the "
         "stored message waited in line, it leaves the line. The new message gets a position by its "

@@ -349,6 +349,13 @@ class WorkStillDeadError(WorkDeadError):
     """The work was DEAD before this delivery. This is no new failure."""
 
 
+class WorkFailedError(TaskguardError):
+    """The run of this message failed, and has no retry left (`once_per="run"`). Nothing was run.
+
+    No queue retries it. A new message begins the next run.
+    """
+
+
 class WorkRevokedError(TaskguardError):
     """This work was revoked. It does not run again."""
 

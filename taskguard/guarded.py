@@ -33,12 +33,13 @@ __all__ = ["GUARD_PARAMETER", "AwaitedFunction", "GuardedFunction", "prefix_of",
 GUARD_PARAMETER = "guard"
 _ONCE_PER = get_args(OncePer)
 _NOT_RUN = (GeneratorType, AsyncGeneratorType)
-# With a message's id it is in one index, which on MariaDB and MySQL holds 768 characters.
-_MOST_WORK_BYTES = 500
+# With a message's id it is in one index, which on MariaDB and MySQL holds 768 characters. The id of
+# a run is 41 characters longer.
+_MOST_WORK_BYTES = 470
 
 
 def work_id(task: str, value: str) -> str:
-    """Return the id of a work: task and value, readable and unambiguous, at most 500 bytes.
+    """Return the id of a work: task and value, readable and unambiguous, at most 470 bytes.
 
     Keys contain no blanks, so the last blank separates task and value. A longer id is shortened
     like a key, because database indexes have a limit.
@@ -69,6 +70,7 @@ class _Shape:
         keys: makes the keys.
         once_per: makes the value that identifies the work; None: the keys or the message do.
         by_message: whether each message is work of its own (`once_per="message"`).
+        by_run: whether the work is done anew after it has ended (`once_per="run"`).
         by_tick: whether each tick of a periodic task is work of its own (`once_per="tick"`). A
             message without a tick is work of its own, too.
         work: the first part of the work's id; None: the task's name.
@@ -78,6 +80,7 @@ class _Shape:
     keys: KeyFunction
     once_per: KeyFunction | None
     by_message: bool
+    by_run: bool
     by_tick: bool
     work: str | None
     namespace: str | None
@@ -128,6 +131,7 @@ class GuardedFunction:
         policy: its options.
         signature: its signature without `guard`.
         by_message: whether each message, or each tick, is work of its own.
+        by_run: whether the work is done anew after it has ended (`once_per="run"`).
         by_tick: whether each tick of a periodic task is work of its own.
         row: the `GuardedRow` that it moves. None: there is none.
     """
@@ -172,6 +176,7 @@ class GuardedFunction:
         same = [former.once_per is None for former in formers_in(formerly, task=self.name)][:1]
         self._lined = self._formers[:1] if self.policy.parks and True in same else []
         self.by_tick = self._shape.by_tick
+        self.by_run = self._shape.by_run
         self.by_message = self._shape.by_message or self.by_tick
         self._fingerprint: KeyFunction | None = None
         if fingerprint is not None:
@@ -218,7 +223,7 @@ class GuardedFunction:
     ) -> _Shape:
         named = None if once_per in _ONCE_PER else self._compile(once_per)
         by_message, by_tick = once_per == "message", once_per == "tick"
-        return _Shape(keys, named, by_message, by_tick, work, namespace)
+        return _Shape(keys, named, by_message, once_per == "run", by_tick, work, namespace)
 
     def _compile_row(self) -> RowId | None:
         if self.row is None:
@@ -247,6 +252,7 @@ class GuardedFunction:
         expires_at_s: float | None = None,
         call: Mapping[str, Any] | None = None,
         redelivered: bool = False,
+        resumes: bool = False,
         timed_out: Callable[[], bool] | None = None,
         orders: tuple[type[Exception], ...] = (),
     ) -> Delivery:
@@ -303,6 +309,8 @@ class GuardedFunction:
             strict=self.policy.strict and call is not None,
             app=namespace,
             by_message=self.by_message,
+            by_run=self._shape.by_run,
+            resumes=resumes,
             fingerprint=None if self._fingerprint is None else self._digest(args, kwargs),
             call=None if call is None else stored_call(call, message, namespace),
             row=None if self._row_of is None else self._row_of(args, kwargs),

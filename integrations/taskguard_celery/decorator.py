@@ -50,7 +50,7 @@ from taskguard_celery.message import (
     put_off_unread,
     rank_of,
 )
-from taskguard_celery.parking import CeleryParking, gave_up, revoke_unrun
+from taskguard_celery.parking import CeleryParking, fail_unrun, gave_up, revoke_unrun
 from taskguard_celery.recognition import (
     guarded_function_of,
     in_hand,
@@ -61,6 +61,7 @@ from taskguard_celery.recognition import (
     unrecognised,
 )
 from taskguard_celery.replacing import replaces_itself
+from taskguard_celery.retries import would_retry
 from taskguard_celery.runtime import KEPT, runtime_of
 from taskguard_celery.tracing import begun_s
 
@@ -243,8 +244,9 @@ def _deliver_once(
         if request.is_eager and not body.began:
             _run_later(task, request, error)
         raise
-    except errors.WorkStillDeadError:
-        _expect(task, errors.WorkStillDeadError)
+    except (errors.WorkStillDeadError, errors.WorkFailedError) as error:
+        _expect(task, type(error))
+        _refuse_retry(task, error)
         raise
     except Reject as rejected:
         if not rejected.requeue:  # Celery sends no signal for it
@@ -262,6 +264,14 @@ def _deliver_once(
         _tell_caller(task, request, outcome, key=delivery.key)
     # Acknowledged without a result: the message was published again, or another one has the result.
     raise Ignore(str(outcome))
+
+
+def _refuse_retry(task: Task, error: errors.TaskguardError) -> None:
+    """Store that a run has failed, if `autoretry_for` would retry the task in vain after it."""
+    failed = isinstance(error, errors.WorkFailedError)
+    if failed and would_retry(task, error) and not task.request.is_eager:
+        fail_unrun(task, error)
+        raise Ignore(str(error)) from error
 
 
 def _tell_caller(task: Task, request: Any, dropped: Dropped, *, key: str) -> None:

@@ -49,6 +49,11 @@ class InPlace:
         """The longest time that the calling delivery may wait, in seconds."""
         return longest_wait_s(self._at_work)
 
+    def retries_in_s(self, error: BaseException) -> float | None:
+        """Return None: an errback is called once."""
+        del error
+        return None
+
     def publish_again(self, deferrals: int, delay_s: float) -> None:
         """Do nothing: the caller waits and tries again."""
 

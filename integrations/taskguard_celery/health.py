@@ -15,6 +15,7 @@ from taskguard.integration import Finding
 from taskguard_celery import findings
 from taskguard_celery.broker import broker_kind, visibility_timeout_s
 from taskguard_celery.message import detect_quorum_queues
+from taskguard_celery.retries import longest_delay_s
 
 __all__ = [
     "AppSettings",
@@ -91,7 +92,7 @@ def settings_of(task: Task, *, recoverable: bool = False) -> TaskSettings:
     """Read a task's settings."""
     conf = task.app.conf
     soft_s = task.soft_time_limit or conf.task_soft_time_limit
-    limit_s, retry_delay_s = time_limit_s(task), _retry_delay_s(task)
+    limit_s, retry_delay_s = time_limit_s(task), longest_delay_s(task)
     unacked_s = 0.0
     if broker_kind(task.app) == "amqp":
         # With quorum queues RabbitMQ holds a retry, else a worker does.
@@ -120,15 +121,6 @@ def time_limit_s(task: Task) -> float | None:
     """Return after how many seconds Celery kills the task's body, or None."""
     limit = task.time_limit or task.app.conf.task_time_limit
     return None if limit is None else float(limit)
-
-
-def _retry_delay_s(task: Task) -> float:
-    """Return the longest delay of autoretry_for. The delays of `self.retry()` are not known."""
-    if task.max_retries == 0 or not getattr(task, "autoretry_for", ()):
-        return 0.0
-    backoff = getattr(task, "retry_backoff", False)
-    longest = getattr(task, "retry_backoff_max", 600) if backoff else task.default_retry_delay
-    return float(longest or 0)
 
 
 def settings_of_app(app: Any) -> AppSettings:

@@ -37,6 +37,7 @@ from taskguard.integration import MessageRef
 from taskguard_celery.broker import broker_kind, visibility_timeout_s
 from taskguard_celery.forwarding import forward, signature_in_hand
 from taskguard_celery.marks import marks_of
+from taskguard_celery.retries import retries_in_s
 
 try:
     from celery.utils.quorum_queues import detect_quorum_queues
@@ -229,6 +230,10 @@ class CeleryQueue:
     def deferrals(self) -> int:
         """How often the delivered message has been deferred."""
         return marks_of(self._task.request).deferrals
+
+    def retries_in_s(self, error: BaseException) -> float | None:
+        """Return in at most how many seconds Celery delivers the message again, or None."""
+        return retries_in_s(self._task, error)
 
     def publish_again(self, deferrals: int, delay_s: float) -> None:
         """Publish the message again. Raises NotPublishedError unless the broker took it."""

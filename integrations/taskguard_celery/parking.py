@@ -21,7 +21,6 @@ import multiprocessing
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from billiard.process import current_process
@@ -34,7 +33,7 @@ from celery.signals import (
     worker_shutdown,
     worker_shutting_down,
 )
-from celery.states import REVOKED
+from celery.states import FAILURE, REVOKED
 from kombu.asynchronous import set_event_loop
 
 from taskguard import errors
@@ -45,13 +44,21 @@ from taskguard_celery.chords import count_once
 from taskguard_celery.marks import marks_of, name_of
 from taskguard_celery.message import NotPublishedError, stores_errors
 from taskguard_celery.recognition import guarded_function_of
+from taskguard_celery.retries import seconds_until
 from taskguard_celery.runtime import build, runtime_of
 
 if TYPE_CHECKING:
     from taskguard import TaskGuard
     from taskguard.integration import Claim, Delivery
 
-__all__ = ["CeleryParking", "CeleryRelay", "gave_up", "relay_is_needed", "revoke_unrun"]
+__all__ = [
+    "CeleryParking",
+    "CeleryRelay",
+    "fail_unrun",
+    "gave_up",
+    "relay_is_needed",
+    "revoke_unrun",
+]
 
 logger = logging.getLogger("taskguard")
 
@@ -110,7 +117,7 @@ def _on_retry(sender: Any = None, request: Any = None, reason: Any = None, **_: 
     if claim is None:
         return
     runtime, call, delivery = runtime_of(sender.app), None, None
-    again, in_s = claim.message.retries + 1, _seconds_until(reason.when)
+    again, in_s = claim.message.retries + 1, seconds_until(reason.when)
     if reason.sig is not None:
         options = {k: v for k, v in reason.sig.options.items() if k not in ("countdown", "eta")}
         again_sig, marks = {**reason.sig, "options": options}, marks_of(request)
@@ -150,14 +157,6 @@ def _retry_of(
         return None
 
 
-def _seconds_until(when: Any) -> float:
-    """Return the seconds until a retry, which is given as a number, a time or None (at once)."""
-    if isinstance(when, datetime):
-        now = datetime.now(when.tzinfo or UTC).replace(tzinfo=when.tzinfo)
-        when = (when - now).total_seconds()
-    return max(0.0, float(when or 0.0))
-
-
 def revoke_unrun(task: Task, reason: str) -> None:
     """Store for the caller of the delivered message that it never runs: REVOKED, with `reason`.
 
@@ -165,9 +164,21 @@ def revoke_unrun(task: Task, reason: str) -> None:
     raise TaskRevokedError. If the result backend fails, raise NotPublishedError: the message stays
     alive.
     """
-    request, error = task.request, TaskRevokedError(reason)
-    if request.is_eager:
-        raise error
+    if task.request.is_eager:
+        raise TaskRevokedError(reason)
+    _store_end(task, TaskRevokedError(reason), call_errbacks=False, state=REVOKED)
+
+
+def fail_unrun(task: Task, error: Exception) -> None:
+    """Store for the caller of the delivered message that it failed, as Celery does after an error.
+
+    If the result backend fails, raise NotPublishedError: the message stays alive.
+    """
+    _store_end(task, error, call_errbacks=True, state=FAILURE)
+
+
+def _store_end(task: Task, error: Exception, **options: Any) -> None:
+    request = task.request
     count_once(task)
     try:
         task.backend.mark_as_failure(
@@ -177,8 +188,7 @@ def revoke_unrun(task: Task, reason: str) -> None:
             # Celery stores it for the rest of a chain only if it stores it for this message.
             store_result=bool(request.chain)
             or stores_errors(task, vars(request).get("ignore_result")),
-            call_errbacks=False,
-            state=REVOKED,
+            **options,
         )
     except Exception as failed:
         raise NotPublishedError(f"{type(failed).__name__}: {failed}") from failed

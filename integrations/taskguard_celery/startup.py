@@ -336,11 +336,12 @@ def _end(
     ledger = runtime.ledger
     if ledger is None or delivery.work is None:
         return
+    request = ledger.of_run(runtime.runner.request(delivery))
     ended = [
         ledger.expire(work, message=message, error=error)
         if expired
         else ledger.revoke(work, message=message.name)
-        for work in (delivery.work, *delivery.formerly)
+        for work in (str(request.work), *delivery.formerly)
     ]
     if delivery.parking is not None and (any(ended) or promoted):
         runtime.runner.never_runs(delivery)

@@ -24,7 +24,7 @@ from rq import get_current_job
 from rq.job import Job
 from rq.timeouts import BaseTimeoutException
 
-from taskguard.errors import LedgerUnavailableError
+from taskguard.errors import LedgerUnavailableError, WorkFailedError
 from taskguard.integration import (
     Answered,
     Completed,
@@ -53,7 +53,7 @@ from taskguard_rq.parking import (
 from taskguard_rq.preloading import note_loaded
 from taskguard_rq.queue import RQQueue
 from taskguard_rq.recognition import layers_of, message_of, note_guard, plain
-from taskguard_rq.redelivery import is_redelivered, sent_at
+from taskguard_rq.redelivery import has_failed, is_redelivered, sent_at
 from taskguard_rq.relay import note_parking
 from taskguard_rq.retries import GuardedJobFunction, RetryReturnedError
 from taskguard_rq.runtime import runtime
@@ -191,8 +191,13 @@ def _deliver(
         expires_at_s=None if parking is None else expires_at_s(job),
         orders=(BaseTimeoutException,),
         call=call_of(job, message) if policy.stores_calls else None,
+        resumes=compiled.by_run and has_failed(job),
     )
-    outcome = here.runner.deliver(delivery, lambda guard: compiled.call(args, kwargs, guard))
+    try:
+        outcome = here.runner.deliver(delivery, lambda guard: compiled.call(args, kwargs, guard))
+    except WorkFailedError:
+        job.retries_left = 0  # otherwise RQ would retry in vain
+        raise
     if isinstance(outcome, Dropped):
         return never_runs(job, outcome, delivery.key)
     return _told(queue, outcome)

@@ -236,10 +236,11 @@ def _has_expired(job: Job, delivery: Delivery) -> bool:
         return False
     # With the message's current number, so that the job runs if it is enqueued again later.
     expire = functools.partial(ledger.expire, message=message, retries=message.retries, due=True)
-    ended = [expire(work) for work in (delivery.work, *delivery.formerly)]
+    request = ledger.of_run(runtime().runner.request(delivery))
+    ended = [expire(work) for work in (str(request.work), *delivery.formerly)]
     if any(ended):
         return True
-    found = ledger.view(delivery.work)
+    found = ledger.view(str(request.work))
     if found is None or found.error != WORK_EXPIRED or found.message != message.name:
         return False
     # The process that expired the work may have died before it recorded that in RQ. If Redis was
@@ -366,7 +367,8 @@ def _end_unreached(job: Job) -> None:
             return
         error = "it failed before its guard"
         end = functools.partial(ledger.expire, message=message, retries=message.retries)
-        ended = [end(work, error=error) for work in (delivery.work, *delivery.formerly)]
+        request = ledger.of_run(runtime().runner.request(delivery))
+        ended = [end(work, error=error) for work in (str(request.work), *delivery.formerly)]
         take_out(job, marks.line)
         if delivery.parking is not None and (any(ended) or delivery.promoted):
             runtime().runner.never_runs(delivery)

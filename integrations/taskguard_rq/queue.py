@@ -26,6 +26,7 @@ from rq.job import Job
 from rq.scheduler import RQScheduler
 
 from taskguard_rq.marks import DEFERRALS, set_mark
+from taskguard_rq.retries import RetryReturnedError
 
 __all__ = ["Deferral", "RQQueue"]
 
@@ -34,6 +35,8 @@ logger = logging.getLogger("taskguard")
 _MAX_DELAY_S = 30.0
 _SHARE_OF_TIMEOUT = 0.5
 _PAUSE_WITHOUT_SCHEDULER_S = 1.0
+# RQ's workers look for jobs of lost workers every ten minutes (DEFAULT_MAINTENANCE_TASK_INTERVAL).
+_REDELIVERED_S = 600.0
 
 
 class Deferral(Retry):
@@ -68,6 +71,23 @@ class RQQueue:
         """Half of the job's timeout, in seconds, because RQ fails a job that waits for longer."""
         limit_s = float(self._job.timeout or 0)
         return limit_s * _SHARE_OF_TIMEOUT if limit_s > 0 else math.inf  # -1: no timeout
+
+    def retries_in_s(self, error: BaseException) -> float | None:
+        """Return in at most how many seconds RQ delivers the job again after this error, or None.
+
+        RQ finds the jobs of lost workers by its maintenance.
+        """
+        job = self._job
+        if isinstance(error, RetryReturnedError):
+            retry, done = error.retry, job.number_of_retries or 0
+            if done >= retry.max:
+                return None
+            delay_s = max(retry.intervals or [0])
+        elif job.should_retry:
+            delay_s = job.get_retry_interval()
+        else:
+            return None
+        return delay_s + _REDELIVERED_S
 
     def publish_again(self, deferrals: int, delay_s: float) -> None:
         """Schedule the job, and store `deferrals` in its marks for the next delay."""

@@ -13,8 +13,10 @@ from __future__ import annotations
 from datetime import datetime
 
 from rq.job import Job
+from rq.results import Result
 
 __all__ = [
+    "has_failed",
     "is_of_rq_scheduler",
     "is_redelivered",
     "is_used_again",
@@ -37,6 +39,12 @@ def is_redelivered(job: Job, *, deferrals: int) -> bool:
     if job.number_of_retries:
         return True
     return not is_used_again(job) and not deferrals and getattr(job, _BEGUN, False)
+
+
+def has_failed(job: Job) -> bool:
+    """Return True if RQ has recorded a failure of the job. So a person has requeued it."""
+    result = job.latest_result()
+    return result is not None and result.type == Result.Type.FAILED
 
 
 def sent_at(job: Job) -> datetime:

@@ -9,6 +9,7 @@ from taskguard.model.claims import Answer, Busy, Claim, Claimed, ClaimRequest
 from taskguard.model.lease import Owner
 from taskguard.model.line_states import LineState
 from taskguard.model.records import WorkView
+from taskguard.model.runs import FAILED_RUN
 from taskguard.model.states import (
     OUTDATED,
     REPLACED_RETRIES,
@@ -38,7 +39,9 @@ CLAIMABLE = frozenset(
     {Decision.SAME, Decision.CREATE, Decision.CLAIM, Decision.TAKEOVER, Decision.AGAIN}
 )
 # The decisions that are answered from the work's record.
-_OF_RECORDS = frozenset({Decision.DONE, Decision.DEAD, Decision.REVOKED, Decision.OUTDATED})
+_OF_RECORDS = frozenset(
+    {Decision.DONE, Decision.DEAD, Decision.REVOKED, Decision.FAILED, Decision.OUTDATED}
+)
 
 
 class DecidingRow(Protocol):
@@ -195,6 +198,7 @@ def decide_row(
         # If the record was deleted, the user's own row still has the state.
         may_create=request.may_create or row_state is not None,
         fingerprint=request.fingerprint,
+        resumes=request.resumes,
     )
     if row_state is None:
         return decision
@@ -312,4 +316,5 @@ def _work_row(row: DecidingRow) -> WorkRow:
         crashes=row.crashes,
         fingerprint=row.fingerprint,
         outdated=(row.error or "").startswith(OUTDATED),
+        gave_up=row.final == FAILED_RUN,
     )

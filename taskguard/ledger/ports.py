@@ -93,6 +93,13 @@ class Claims(Protocol):
         """Return the record of work, or None if there is none."""
         ...
 
+    def of_run(self, request: ClaimRequest) -> ClaimRequest:
+        """Return the request with the id of the run that its message has joined.
+
+        Return it unchanged if its work has no runs, or its message has joined none.
+        """
+        ...
+
 
 class LedgerTransaction(Protocol):
     """One open transaction of a holder. It ends with the context manager that gave it.
@@ -158,10 +165,11 @@ class Effects(Protocol):
 class Endings(Protocol):
     """End a claim without completing its work."""
 
-    def fail(self, claim: Claim, error: str) -> bool:
+    def fail(self, claim: Claim, error: str, *, again_in_s: float | None = 0.0) -> bool:
         """Move PROCESSING -> FAILED with the retry number of the attempt, and end the lease.
 
-        Return False if the claim is stale.
+        Return False if the claim is stale. `again_in_s` counts only for a run: in at most how many
+        seconds the queue delivers the message again. None: it does not, and the run ends.
         """
         ...
 
@@ -182,11 +190,13 @@ class Endings(Protocol):
         """
         ...
 
-    def end_round(self, claim: Claim, reason: str, *, most: int) -> State | None:
+    def end_round(
+        self, claim: Claim, reason: str, *, most: int, again_in_s: float | None = 0.0
+    ) -> State | None:
         """Move PROCESSING -> NEW because the database ended the body's transaction.
 
         This ends the lease. If it happens `most` times in a row, move the work to FAILED with the
-        reason. Return the new state, or None if the claim is stale.
+        reason; `again_in_s` is as in `fail()`. Return the new state, or None if the claim is stale.
         """
         ...
 
@@ -210,10 +220,18 @@ class Messages(Protocol):
         """
         ...
 
+    def join(self, request: ClaimRequest) -> None:
+        """Make the message a member of the open run of its work, if there is one.
+
+        Do nothing if its work has no runs, or its message has joined one.
+        """
+        ...
+
     def revoke(self, work: str, *, message: str) -> bool:
         """Move NEW, PROCESSING or FAILED work of this message -> FAILED, for good.
 
-        Return False if the work is another message's, or in another state.
+        Return False if the work is another message's, or in another state. A run ends if this
+        message opened it. Otherwise it is NEW again if the message was at work.
         """
         ...
 
@@ -283,11 +301,12 @@ class Outbox(Protocol):
         *,
         due_in_s: float = 5.0,
         once: Once | None = None,
-    ) -> None:
+    ) -> str:
         """Write work with its call as NEW, in the user's transaction on `db`.
 
-        `once` decides what happens if the same work waits or is in progress. Raise
-        CallTooLargeError or ConfigurationError.
+        `once` decides what happens if the same work waits or is in progress. Return the id of the
+        record, which is that of a run for work that has runs. Raise CallTooLargeError or
+        ConfigurationError.
         """
         ...
 
@@ -298,7 +317,7 @@ class Outbox(Protocol):
         *,
         due_in_s: float = 5.0,
         once: Once | None = None,
-    ) -> None:
+    ) -> str:
         """Write work as `enqueue()` does, in the open transaction of another library."""
         ...
 

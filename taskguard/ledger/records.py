@@ -60,6 +60,7 @@ def new_record(request: ClaimRequest, *, created_us: Any, **values: Any) -> dict
     """Return the whole record of work that no delivery has claimed yet."""
     return {
         "id": request.work,
+        "base": request.base,
         "task": request.task,
         "key": request.line,
         "fence": 0,

@@ -23,7 +23,7 @@ import sqlalchemy as sa
 
 from taskguard.errors import ConfigurationError
 from taskguard.ledger.connections.database import Database
-from taskguard.ledger.tables import KEYS, MESSAGES, WORK
+from taskguard.ledger.tables import KEYS, MESSAGES, RUNS, WORK
 from taskguard.model.policy import LEAST_PURGE_AGE_S, MOST_ROWS, check_number
 from taskguard.model.records import Purged
 from taskguard.model.states import State
@@ -59,6 +59,16 @@ def purge(database: Database, *, older_than_s: float, batch: int, dead: bool) ->
         lambda: sa.and_(
             MESSAGES.c.updated < before_us,
             ~sa.exists().where(WORK.c.id == MESSAGES.c.work),
+        ),
+        batch,
+    )
+    _in_batches(
+        database,
+        (RUNS.c.work,),
+        lambda: sa.and_(
+            RUNS.c.updated < before_us,
+            RUNS.c.follows.is_(None),
+            ~sa.exists().where(WORK.c.id == RUNS.c.open),
         ),
         batch,
     )

@@ -19,6 +19,7 @@ __all__ = [
     "MESSAGES",
     "METADATA",
     "NO_POSITION",
+    "RUNS",
     "SCHEMA",
     "SCHEMA_VERSION",
     "WORK",
@@ -113,6 +114,8 @@ WORK = sa.Table(
     "taskguard_work",
     METADATA,
     sa.Column("id", _KEY, primary_key=True),
+    # Of a run: the work's id, to which `taskguard_runs` points. NULL: it is no run.
+    sa.Column("base", _TEXT),
     sa.Column("task", _TEXT, nullable=False),
     sa.Column("key", _TEXT, nullable=False),
     sa.Column("message", _TEXT, nullable=False),
@@ -120,10 +123,12 @@ WORK = sa.Table(
     # One of `states.State`. There is no CHECK, because it would take a tenth of a completion. The
     # contract suite checks what each statement writes.
     sa.Column("state", _TEXT, nullable=False),
-    # 1 for FAILED work that never runs: it was revoked, or a newer message superseded it.
+    # 1 for FAILED work that never runs: it was revoked, or a newer message superseded it. 2 for a
+    # FAILED run that has no retry left. See `model/runs.py`.
     sa.Column("final", sa.SmallInteger, nullable=False),
     sa.Column("fence", _LONG, nullable=False),
     sa.Column("owner", _TEXT, nullable=False),
+    # Of FAILED work: until when a promised retry of its message is expected.
     sa.Column("lease_until", _LONG, nullable=False),
     sa.Column("attempts", sa.Integer, nullable=False),
     sa.Column("crashes", sa.Integer, nullable=False),
@@ -181,6 +186,16 @@ MESSAGES = sa.Table(
     sa.Column("work", _Exact(key_chars=512), primary_key=True),
     sa.Column("retries", sa.Integer, nullable=False),
     sa.Column("deferrals", sa.Integer, nullable=False),
+    sa.Column("updated", _LONG, nullable=False),
+)
+
+# Of work with `once_per="run"`: its open run, and the one that follows. See `ledger/runs.py`.
+RUNS = sa.Table(
+    "taskguard_runs",
+    METADATA,
+    sa.Column("work", _Exact(key_chars=512), primary_key=True),
+    sa.Column("open", _TEXT),
+    sa.Column("follows", _TEXT),
     sa.Column("updated", _LONG, nullable=False),
 )
 

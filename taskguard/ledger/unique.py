@@ -17,7 +17,8 @@ messages. The first of them that reaches waiting work runs, with its own argumen
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -30,22 +31,38 @@ from taskguard.model.claims import ClaimRequest, MessageRef
 from taskguard.model.records import Existing, Once
 from taskguard.model.states import REPLACED_RETRIES, State
 
-__all__ = ["decide", "failed_message", "not_superseded", "supersede"]
+__all__ = ["Sent", "decide", "failed_message", "not_superseded", "supersede"]
 
 _OPEN = (State.NEW.value, State.PROCESSING.value)
 _COLUMNS = ("id", "state", "message", "call", "due", "fingerprint", "progress", "attempts", "fence")
 
 
+class Sent(NamedTuple):
+    """The request whose message is sent.
+
+    Attributes:
+        request: the request.
+        follows: whether nothing was written for it, because a body has begun the recorded message,
+            and a run may follow that one.
+    """
+
+    request: ClaimRequest
+    follows: bool = False
+
+
 def decide(
     database: Database, db: sa.Connection, request: ClaimRequest, once: Once, *, due: Any
-) -> None:
-    """Report the recorded message to `once`, and replace its call if `once` returns a new one."""
+) -> Sent | None:
+    """Report the recorded message to `once`, and replace its call if `once` returns a new one.
+
+    Return what is sent, or None if nothing is.
+    """
     row = _locked_new(db, request) if once.replaces else None
     row = row or _open(database, db, request)
     if row is None or message_of(row) == request.message.name:
-        return  # the work has ended, or the record is this request's own
+        return Sent(request)  # the work has ended, or the record is this request's own
     if once.replaces and was_replaced(db, request):
-        return  # the record has the newer message
+        return Sent(request)  # the record has the newer message
     found = Existing(
         work=row.id,
         message=message_of(row),
@@ -54,12 +71,16 @@ def decide(
         begun=row.state != State.NEW.value or row.progress is not None,
     )
     instead = once.found(found)
-    if instead is not None:
+    if instead is None:
+        return None
+    instead = dataclasses.replace(instead, work=request.work, base=request.base, by_run=False)
+    if not found.begun:
         _replace(database, db, row, instead, due=due)
+    return Sent(instead, follows=found.begun)
 
 
 def _locked_new(db: sa.Connection, request: ClaimRequest) -> Any:
-    return db.execute(_select(request, State.NEW.value).with_for_update()).first()
+    return db.execute(_select(request, WORK.c.state == State.NEW.value).with_for_update()).first()
 
 
 def _open(database: Database, db: sa.Connection, request: ClaimRequest) -> Any:
@@ -67,7 +88,9 @@ def _open(database: Database, db: sa.Connection, request: ClaimRequest) -> Any:
 
     Do not lock the row: the holder's renewals and completion would wait for the user's transaction.
     """
-    select = _select(request, *_OPEN)
+    failed = WORK.c.state == State.FAILED.value, WORK.c.lease_until > database.now()
+    promised = sa.and_(*failed, WORK.c.final == 0)  # its queue retries it
+    select = _select(request, sa.or_(WORK.c.state.in_(_OPEN), promised))
     row = db.execute(select).first()
     if row is not None or db.execute(sa.select(WORK.c.id).where(_is(request))).first() is not None:
         return row
@@ -75,9 +98,9 @@ def _open(database: Database, db: sa.Connection, request: ClaimRequest) -> Any:
         return own.execute(select).first()
 
 
-def _select(request: ClaimRequest, *states: str) -> sa.Select[Any]:
+def _select(request: ClaimRequest, condition: sa.ColumnElement[bool]) -> sa.Select[Any]:
     columns = (WORK.c[name] for name in _COLUMNS)
-    return sa.select(*columns).where(_is(request), WORK.c.state.in_(states))
+    return sa.select(*columns).where(_is(request), condition)
 
 
 def _is(request: ClaimRequest) -> sa.ColumnElement[bool]:

@@ -154,6 +154,10 @@ class ClaimRequest:
             `order="strict"`. Needs a single key, and a call.
         line_key: of several keys, the one whose line it joins. The others are former keys, whose
             lines go first as well. None: there is one key, or no line.
+        by_run: `work` is the base of runs (`once_per="run"`), and the ledger finds out to which
+            run the message belongs.
+        base: `work` is a run of this base. None: it is no run.
+        resumes: its message was sent again after its run had failed, to resume it.
     """
 
     keys: tuple[str, ...]
@@ -179,6 +183,9 @@ class ClaimRequest:
     max_waiting: int | None = None
     strict: bool = False
     line_key: str | None = None
+    by_run: bool = False
+    base: str | None = None
+    resumes: bool = False
 
     @property
     def replaces_holder(self) -> bool:
@@ -340,10 +347,10 @@ class Answer:
     """The delivery needs no body.
 
     Attributes:
-        decision: the reason: DONE, DEAD, REVOKED, SUPERSEDED (a live copy of the message has higher
-            numbers), OUTDATED (a newer message superseded it), TOO_OLD, MISMATCH (the work has
-            another fingerprint), BURY (this claim made it DEAD). For the user's own row also
-            MISSING and INELIGIBLE.
+        decision: the reason: DONE, DEAD, REVOKED, FAILED (its run gave up), SUPERSEDED (a live copy
+            of the message has higher numbers), OUTDATED (a newer message superseded it), TOO_OLD,
+            MISMATCH (the work has another fingerprint), BURY (this claim made it DEAD). For the
+            user's own row also MISSING and INELIGIBLE.
         result_json: the result of DONE work, as JSON text. None: none was stored.
         crashes: how many holders of DEAD work vanished.
         error: the reason on record for the work's end.
@@ -351,7 +358,9 @@ class Answer:
         owner: the holder that completed the work. It may be about to store its result.
         same_message: the message that completed the work is this delivery's.
         age_s: seconds since the work finished.
-        recorded_as: the former id of the record that counts. None: the work's own id.
+        recorded_as: the id of the record that counts, if it is a former one, or that of a run.
+            None: the work's own id.
+        later: the run that is open now, if the message's own run has ended. None: there is none.
         replaced_by: if SUPERSEDED because the message's call was replaced, the message that the
             record names now. None: a live copy of the message has higher numbers.
     """
@@ -365,6 +374,7 @@ class Answer:
     same_message: bool = True
     age_s: float = 0.0
     recorded_as: str | None = None
+    later: str | None = None
     replaced_by: str | None = None
 
 

@@ -74,6 +74,14 @@ class Queue(Protocol):
         """
         ...
 
+    def retries_in_s(self, error: BaseException) -> float | None:
+        """Return in at most how many seconds the queue delivers the message again after this error.
+
+        That is the delay of the retry, and the time until the broker delivers a lost message again.
+        None: the message does not come again.
+        """
+        ...
+
     def publish_again(self, deferrals: int, delay_s: float) -> None:
         """Publish this message again with a delay, as deferred `deferrals` times.
 
@@ -148,6 +156,9 @@ class Delivery:
         app: the application's namespace, for stored calls.
         by_message: whether each message, or each tick of a schedule, is work of its own
             (`once_per="message"`, `"tick"`).
+        by_run: whether the work is done anew after it has ended (`once_per="run"`). `work` is then
+            the base of its runs.
+        resumes: a person has sent the message again, because its run had failed.
         fingerprint: a digest of the arguments that must be equal in all messages of the work.
             None: there are none.
         call: how to send this message again, as JSON text to store with the work. None: do not
@@ -181,6 +192,8 @@ class Delivery:
     line_key: str | None = None
     app: str = ""
     by_message: bool = False
+    by_run: bool = False
+    resumes: bool = False
     fingerprint: str | None = None
     call: str | None = None
     row: RowRef | None = None
@@ -252,6 +265,8 @@ class Delivery:
             strict=self.strict,
             line_key=self.line_key,
             max_waiting=policy.max_waiting,
+            by_run=self.by_run,
+            resumes=self.resumes,
         )
 
 

@@ -30,7 +30,7 @@ __all__ = [
 Busy = Literal["retry", "park", "latest", "supersede", "wait", "skip", "raise"]
 Newest = Literal["latest", "supersede"]
 Order = Literal["best_effort", "strict", "priority"]
-OncePer = Literal["key", "message", "tick"]
+OncePer = Literal["key", "run", "message", "tick"]
 OnLost = Literal["fence", "interrupt"]
 
 DAY_S = 86_400.0

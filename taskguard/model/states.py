@@ -99,6 +99,7 @@ class Decision(StrEnum):
     DEAD = "dead"
     BURY = "bury"
     REVOKED = "revoked"
+    FAILED = "failed"  # a run whose last message has no retry left
     SUPERSEDED = "superseded"  # by a copy of the same message
     OUTDATED = "outdated"  # by a newer message of its task and key
     TOO_OLD = "too_old"
@@ -107,6 +108,17 @@ class Decision(StrEnum):
     AGAIN = "again"
     MISSING = "missing"
     INELIGIBLE = "ineligible"
+
+
+_BEFORE_ROW = frozenset(
+    {
+        Decision.BUSY,
+        Decision.REVOKED,
+        Decision.FAILED,
+        Decision.SUPERSEDED,
+        Decision.DONE,
+    }
+)
 
 
 class RowState(StrEnum):
@@ -133,6 +145,7 @@ class WorkRow:
     crashes: int
     fingerprint: str | None = None
     outdated: bool = False  # FAILED and final because a newer message superseded it
+    gave_up: bool = False  # FAILED and final because the message of its last attempt has no retry
 
     def is_other_than(self, message: str, fingerprint: str | None) -> bool:
         """Return whether another message with another fingerprint claimed it. None fits all."""
@@ -209,8 +222,12 @@ def decide(  # noqa: PLR0911  # one rule, one return: this is the table itself
     max_crashes: int,
     may_create: bool,
     fingerprint: str | None = None,
+    resumes: bool = False,
 ) -> Decision:
-    """Return what a claim by `owner` does, by the first rule that fits."""
+    """Return what a claim by `owner` does, by the first rule that fits.
+
+    `resumes`: the message was sent again to resume a run that gave up.
+    """
     if row is not None:
         if row.state is State.PROCESSING and row.owner == owner:
             return Decision.SAME
@@ -220,8 +237,8 @@ def decide(  # noqa: PLR0911  # one rule, one return: this is the table itself
             return Decision.DONE
         if row.state is State.DEAD:
             return Decision.DEAD
-        if row.state is State.FAILED and row.final:
-            return Decision.OUTDATED if row.outdated else Decision.REVOKED
+        if row.state is State.FAILED and row.final and not (row.gave_up and resumes):
+            return _final(row)
     if is_superseded(row, message=message, number=number, recorded=recorded):
         return Decision.SUPERSEDED
     if row is None:
@@ -231,6 +248,12 @@ def decide(  # noqa: PLR0911  # one rule, one return: this is the table itself
     if row.lease_until_us > now_us:
         return Decision.BUSY
     return Decision.BURY if row.crashes + 1 >= max_crashes else Decision.TAKEOVER
+
+
+def _final(row: WorkRow) -> Decision:
+    if row.gave_up:
+        return Decision.FAILED
+    return Decision.OUTDATED if row.outdated else Decision.REVOKED
 
 
 def decide_by_row(recorded: Decision, work: State | None, row_state: RowState) -> Decision:
@@ -249,7 +272,7 @@ def decide_by_row(recorded: Decision, work: State | None, row_state: RowState) -
         return recorded
     if row_state is RowState.DONE:
         return Decision.DONE
-    if recorded in (Decision.BUSY, Decision.REVOKED, Decision.SUPERSEDED, Decision.DONE):
+    if recorded in _BEFORE_ROW:
         return recorded
     if row_state in (RowState.NEW, RowState.HELD):
         return recorded

@@ -169,9 +169,9 @@ def enqueue_in(
     if delivery.strict and NOT_BEFORE in (call := json.loads(delivery.call or "{}")):
         due_in_s += waits_s(call, ledger.now_us() / 1e6)
     if isinstance(session, ExternalConnection):
-        ledger.enqueue_external(session, request, due_in_s=due_in_s, once=once)
+        work = ledger.enqueue_external(session, request, due_in_s=due_in_s, once=once)
     else:
-        ledger.enqueue(db, request, due_in_s=due_in_s, once=once)
+        work = ledger.enqueue(db, request, due_in_s=due_in_s, once=once)
     if placed.outcome in ("attached", "skipped"):
         return placed
 
@@ -183,7 +183,8 @@ def enqueue_in(
 
     def publish() -> bool:
         sent_again_s = None if in_line else pause_s
-        return context.copy().run(_send_if_committed, ledger, placed.delivery, send, sent_again_s)
+        sending = partial(_send_if_committed, ledger, placed.delivery, work)
+        return context.copy().run(sending, send, sent_again_s)
 
     placed.publish = publish
     if not _publish_after(session, db, placed) and placed.outcome == "sent":
@@ -239,7 +240,7 @@ def _refuse_duplicates_of_messages(delivery: Delivery, duplicate: str) -> None:
     known = get_args(Duplicate)
     if duplicate not in known:
         raise ConfigurationError(f"duplicate={duplicate!r}: give one of {', '.join(known)}.")
-    once_per = "message" if delivery.by_message else "key"
+    once_per = "message" if delivery.by_message else "run" if delivery.by_run else "key"
     reason = refusal(once_per=once_per, busy=delivery.policy.busy, duplicate=duplicate)
     if reason is not None:
         raise ConfigurationError(f"{delivery.task}: duplicate={duplicate!r}: {reason}")
@@ -255,6 +256,8 @@ def _found(
     """Decide about the work on record, and note the decision in `placed`."""
     asked = placed.delivery
     placed.first = existing
+    if duplicate == "replace" and existing.begun and asked.by_run:
+        return runtime.runner.request(asked)  # for the run that follows
     if duplicate == "raise" or (duplicate == "replace" and existing.begun):
         raise _already(asked, existing, duplicate)
     if duplicate == "replace":
@@ -343,17 +346,17 @@ def _after_commit(session: Any) -> _AfterCommit:
 
 
 def _send_if_committed(
-    ledger: LineLedger, delivery: Delivery, send: Send, again_after_s: float | None
+    ledger: LineLedger, delivery: Delivery, work: str, send: Send, again_after_s: float | None
 ) -> bool:
     """Return whether it was sent. Never raises: what could not be sent now is sent by a sweep.
 
     `again_after_s`: None: the message counts as lost when its work is due, as that is written.
     """
     try:
-        found = ledger.overdue(limit=1, work=delivery.work)
+        found = ledger.overdue(limit=1, work=work)
         own = bool(found) and found[0].message.name == delivery.message.name
         # The work is another message's, or done: this one is answered. None: it was rolled back.
-        if not own and ledger.view(str(delivery.work)) is None:
+        if not own and ledger.view(work) is None:
             return False
         call = json.loads(delivery.call or "{}")
         wait_s = waits_s(call, ledger.now_us() / 1e6) if NOT_BEFORE in call else 0.0
@@ -361,7 +364,7 @@ def _send_if_committed(
         if own and again_after_s is not None:
             ledger.sent(found, again_after_s=again_after_s + wait_s)
     except Exception as error:  # noqa: BLE001  # committed is committed
-        logger.warning("%s: not sent yet; a sweep sends it: %s", delivery.work, error)
+        logger.warning("%s: not sent yet; a sweep sends it: %s", work, error)
         return False
     return True
 

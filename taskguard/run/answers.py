@@ -16,6 +16,7 @@ from taskguard.errors import (
     RowMissingError,
     SupersededError,
     WorkDeadError,
+    WorkFailedError,
     WorkRevokedError,
     WorkStillDeadError,
 )
@@ -64,6 +65,8 @@ class Answers:
                 raise self._dead(delivery, found)
             case Decision.REVOKED:
                 return self._revoked(delivery)
+            case Decision.FAILED:
+                raise self._failed(delivery, found)
             case _:
                 return self._done(delivery, found)
 
@@ -92,6 +95,17 @@ class Answers:
         self._events.about(delivery, Duplicate, reason="outdated")
         raise SupersededError(
             f"{delivery.task} {delivery.key}: {found.error}. It never runs.", key=delivery.key
+        )
+
+    def _failed(self, delivery: Delivery, found: Answer) -> WorkFailedError:
+        self._events.about(delivery, Duplicate, reason="failed", age_s=found.age_s)
+        fix = f"To let it run again: taskguard work requeue {found.recorded_as!r} --reason …"
+        if found.later is not None:
+            fix = f"It cannot be requeued, because a later run is open: {found.later}"
+        return WorkFailedError(
+            f"{delivery.task} {delivery.key}: the run of this message failed, and has no retry "
+            f"left: {found.error}. Nothing was run. A new message begins the next run. {fix}.",
+            key=delivery.key,
         )
 
     def _revoked(self, delivery: Delivery) -> Outcome:

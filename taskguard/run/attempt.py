@@ -104,9 +104,10 @@ class Attempt:
 
     @property
     def work(self) -> str:
-        """The id under which the work began, whatever its guard's key is now."""
+        """The id under which the work began, whatever its guard's key is now. Each run has one."""
         began_as = None if self.claimed is None else self.claimed.began_as
-        return began_as or self.delivery.work or f"{self.delivery.task} {self.key}"
+        claimed = None if self.claim is None else self.claim.work
+        return began_as or claimed or self.delivery.work or f"{self.delivery.task} {self.key}"
 
     # -- the result ---------------------------------------------------------------------------
 

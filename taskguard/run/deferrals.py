@@ -94,12 +94,13 @@ class Deferrals:
             published = True
 
         try:
+            request = delivery.request(clock=self._clock)
+            if self._ledger is not None and delivery.by_run:
+                self._ledger.join(request)
             if self._ledger is None or delivery.work is None or not queue.new_message_per_deferral:
                 publish(deferrals)
-            else:
-                request = delivery.request(clock=self._clock)
-                if not self._ledger.defer(request, publish):
-                    return self._drop_old(delivery, self._ledger)
+            elif not self._ledger.defer(request, publish):
+                return self._drop_old(delivery, self._ledger)
         except TROUBLE:
             if not published:
                 publish(deferrals)

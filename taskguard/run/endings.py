@@ -85,7 +85,7 @@ class Endings:
 
     def after_trouble(self, holding: Holding, error: TaskguardError) -> Outcome:
         """After an error of the database: defer the delivery. After several of these, FAILED."""
-        delivery = holding.delivery
+        delivery, attempt = holding.delivery, holding.attempt
         found: list[State | None] = []
 
         def end(ledger: Ledger, claim: Claim) -> None:
@@ -95,7 +95,10 @@ class Endings:
                 ledger.give_back(claim)  # a plain call gets the error; the round is not counted
             else:
                 reason = f"{type(error).__name__}: {error}"[:_ERROR_CHARS]
-                found.append(ledger.end_round(claim, reason, most=_MOST_ROUNDS))
+                again_in_s = delivery.queue.retries_in_s(error)
+                found.append(
+                    ledger.end_round(claim, reason, most=_MOST_ROUNDS, again_in_s=again_in_s)
+                )
                 if found == [State.FAILED]:
                     _ask_queue(delivery, claim)
 
@@ -108,7 +111,7 @@ class Endings:
             f"{delivery.task} {delivery.key}: the body ran in {_MOST_ROUNDS} deliveries in a row, "
             f"and each time its transaction was not committed. The last error: {error} The work is "
             "FAILED. Fix what ends the transaction, then let it run again: taskguard work "
-            f"requeue {delivery.work!r} --reason …",
+            f"requeue {attempt.work!r} --reason …",
             key=delivery.key,
             fence=holding.tracked.lease.fence,
         ) from error
@@ -123,10 +126,11 @@ class Endings:
         if attempt.completed:
             return None
         text = _error_text(error)
+        again_in_s = None if delivery.queue is None else delivery.queue.retries_in_s(error)
         ended: list[bool] = []
 
         def end(ledger: Ledger, claim: Claim) -> None:
-            ended.append(ledger.fail(claim, text))
+            ended.append(ledger.fail(claim, text, again_in_s=again_in_s))
             if ended[0]:
                 _ask_queue(delivery, claim)
 

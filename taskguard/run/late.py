@@ -49,7 +49,8 @@ class LateReports:
                 if isinstance(found, Claimed):
                     ledger.give_back(found.claim)
                 return True
-            view = ledger.view(request.work)
+            request = ledger.of_run(request)
+            view = ledger.view(str(request.work))
             if view is None:
                 return True
             claim = Claim(_of_any_slot(request), view.fence)

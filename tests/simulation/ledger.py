@@ -585,7 +585,7 @@ class MemoryLedger(NewestMessages, StoredCalls):
                 self.work_items[work.id] = replace(work, progress=progress_json)
             return bool(found)
 
-    def fail(self, claim: Claim, error: str) -> bool:
+    def fail(self, claim: Claim, error: str, *, again_in_s: float | None = 0.0) -> bool:
         error = error.replace("\0", "\\0")
         now_us = self.now_us()
         return self._end(
@@ -598,7 +598,9 @@ class MemoryLedger(NewestMessages, StoredCalls):
             due=now_us + int(UNDECIDED_S * 1e6) if claim.request.strict else None,
         )
 
-    def end_round(self, claim: Claim, reason: str, *, most: int) -> State | None:
+    def end_round(
+        self, claim: Claim, reason: str, *, most: int, again_in_s: float | None = 0.0
+    ) -> State | None:
         before = self.work_items.get(claim.work or "")
         rounds = 1 if before is None else before.rounds + 1
         if rounds < most:
@@ -727,6 +729,12 @@ class MemoryLedger(NewestMessages, StoredCalls):
             self.unlock(by)
 
     # -- for people ---------------------------------------------------------------------------
+
+    def of_run(self, request: ClaimRequest) -> ClaimRequest:
+        return request
+
+    def join(self, request: ClaimRequest) -> None:
+        pass
 
     def requeue(self, work: str, *, reason: str) -> bool:
         """DEAD or FAILED -> NEW, and its messages' numbers are forgotten."""

@@ -16,13 +16,13 @@ from typing import Any
 import sqlalchemy as sa
 
 from taskguard.ledger.sql import SqlLedger
-from taskguard.ledger.tables import KEYS, MESSAGES, WORK
+from taskguard.ledger.tables import KEYS, MESSAGES, RUNS, WORK
 from taskguard.lock_table import TableLocks
 from taskguard_sandbox.servers import MariaDB, MySQL, Postgres
 
 __all__ = ["LedgerDatabase", "LedgerDatabases"]
 
-_FILLED = (KEYS.name, WORK.name, MESSAGES.name, "taskguard_locks", "effects")
+_FILLED = (KEYS.name, WORK.name, MESSAGES.name, RUNS.name, "taskguard_locks", "effects")
 
 
 class LedgerDatabase:

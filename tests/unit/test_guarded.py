@@ -195,7 +195,7 @@ def test_ids_of_works_are_short_enough_for_every_index(once_per: str, name: str)
 
 
 def test_ids_that_are_short_stay_as_they_are() -> None:
-    """A work id of up to 500 bytes and a message id of up to 200 stay as they are. Longer ones keep
+    """A work id of up to 470 bytes and a message id of up to 200 stay as they are. Longer ones keep
     their beginning."""
     assert MessageRef("m" * 200).id == "m" * 200
     long = MessageRef("ü" * 101).id
@@ -203,8 +203,8 @@ def test_ids_that_are_short_stay_as_they_are() -> None:
     assert len(long.encode()) <= 200
     assert MessageRef(long).id == long != MessageRef("ü" * 102).id
     compiled = GuardedFunction(ship, key="order:<order_id>")
-    delivery = compiled.delivery((42,), {}, task="t" * 491, namespace="", message=M1)
-    assert delivery.work == "t" * 491 + " order:42"
+    delivery = compiled.delivery((42,), {}, task="t" * 461, namespace="", message=M1)
+    assert delivery.work == "t" * 461 + " order:42"
 
 
 def test_a_template_that_does_not_fit_is_found_at_decoration() -> None:

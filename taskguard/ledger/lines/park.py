@@ -20,9 +20,11 @@ from taskguard.ledger.connections.database import WRITE_LOCK_S, Database
 from taskguard.ledger.lines import states
 from taskguard.ledger.messages import is_replaced
 from taskguard.ledger.records import new_record, waiting_values
+from taskguard.ledger.runs import run_of
 from taskguard.ledger.tables import MESSAGES, NO_POSITION, WORK
 from taskguard.model.claims import ClaimRequest
 from taskguard.model.line_states import LineState
+from taskguard.model.runs import FAILED_RUN
 from taskguard.model.states import State
 
 __all__ = ["is_on_record", "may_wait", "park", "position_of"]
@@ -45,6 +47,12 @@ def park(database: Database, request: ClaimRequest, *, only_new: bool = False) -
     """
     try:
         with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
+            run = None
+            if request.by_run:
+                run = run_of(database, db, request)
+                if run.found.waits:
+                    return False
+                request = run.request
             if only_new and is_on_record(db, request):
                 return False
             full = request.max_waiting is not None and _is_full(db, request)
@@ -52,6 +60,8 @@ def park(database: Database, request: ClaimRequest, *, only_new: bool = False) -
                 _refuse(database, db, request)
             else:
                 _park(database, db, request)
+                if run is not None:
+                    run.settle(database, db)
     except _MayNotWaitError:
         return False
     if full:
@@ -71,7 +81,7 @@ def _is_full(db: sa.Connection, request: ClaimRequest) -> bool:
     They never refuse work that is in line or has begun. Nor do they refuse a message that never
     runs, because its work was revoked, or its call was replaced.
     """
-    known = sa.or_(WORK.c.line.is_not(None), WORK.c.attempts > 0, WORK.c.final == 1)
+    known = sa.or_(WORK.c.line.is_not(None), WORK.c.attempts > 0, WORK.c.final > 0)
     ids = (str(request.work), *request.formerly)
     is_known = sa.select(WORK.c.id).where(WORK.c.id.in_(ids), known)
     if db.execute(is_known).first() is not None:
@@ -98,7 +108,7 @@ def _refuse(database: Database, db: sa.Connection, request: ClaimRequest) -> Non
         )
         .values(
             state=State.FAILED.value,
-            final=0,
+            final=0 if request.base is None else FAILED_RUN,
             error="the line of its key was full",
             due=None,
             finished=database.now(),

@@ -7,13 +7,20 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 
 from taskguard.errors import TransactionRetryError
+from taskguard.ledger import runs
 from taskguard.ledger.connections.errors import LockTimeoutError
 from taskguard.ledger.connections.retrying import retried
 from taskguard.ledger.decisions import CLAIMABLE, view_of
 from taskguard.ledger.own_rows import changes as rows
 from taskguard.ledger.parts.base import Part
+from taskguard.ledger.statements.runs import (
+    AWAITS_ANOTHER,
+    awaits_another,
+    claim_run,
+    peek_run,
+)
 from taskguard.ledger.tables import KEYS
-from taskguard.model.claims import Busy, Claim, ClaimAnswer, ClaimRequest, RowRef
+from taskguard.model.claims import Answer, Busy, Claim, ClaimAnswer, ClaimRequest, RowRef
 from taskguard.model.lease import Owner
 from taskguard.model.records import WorkView
 from taskguard.model.states import Decision
@@ -32,6 +39,8 @@ class SqlClaims(Part):
         if request.call is not None:
             self._check_call(request)
         try:
+            if request.by_run:
+                return claim_run(self._database, request)
             return self._statements.claim(request)
         except (LockTimeoutError, TransactionRetryError):
             return Busy(None, None, same_work=False, started=True)
@@ -41,10 +50,20 @@ class SqlClaims(Part):
         """Return what a claim would find, without claiming."""
         if request.row is not None:
             self._check_own(request.row)
-        seen = self._statements.peek(request)
+        run = None
+        if request.by_run:
+            run, seen = peek_run(self._database, request)
+            if run.found.waits:
+                return run.busy
+            request = run.request
+            if awaits_another(request, seen):
+                return AWAITS_ANOTHER
+        else:
+            seen = self._statements.peek(request)
         row = seen.row
         if seen.decision not in CLAIMABLE and seen.decision is not Decision.BURY:
-            return seen.answer(request)
+            answer = seen.answer(request)
+            return run.named(answer) if run and isinstance(answer, Answer) else answer
         return Busy(None, None, same_work=False, started=row is not None and row.attempts > 0)
 
     def _check_own(self, row: RowRef) -> None:
@@ -64,6 +83,14 @@ class SqlClaims(Part):
         select = sa.select(KEYS.c.key).where(KEYS.c.key.in_(keys), KEYS.c.owner == str(owner))
         with self._database.transaction() as db:
             return db.execute(select.limit(1)).first() is not None
+
+    @retried
+    def of_run(self, request: ClaimRequest) -> ClaimRequest:
+        """Return the request with the id of the run that its message has joined, if it has."""
+        if not request.by_run:
+            return request
+        with self._database.transaction() as db:
+            return runs.of_run(db, request)
 
     def view(self, work: str) -> WorkView | None:
         """Return the record of work, or None if there is none."""

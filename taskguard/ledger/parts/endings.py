@@ -18,6 +18,7 @@ from taskguard.ledger.own_rows import changes
 from taskguard.ledger.parts.base import Part
 from taskguard.ledger.tables import FREE, KEYS, WORK, claimed_by, holding
 from taskguard.model.claims import Claim
+from taskguard.model.runs import FAILED_RUN
 from taskguard.model.states import State
 
 UNDECIDED_S = 30.0
@@ -32,25 +33,48 @@ __all__ = ["SqlEndings"]
 class SqlEndings(Part):
     """Endings of claims, in a transaction each."""
 
-    def fail(self, claim: Claim, error: str) -> bool:
+    def fail(self, claim: Claim, error: str, *, again_in_s: float | None = 0.0) -> bool:
         """Move PROCESSING -> FAILED, and end the lease."""
+        final, until = self._awaited(claim, again_in_s)
         return self._end(
             claim,
             state=State.FAILED.value,
+            final=final,
             error=self._storable(error),
-            lease_until=0,
+            lease_until=until,
             rounds=None,
-            due=self._undecided(claim),
+            due=self._undecided(claim, again_in_s),
             finished=self._database.now(),
         )
 
-    def _undecided(self, claim: Claim) -> Any:
-        """Return when FAILED work is overdue. None unless it keeps its position in line."""
-        return self._database.now() + int(UNDECIDED_S * 1e6) if claim.request.strict else None
+    def _awaited(self, claim: Claim, again_in_s: float | None) -> tuple[int, Any]:
+        """Return `final` of FAILED work, and until when a retry of its message is expected."""
+        if claim.request.base is None:
+            return 0, 0
+        if again_in_s is None:
+            return FAILED_RUN, 0
+        return 0, self._database.now() + int(again_in_s * 1e6)
+
+    def _undecided(self, claim: Claim, again_in_s: float | None) -> Any:
+        """Return when FAILED work is overdue. None unless it keeps its position, or is a run.
+
+        Only the message of a run's stored call may continue the run. So that one is sent again.
+        """
+        now = self._database.now()
+        if claim.request.strict:
+            return now + int(UNDECIDED_S * 1e6)
+        if claim.request.base is None or again_in_s is None:
+            return None
+        return sa.case((WORK.c.call.is_not(None), now + int(again_in_s * 1e6)))
 
     def give_back(self, claim: Claim) -> bool:
         """Move PROCESSING -> NEW, and end the lease."""
-        return self._end(claim, state=State.NEW.value, owner=FREE, lease_until=0)
+        return self._end(claim, state=State.NEW.value, owner=FREE, lease_until=self._back(claim))
+
+    def _back(self, claim: Claim) -> Any:
+        """Return until when the message of a run that was given back is expected. 0: it is none."""
+        back_s = 0.0 if claim.request.base is None else claim.request.ttl_s
+        return self._database.now() + int(back_s * 1e6) if back_s else 0
 
     def crash(self, claim: Claim, error: str) -> bool:
         """End the lease of PROCESSING work: the next claim is a takeover. The user's row stays."""
@@ -58,8 +82,11 @@ class SqlEndings(Part):
         values = {"error": self._storable(error), "lease_until": 0, "due": due}
         return self._end(claim, row_too=False, **values)
 
-    def end_round(self, claim: Claim, reason: str, *, most: int) -> State | None:
+    def end_round(
+        self, claim: Claim, reason: str, *, most: int, again_in_s: float | None = 0.0
+    ) -> State | None:
         """Move PROCESSING -> NEW, the `most`th time in a row FAILED, and end the lease."""
+        final, until = self._awaited(claim, again_in_s)
         rounds = sa.func.coalesce(WORK.c.rounds, 0) + 1
         last = rounds >= most
         ended = self._end(
@@ -68,8 +95,9 @@ class SqlEndings(Part):
             error=self._storable(reason),
             # FAILED work keeps its owner: `keep()` and `leave()` name it.
             owner=sa.case((last, WORK.c.owner), else_=FREE),
-            lease_until=0,
-            due=sa.case((last, self._undecided(claim)), else_=WORK.c.due),
+            final=sa.case((last, final), else_=0),
+            lease_until=sa.case((last, until), else_=self._back(claim)),
+            due=sa.case((last, self._undecided(claim, again_in_s)), else_=WORK.c.due),
             finished=sa.case((last, self._database.now()), else_=None),
             # This comes last: MariaDB and MySQL evaluate an assignment with the values set before.
             rounds=sa.case((last, None), else_=rounds),

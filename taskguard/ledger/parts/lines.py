@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from taskguard.ledger.connections.retrying import retried
-from taskguard.ledger.lines import newest, reading, relay
+from taskguard.ledger.lines import newest, park, reading, relay
 from taskguard.ledger.parts.base import Part
 from taskguard.ledger.records import overdue_of
 from taskguard.model.bounds import NO_RATES, Bounds, Rate
@@ -27,6 +27,8 @@ class SqlLines(Part):
     def park(self, request: ClaimRequest, *, only_new: bool = False) -> bool:
         """Store the work with its call in the line of its key. Return False if it may not wait."""
         self._check_call(request)
+        if request.by_run:
+            return park.park(self._database, request, only_new=only_new)
         return self._statements.park(request, only_new=only_new)
 
     @retried

@@ -12,6 +12,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from taskguard.ledger import runs
 from taskguard.ledger.connections.database import WRITE_LOCK_S
 from taskguard.ledger.connections.retrying import retried
 from taskguard.ledger.messages import raise_deferrals
@@ -19,9 +20,13 @@ from taskguard.ledger.parts.base import Part
 from taskguard.ledger.records import message_of
 from taskguard.ledger.tables import FREE, NO_POSITION, WORK
 from taskguard.model.claims import ClaimRequest, MessageRef
+from taskguard.model.runs import run_id
 from taskguard.model.states import EXPIRED, State
 
 __all__ = ["SqlMessages", "is_over", "waits_for"]
+
+# For how long a sweep does not send the message of a run that follows, after it was delivered.
+_AGAIN_AFTER_S = 3_600.0
 
 
 class SqlMessages(Part):
@@ -34,9 +39,11 @@ class SqlMessages(Part):
             publish(deferrals)
             return True
         with self._database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
-            now_us = self._database.now_us(db)
+            if request.by_run:
+                request = runs.of_run(db, request)
+            now_us, work = self._database.now_us(db), str(request.work)
             if not raise_deferrals(
-                self._database, db, request.message, deferrals, work=request.work, now_us=now_us
+                self._database, db, request.message, deferrals, work=work, now_us=now_us
             ):
                 return False
             with self._database.elsewhere_meanwhile(db):
@@ -44,10 +51,24 @@ class SqlMessages(Part):
             return True
 
     @retried
+    def join(self, request: ClaimRequest) -> None:
+        """Make the message a member of the open run of its work, if there is one."""
+        if not request.by_run:
+            return
+        with self._database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
+            run = runs.run_of(self._database, db, request)
+            if run.found.waits:
+                run.put_off(db, again_after_s=_AGAIN_AFTER_S)
+            elif not run.is_new:
+                run.settle(self._database, db)
+
+    @retried
     def revoke(self, work: str, *, message: str) -> bool:
         """Move NEW, PROCESSING or FAILED work of this message -> FAILED, for good."""
         states = State.NEW.value, State.PROCESSING.value, State.FAILED.value
-        mine = WORK.c.id == work, WORK.c.message == message, WORK.c.state.in_(states)
+        opened = WORK.c.base.is_not(None)
+        theirs = sa.or_(opened, WORK.c.message == message)
+        mine = WORK.c.id == work, theirs, WORK.c.state.in_(states)
         values = {
             "state": State.FAILED.value,
             "final": 1,
@@ -59,7 +80,19 @@ class SqlMessages(Part):
             "finished": self._database.now(),
         }
         with self._database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
+            select = sa.select(WORK.c.base, WORK.c.call, WORK.c.message).where(WORK.c.id == work)
+            run = db.execute(select.where(opened)).first()
+            if run is not None and not _may_end(run, work, message):
+                return self._leave_run(db, work, message)
             return db.execute(sa.update(WORK).where(*mine).values(**values)).rowcount == 1
+
+    def _leave_run(self, db: sa.Connection, work: str, message: str) -> bool:
+        """Move PROCESSING by this message -> NEW, because other messages of the run may do it."""
+        mine = WORK.c.id == work, WORK.c.message == message
+        at_work = WORK.c.state == State.PROCESSING.value
+        due = sa.case((WORK.c.call.is_not(None), self._database.now()))
+        new = {"state": State.NEW.value, "owner": FREE, "lease_until": 0, "due": due}
+        return db.execute(sa.update(WORK).where(*mine, at_work).values(**new)).rowcount == 1
 
     @retried
     def expire(
@@ -76,7 +109,7 @@ class SqlMessages(Part):
         The work may be NEW, PROCESSING with an expired lease, or FAILED with its position in a
         line. The message is not sent again, and blocks no other message. Other copies of it are
         superseded, even after another message of the work has failed. FAILED is not final: another
-        message of the work runs.
+        message of the work runs. But a run ends.
 
         Return False if the work is in another state, or if a later retry or another message is on
         record for it.
@@ -101,7 +134,9 @@ class SqlMessages(Part):
             values: dict[str, object] = {"call": None, "sends": None, "due": None, **NO_POSITION}
             values["retries"] = again
             if row.state != State.FAILED.value or not row.final:  # otherwise it stays superseded
-                values |= {"state": State.FAILED.value, "final": 0, "owner": FREE, "lease_until": 0}
+                final = int(row.base is not None)
+                values |= {"state": State.FAILED.value, "final": final}
+                values |= {"owner": FREE, "lease_until": 0}
                 values |= {"error": self._storable(error), "finished": now_us}
             same = WORK.c.state == row.state, WORK.c.fence == row.fence, WORK.c.owner == row.owner
             db.execute(sa.update(WORK).where(WORK.c.id == work, *same).values(**values))
@@ -122,6 +157,13 @@ class SqlMessages(Part):
         with self._database.transaction() as db:
             found: str | None = db.execute(select.limit(1)).scalar()
             return found
+
+
+def _may_end(run: Any, work: str, message: str) -> bool:
+    """Return whether this message ends a run if it is revoked: that of its call, or its first."""
+    if run.call is not None:
+        return message_of(run) == message
+    return work == run_id(run.base, message)
 
 
 def is_over(row: Any, now_us: int) -> bool:

@@ -12,6 +12,7 @@ Does not send anything: `taskguard/outbox/enqueue.py` and `taskguard/outbox/swee
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
@@ -33,12 +34,14 @@ from taskguard.ledger.records import (
     overdue_from,
     waiting_values,
 )
+from taskguard.ledger.runs import run_of
 from taskguard.ledger.tables import FREE, MESSAGES, NO_POSITION, WORK
 from taskguard.ledger.transactions.external import on_external
 from taskguard.model.bounds import NO_RATES, Rate
 from taskguard.model.claims import ClaimRequest, Overdue
 from taskguard.model.line_states import LineState
 from taskguard.model.records import Once, Seen
+from taskguard.model.runs import FAILED_RUN, Resolved
 from taskguard.model.states import RowState, State
 
 if TYPE_CHECKING:
@@ -82,29 +85,36 @@ class SqlOutbox(Part):
         *,
         due_in_s: float = 5.0,
         once: Once | None = None,
-    ) -> None:
+    ) -> str:
         """Write work with its call as NEW, in the transaction of `db`, which is the user's.
 
         Work on record does not change, unless it failed, or the user's own row was set back. In
         these cases it is NEW again. Work that is NEW, or whose lease has expired, gets the call if
-        it has none.
+        it has none. Return the id of the record: that of a run, for work that has runs.
         """
         self._check_call(request)
         if db is None:
-            self._enqueue_alone(request, due_in_s=due_in_s, once=once)
-        else:
-            self._enqueue_in(db, request, due_in_s=due_in_s, once=once)
+            return self._enqueue_alone(request, due_in_s=due_in_s, once=once)
+        return self._enqueue_in(db, request, due_in_s=due_in_s, once=once)
 
     @retried
-    def _enqueue_alone(self, request: ClaimRequest, *, due_in_s: float, once: Once | None) -> None:
+    def _enqueue_alone(self, request: ClaimRequest, *, due_in_s: float, once: Once | None) -> str:
         with self._database.transaction(lock_timeout_s=WRITE_LOCK_S) as own:
-            write(self._database, own, request, due_in_s=due_in_s, once=once)
+            return self._write(own, request, due_in_s=due_in_s, once=once)
 
     def _enqueue_in(
         self, db: sa.Connection, request: ClaimRequest, *, due_in_s: float, once: Once | None
-    ) -> None:
+    ) -> str:
         self._identity.require(db, work=str(request.work))
+        return self._write(db, request, due_in_s=due_in_s, once=once)
+
+    def _write(
+        self, db: sa.Connection, request: ClaimRequest, *, due_in_s: float, once: Once | None
+    ) -> str:
+        if request.by_run:
+            return _write_run(self._database, db, request, due_in_s=due_in_s, once=once)
         write(self._database, db, request, due_in_s=due_in_s, once=once)
+        return str(request.work)
 
     def enqueue_external(
         self,
@@ -113,7 +123,7 @@ class SqlOutbox(Part):
         *,
         due_in_s: float = 5.0,
         once: Once | None = None,
-    ) -> None:
+    ) -> str:
         """Write work as `enqueue()` does, in the transaction that another library has open.
 
         Raises ConfigurationError if that is another database.
@@ -125,7 +135,7 @@ class SqlOutbox(Part):
             )
         self._check_call(request)
         with on_external(self._database.engine, external) as db:
-            self._enqueue_in(db, request, due_in_s=due_in_s, once=once)
+            return self._enqueue_in(db, request, due_in_s=due_in_s, once=once)
 
     @retried
     def overdue(
@@ -292,6 +302,38 @@ class SqlOutbox(Part):
             return changed.rowcount == 1
 
 
+def _write_run(
+    database: Database,
+    db: sa.Connection,
+    request: ClaimRequest,
+    *,
+    due_in_s: float,
+    once: Once | None,
+) -> str:
+    """Write the work as the open run, or for the run that follows it; return that run's id.
+
+    The message joins the run, unless `once` sends nothing. A message that has joined one before is
+    enqueued once more, because an earlier COMMIT got no answer. That writes nothing.
+    """
+    run = run_of(database, db, request, fresh=True)
+    if not run.found.joins:
+        return run.found.work
+    following = None if run.found.opens else run.pointer.follows
+    if following is not None:  # the newest call is that of the run that follows
+        run.found = Resolved(following, joins=True)
+        run.request = replace(run.request, work=following)
+    sent = write(database, db, run.request, due_in_s=due_in_s, once=once)
+    if sent is None:
+        return run.found.work
+    run.request = sent.request
+    if sent.follows:
+        run.request = run.follow(database, db, sent.request)
+        write(database, db, run.request, due_in_s=due_in_s)
+    else:
+        run.settle(database, db)
+    return str(run.request.work)
+
+
 def write(
     database: Database,
     db: sa.Connection,
@@ -299,8 +341,8 @@ def write(
     *,
     due_in_s: float,
     once: Once | None = None,
-) -> None:
-    """Write the work as NEW, in the transaction of `db`.
+) -> unique.Sent | None:
+    """Write the work as NEW, in the transaction of `db`. Return what is sent, or None.
 
     Work on record does not change, unless it failed, or the user's own row was set back. But if it
     is NEW, or its lease has expired, and no call is stored for it, it gets this call. Work with
@@ -325,22 +367,26 @@ def write(
     fits = sa.or_(fits, WORK.c.fingerprint.is_(None), sa.literal(request.fingerprint is None))
     named = sa.func.coalesce(WORK.c.fingerprint, request.fingerprint)
     fits = sa.and_(fits, ~is_replaced(request))
-    failed = sa.and_(WORK.c.state == State.FAILED.value, WORK.c.final == 0)
+    finals = (0, FAILED_RUN) if request.resumes else (0,)
+    failed = sa.and_(WORK.c.state == State.FAILED.value, WORK.c.final.in_(finals))
+    if once is not None and not once.replaces:
+        failed = sa.and_(failed, WORK.c.lease_until <= now)  # its message will be retried
     if once is not None and once.replaces and (older := unique.failed_message(db, request)):
         # Its queue may yet retry it, with its older arguments.
         values = {**NO_POSITION, **fresh, "fingerprint": request.fingerprint}
         _update(db, request, failed, **values)
         unique.supersede(database, db, request, older)
     else:
-        _update(db, request, failed, fits, **fresh, fingerprint=named)
+        _update(db, request, failed, fits, **fresh, fingerprint=named, final=0)
     # The row of a holder that is alive is left alone: this transaction would lock it.
     left = sa.and_(WORK.c.state == State.PROCESSING.value, WORK.c.lease_until <= now)
     left = sa.or_(WORK.c.state == State.NEW.value, left)
     # Work that waits for its key is not due either, because its call is sent in its turn.
     unsent = sa.or_(WORK.c.call.is_(None), sa.and_(WORK.c.due.is_(None), WORK.c.line.is_(None)))
     _update(db, request, left, fits, unsent, call=request.call, sends=None, due=due)
-    if once is not None:
-        unique.decide(database, db, request, once, due=due)
+    if once is None:
+        return unique.Sent(request)
+    return unique.decide(database, db, request, once, due=due)
 
 
 def _was_set_back(db: sa.Connection, request: ClaimRequest) -> bool:

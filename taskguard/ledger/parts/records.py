@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from taskguard.ledger import unique
+from taskguard.errors import AlreadyEnqueuedError
+from taskguard.ledger import runs, unique
 from taskguard.ledger.connections.database import WRITE_LOCK_S
 from taskguard.ledger.connections.retrying import retried
 from taskguard.ledger.decisions import view_of
@@ -51,6 +52,9 @@ class SqlRecords(Part):
 
         Delete the numbers of its messages, so that the same message may be sent again. Delete its
         fingerprint, so that a message with other arguments may be sent.
+
+        Raises:
+            AlreadyEnqueuedError: it is a run, and a later run of the same work is open.
         """
         text = self._storable(f"requeued: {reason}")
         ended = sa.or_(
@@ -75,14 +79,32 @@ class SqlRecords(Part):
             "finished": None,
         }
         with self._database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
+            base = db.execute(sa.select(WORK.c.base).where(WORK.c.id == work)).scalar()
+            if base is not None:
+                self._refuse_later_run(db, base, work)
             changed = db.execute(sa.update(WORK).where(WORK.c.id == work, ended).values(**values))
             if changed.rowcount != 1:
                 return False
             # Delete by ids, because `work` has no index, and a scan would lock every row.
             of_work = sa.and_(MESSAGES.c.work == work, unique.not_superseded())
             found = db.execute(sa.select(MESSAGES.c.message).where(of_work)).scalars().all()
-            db.execute(sa.delete(MESSAGES).where(MESSAGES.c.message.in_(found), of_work))
+            these = MESSAGES.c.message.in_(found), of_work
+            if base is not None:  # they stay its members
+                db.execute(sa.update(MESSAGES).where(*these).values(retries=0, deferrals=0))
+            else:
+                db.execute(sa.delete(MESSAGES).where(*these))
             return True
+
+    def _refuse_later_run(self, db: sa.Connection, base: str, work: str) -> None:
+        later = runs.later_run(self._database, db, base, work)
+        if later is not None:
+            raise AlreadyEnqueuedError(
+                f"{work} was not requeued: a later run of the same work is open, {later}. Its "
+                "result is newer. Requeue nothing, or send the call again.",
+                key=work,
+                message_id=later,
+                begun=True,
+            )
 
     @retried
     def holders(self, key: str) -> list[Holder]:

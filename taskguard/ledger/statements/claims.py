@@ -31,7 +31,7 @@ from taskguard.model.claims import Answer, Busy, ClaimAnswer, Claimed, ClaimRequ
 from taskguard.model.line_states import LineState
 from taskguard.model.states import Decision, State
 
-__all__ = ["LockedClaim", "Seen", "claim", "decision_of", "peek"]
+__all__ = ["LockedClaim", "Seen", "claim", "decision_of", "peek", "peek_in", "settle"]
 
 
 # The columns that decide a claim, and those that its answer contains.
@@ -50,15 +50,15 @@ def claim(database: Database, request: ClaimRequest) -> ClaimAnswer:
     with database.transaction(lock_timeout_s=database.lock_timeout_s, claim=True) as db:
         if request.work is not None:
             # If the work has ended, for example DONE or DEAD, the claim does not touch its key.
-            found = _peek(database, db, request)
+            found = peek_in(database, db, request)
             if found.decision not in CLAIMABLE and found.decision is not Decision.BURY:
-                _settle(db, request, found)
+                settle(db, request, found)
                 _catch_up(db, found)
                 return found.answer(request)
         return LockedClaim(database, db, request).decide()
 
 
-def _settle(db: sa.Connection, request: ClaimRequest, found: Seen) -> None:
+def settle(db: sa.Connection, request: ClaimRequest, found: Seen) -> None:
     """Take the work off the sweep's list if the user's row shows that its outcome is final."""
     row = found.row
     if request.row is None or row is None or row.due is None:
@@ -122,10 +122,10 @@ class Seen(NamedTuple):
 def peek(database: Database, request: ClaimRequest) -> Seen:
     """Return the records and the decision of a claim, without making it."""
     with database.transaction() as db:
-        return _peek(database, db, request)
+        return peek_in(database, db, request)
 
 
-def _peek(database: Database, db: sa.Connection, request: ClaimRequest) -> Seen:
+def peek_in(database: Database, db: sa.Connection, request: ClaimRequest) -> Seen:
     own = None if request.row is None else rows.read(db, request.row)
     records = _read(database, db, request)
     return Seen(records, decision_of(request, records, own), own)
@@ -362,7 +362,7 @@ class LockedClaim:
 
     def _insert(self, decision: Decision, work: str, values: dict[str, object]) -> None:
         request, row = self.request, self.row
-        values |= {"id": work, "task": request.task, "key": request.line}
+        values |= {"id": work, "base": request.base, "task": request.task, "key": request.line}
         values |= {"created": self.now_us, "final": 0}
         if row is None:
             values |= {"attempts": 1, "crashes": 0, "crashed_owner": ""}

@@ -16,7 +16,7 @@ from support.claims import request
 from support.ledger_databases import LedgerDatabase, LedgerDatabases
 from support.line_states import LineWatch
 from taskguard.ledger.sql import SqlLedger
-from taskguard.ledger.tables import FREE, KEYS, MESSAGES, WORK
+from taskguard.ledger.tables import FREE, KEYS, MESSAGES, RUNS, WORK
 from taskguard.model.claims import Claimed, ClaimRequest, MessageRef
 from taskguard.model.line_states import Event
 from taskguard.model.states import State
@@ -167,7 +167,7 @@ class Book:
         """Write these rows of `order:1` and its message's numbers in another work, and no
         others."""
         with self.engine.begin() as db:
-            for table in (KEYS, WORK, MESSAGES):
+            for table in (KEYS, WORK, MESSAGES, RUNS):
                 db.execute(sa.delete(table))
             if key is not None:
                 db.execute(sa.insert(KEYS).values(key="order:1", **key))
@@ -208,7 +208,7 @@ class Book:
     def forget(self) -> None:
         """Delete all records."""
         with self.engine.begin() as db:
-            for table in (KEYS, WORK, MESSAGES):
+            for table in (KEYS, WORK, MESSAGES, RUNS):
                 db.execute(sa.delete(table))
 
     def close(self) -> None:

@@ -1,0 +1,312 @@
+"""Find the run of a message, and keep which run is open: `once_per="run"`.
+
+Guarantees: the row of `taskguard_runs`, the pointer, is locked before a run is opened or joined,
+and `model/runs.py` decides from what is read under that lock. The pointer and the membership are
+written in the transaction that claims, parks, defers or enqueues. A delivery that is refused writes
+neither. The order of locks is: the user's own row, the pointer, the key, the slot, the work.
+
+A completion does not touch the pointer. So a run has ended once its record says so, whatever the
+pointer says.
+
+A membership is the row of `taskguard_messages` that also has the numbers of the message.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import sqlalchemy as sa
+
+from taskguard.errors import TransactionRetryError
+from taskguard.ledger.connections.database import Database
+from taskguard.ledger.tables import FREE, MESSAGES, NO_POSITION, RUNS, WORK
+from taskguard.model.claims import Answer, Busy, ClaimRequest
+from taskguard.model.lease import Owner
+from taskguard.model.runs import FAILED_RUN, RUN, OpenRun, Resolved, resolve, run_ended, run_id
+from taskguard.model.states import Decision, State
+
+__all__ = ["Run", "later_run", "of_run", "run_of"]
+
+_COLUMNS = ("id", "state", "final", "owner", "fence", "lease_until", "call", "due", "line")
+_NOBODY_CONTINUED = "no delivery continued it, and the run that follows took its place"
+
+
+@dataclass(slots=True)
+class Run:
+    """The run of one request.
+
+    Attributes:
+        request: the request, with the id of the run as its work.
+        found: what was decided.
+        base: the work's id, of which the ids of its runs are made.
+        pointer: the pointer's row, or None.
+        open_row: the record of the open run, or None.
+        follows: the run that follows it, and has not ended. None: no run does.
+        now_us: the database's clock.
+    """
+
+    request: ClaimRequest
+    found: Resolved
+    base: str
+    pointer: Any
+    open_row: Any
+    follows: str | None
+    now_us: int
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the message would open a run that is not on record."""
+        return self.found.opens and self.found.joins and self.found.work != self.follows
+
+    @property
+    def busy(self) -> Busy:
+        """The answer for a message whose run follows one that has not ended."""
+        row = self.open_row
+        after_s = max(0.0, (row.lease_until - self.now_us) / 1e6)
+        holds = row.state == State.PROCESSING.value and after_s > 0
+        owner = Owner.parse(row.owner) if holds else None
+        return Busy(owner, after_s if holds else None, same_work=True, started=True)
+
+    def named(self, answer: Answer) -> Answer:
+        """Return the answer with the id of the run, and of a later one that is open."""
+        later = None
+        if answer.decision is Decision.FAILED and self.pointer is not None:
+            newest = self.follows or self.pointer.open
+            later = None if newest == self.request.work else newest
+        return replace(answer, recorded_as=self.request.work, later=later)
+
+    def settle(self, database: Database, db: sa.Connection) -> None:
+        """Write what the claim, the parking or the enqueue means for the pointer and the member."""
+        found = self.found
+        if found.ends is not None:
+            self._end_lapsed(db)
+        if found.opens:
+            self._point(db, open=found.work, follows=None)
+        if found.joins:
+            join(database, db, self.request, now_us=self.now_us)
+
+    def follow(self, database: Database, db: sa.Connection, request: ClaimRequest) -> ClaimRequest:
+        """Note that a run for this request follows the open one. Return the request of that run."""
+        work = run_id(self.base, request.message.name)
+        request = replace(request, work=work, base=self.base, by_run=False)
+        self._point(db, follows=work)
+        join(database, db, request, now_us=self.now_us)
+        return request
+
+    def put_off(self, db: sa.Connection, *, again_after_s: float) -> None:
+        """Let a sweep send the message of the run that follows only so much later."""
+        mine = WORK.c.id == self.found.work, WORK.c.state == State.NEW.value
+        stored = WORK.c.due.is_not(None), WORK.c.message == self.request.message.name
+        due = self.now_us + int(again_after_s * 1e6)
+        db.execute(sa.update(WORK).where(*mine, *stored).values(due=due, sends=None))
+
+    def _point(self, db: sa.Connection, **values: str | None) -> None:
+        was = (
+            RUNS.c.open.is_not_distinct_from(self.pointer.open),
+            RUNS.c.follows.is_not_distinct_from(self.pointer.follows),
+        )
+        update = sa.update(RUNS).where(RUNS.c.work == self.base, *was)
+        if db.execute(update.values(updated=self.now_us, **values)).rowcount != 1:
+            raise AssertionError("the pointer was locked, and changed")
+
+    def _end_lapsed(self, db: sa.Connection) -> None:
+        row = self.open_row
+        ended = db.execute(
+            sa.update(WORK)
+            .where(
+                WORK.c.id == row.id,
+                WORK.c.state == row.state,
+                WORK.c.fence == row.fence,
+                WORK.c.owner == row.owner,
+                WORK.c.lease_until <= self.now_us,
+            )
+            .values(
+                state=State.FAILED.value,
+                final=FAILED_RUN,
+                owner=FREE,
+                lease_until=0,
+                error=_NOBODY_CONTINUED,
+                call=None,
+                due=None,
+                **NO_POSITION,
+                finished=self.now_us,
+            )
+        )
+        if ended.rowcount != 1:
+            raise TransactionRetryError("The open run was continued after all.")
+
+
+def run_of(
+    database: Database,
+    db: sa.Connection,
+    request: ClaimRequest,
+    *,
+    lock: bool = True,
+    fresh: bool = False,
+) -> Run:
+    """Return the run of a request.
+
+    Args:
+        database: the ledger's connections.
+        db: the transaction.
+        request: the request, whose work is the base.
+        lock: whether to lock the pointer, which is made if it is missing.
+        fresh: whether `db` may have an older snapshot, because the transaction is the user's.
+    """
+    base, message = str(request.work), request.message
+    select = sa.select(RUNS).where(RUNS.c.work == base)
+    if lock:
+        new = {"work": base, "open": None, "follows": None, "updated": database.now()}
+        db.execute(database.dialect.insert_missing(RUNS, new))
+        select = select.with_for_update()
+    pointer = db.execute(select).first()
+    now_us = database.now_us(db)
+    open_row, follows = None, None
+    if pointer is not None and pointer.open is not None:
+        open_row = _record(database, db, pointer.open, fresh=fresh)
+    if pointer is not None and pointer.follows is not None:
+        after = _record(database, db, pointer.follows, fresh=fresh)
+        follows = None if _has_ended(after) else pointer.follows
+    joined, sent_before = _runs_of_message(db, base, request, lock=lock)
+    if joined is None and sent_before:
+        joined = _failed_of(database, db, sent_before)
+        request = request if joined is None else replace(request, resumes=True)
+    if joined is None and _names(db, base, message.name):
+        joined = base
+    found = resolve(
+        run_id(base, message.name),
+        member_of=joined,
+        open_run=None if pointer is None else _open_run(pointer, open_row, now_us),
+        follows=follows,
+    )
+    if request.resumes:
+        found, request = _resumed(found, request, open_row, follows)
+    of_run = None if found.work == base else base
+    request = replace(request, work=found.work, base=of_run, by_run=False)
+    run = Run(request, found, base, pointer, open_row, follows, now_us)
+    if joined is not None and not found.waits:
+        _of_member(run, _record(database, db, found.work))
+    return run
+
+
+def of_run(db: sa.Connection, request: ClaimRequest) -> ClaimRequest:
+    """Return the request with the id of the run that its message has joined, if it has."""
+    base = str(request.work)
+    joined, _ = _runs_of_message(db, base, request, lock=False)
+    if joined is None and _names(db, base, request.message.name):
+        joined = base
+    if joined is None:
+        return request
+    return replace(request, work=joined, base=None if joined == base else base, by_run=False)
+
+
+def join(database: Database, db: sa.Connection, request: ClaimRequest, *, now_us: int) -> None:
+    """Make the message a member of the run that is the request's work."""
+    message = request.message
+    numbers = {"retries": message.retries, "deferrals": message.deferrals}
+    new = {"message": message.name, "work": request.work, **numbers, "updated": now_us}
+    db.execute(database.dialect.insert_missing(MESSAGES, new))
+
+
+def later_run(database: Database, db: sa.Connection, base: str, work: str) -> str | None:
+    """Return the run that keeps this FAILED one from being resumed. Lock the pointer.
+
+    Otherwise the run becomes the open one again.
+    """
+    select = sa.select(RUNS).where(RUNS.c.work == base).with_for_update()
+    pointer = db.execute(select).first()
+    if pointer is None:
+        return None
+    for later in (pointer.follows, pointer.open):
+        if later not in (None, work) and not _has_ended(_record(database, db, later)):
+            return str(later)
+    now_us = database.now_us(db)
+    resumed = {"open": work, "follows": None, "updated": now_us}
+    db.execute(sa.update(RUNS).where(RUNS.c.work == base).values(**resumed))
+    return None
+
+
+def _of_member(run: Run, row: Any) -> None:
+    """Let a member of a purged run be too old, and one of an ended run be answered by its record.
+
+    Its own row may have been set back since. That is for the next run.
+    """
+    if row is None:
+        run.request = replace(run.request, may_create=False, row=None)
+    elif _has_ended(row) and not run.request.resumes:
+        run.request = replace(run.request, row=None)
+
+
+def _resumed(
+    found: Resolved, request: ClaimRequest, open_row: Any, follows: str | None
+) -> tuple[Resolved, ClaimRequest]:
+    """Let a message resume its FAILED run, unless a later run is open or follows."""
+    is_open = open_row is not None and open_row.id == found.work
+    if follows is not None or not (is_open or _has_ended(open_row)):
+        return found, replace(request, resumes=False)
+    return replace(found, opens=True, joins=True), request
+
+
+def _has_ended(row: Any) -> bool:
+    """Return whether a run has ended, or its record was purged."""
+    return row is None or run_ended(State(row.state), row.final)
+
+
+def _open_run(pointer: Any, row: Any, now_us: int) -> OpenRun | None:
+    if pointer.open is None:
+        return None
+    if row is None:
+        return OpenRun(pointer.open, ended=True, lapsed=True)
+    will_be_sent = row.call is not None and (row.due is not None or row.line is not None)
+    lives = row.state == State.DEAD.value or row.lease_until > now_us
+    return OpenRun(pointer.open, ended=_has_ended(row), lapsed=not lives and not will_be_sent)
+
+
+def _record(database: Database, db: sa.Connection, work: str, *, fresh: bool = False) -> Any:
+    """Return the columns of a record that decide, or None.
+
+    `fresh`: the snapshot of `db` may be older than the record's end. So read what others have
+    committed, too, without a lock, because the holder would wait for the user's transaction.
+    """
+    select = sa.select(*(WORK.c[name] for name in _COLUMNS)).where(WORK.c.id == work)
+    found = db.execute(select).first()
+    if fresh and not database.dialect.one_writer and (found is None or not _has_ended(found)):
+        with database.transaction() as own:
+            committed = own.execute(select).first()
+        if committed is not None and (found is None or _has_ended(committed)):
+            return committed
+    return found
+
+
+def _runs_of_message(
+    db: sa.Connection, base: str, request: ClaimRequest, *, lock: bool
+) -> tuple[str | None, list[str]]:
+    """Return the run that the message has joined, and those of other messages with its id."""
+    name, id_ = request.message.name, request.message.id
+    same = MESSAGES.c.message == name
+    if request.message.sending:
+        sent = sa.and_(MESSAGES.c.message >= f"{id_}@", MESSAGES.c.message < f"{id_}A")
+        same = sa.or_(same, sent, MESSAGES.c.message == id_)
+    of_base = MESSAGES.c.work >= f"{base}{RUN}", MESSAGES.c.work < f"{base}{RUN[:-1]};"
+    select = sa.select(MESSAGES.c.message, MESSAGES.c.work).where(same, *of_base)
+    if lock:  # MariaDB and MySQL read rows that are newer than the snapshot only with a lock
+        select = select.with_for_update(read=True, key_share=True)
+    rows = db.execute(select).all()
+    mine = next((row.work for row in rows if row.message == name), None)
+    return mine, [row.work for row in rows if row.message != name]
+
+
+def _failed_of(database: Database, db: sa.Connection, works: list[str]) -> str | None:
+    """Return the run of these that has given up, or None."""
+    for work in works:
+        row = _record(database, db, work)
+        if row is not None and row.state == State.FAILED.value and row.final == FAILED_RUN:
+            return work
+    return None
+
+
+def _names(db: sa.Connection, base: str, message: str) -> bool:
+    """Return whether a record from before `once_per="run"` names this message."""
+    select = sa.select(WORK.c.id).where(WORK.c.id == base, WORK.c.message == message)
+    return db.execute(select).first() is not None
