@@ -12,7 +12,13 @@ from taskguard_django.conf import alias
 
 __all__ = ["CreateLedger", "UpgradeLedger"]
 
-TABLES = ("taskguard_messages", "taskguard_work", "taskguard_keys", "taskguard_schema")
+TABLES = (
+    "taskguard_runs",
+    "taskguard_messages",
+    "taskguard_work",
+    "taskguard_keys",
+    "taskguard_schema",
+)
 _KINDS = {"postgresql": "postgresql+psycopg://", "sqlite": "sqlite://"}
 
 

@@ -123,7 +123,14 @@ class Shop:
 
     def begin_again(self) -> None:
         """Delete everything but one order. Close SQLite, whose open file no child may inherit."""
-        tables = ("taskguard_keys", "taskguard_work", "taskguard_messages", "effects", "orders")
+        tables = (
+            "taskguard_keys",
+            "taskguard_work",
+            "taskguard_messages",
+            "taskguard_runs",
+            "effects",
+            "orders",
+        )
         self.change(*map("delete from {}".format, tables))
         self.put(7, "PAID")
         if self.engine.name == "sqlite":

@@ -35,7 +35,7 @@ COMPLETED = [
     {"busy="},
     {"retry", "park", "latest", "supersede", "wait", "skip", "raise"},
     {"best_effort", "strict", "priority"},
-    {"key", "message", "tick"},
+    {"key", "run", "message", "tick"},
     {"wait", "raise"},
     {"answer", "attach", "skip", "replace", "raise"},
     {"priority="},

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from taskguard.errors import LedgerSchemaError
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.own_rows.guarded_row import GuardedRow
-from taskguard.ledger.tables import KEYS, MESSAGES, WORK
+from taskguard.ledger.tables import KEYS, MESSAGES, RUNS, WORK
 
 __all__ = ["check_privileges", "check_privileges_on_row"]
 
@@ -23,7 +23,7 @@ def check_privileges(database: Database) -> None:
     """Raise LedgerSchemaError unless the ledger's tables can be read, filled and changed."""
     refused: list[str] = []
     causes: list[Exception] = []
-    for table in (KEYS, WORK, MESSAGES):
+    for table in (KEYS, WORK, MESSAGES, RUNS):
         nothing = sa.select(table).where(sa.false())
         names = [column.name for column in table.columns]
         tried = {
@@ -41,8 +41,8 @@ def check_privileges(database: Database) -> None:
         raise LedgerSchemaError(
             f"The ledger's user lacks privileges in {database.place}: "
             f"{'; '.join(refused)}. GRANT it SELECT, INSERT and UPDATE on {KEYS.name}, "
-            f"{WORK.name} and {MESSAGES.name}. If a column is missing, the tables are of another "
-            "version. Until then no guarded task can run."
+            f"{WORK.name}, {MESSAGES.name} and {RUNS.name}. If a column is missing, the tables are "
+            "of another version. Until then no guarded task can run."
         ) from causes[0]
 
 

@@ -20,7 +20,7 @@ from taskguard.model.claims import MessageRef
 from taskguard.model.delivery import Deferred
 from taskguard.run.guard import Guard
 
-TABLES = ("taskguard_keys", "taskguard_work", "taskguard_messages")
+TABLES = ("taskguard_keys", "taskguard_work", "taskguard_messages", "taskguard_runs")
 PRIVILEGES = ("select", "insert", "update")
 
 
