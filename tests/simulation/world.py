@@ -221,6 +221,9 @@ class PortQueue:
     new_message_per_deferral: bool = True
     longest_wait_s: float = math.inf
 
+    def retries_in_s(self, error: BaseException) -> float | None:
+        return 0.0
+
     def publish_again(self, deferrals: int, delay_s: float) -> None:
         if not self.worker.world.publishes_again:
             return

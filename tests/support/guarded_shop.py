@@ -101,6 +101,9 @@ class NotingQueue:
     def __init__(self) -> None:
         self.deferrals: list[int] = []
 
+    def retries_in_s(self, error: BaseException) -> float | None:
+        return 0.0
+
     def publish_again(self, deferrals: int, delay_s: float) -> None:
         del delay_s
         self.deferrals.append(deferrals)

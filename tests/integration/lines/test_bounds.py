@@ -50,6 +50,9 @@ class NotingQueue:
     def __init__(self) -> None:
         self.deferrals: list[tuple[int, float]] = []
 
+    def retries_in_s(self, error: BaseException) -> float | None:
+        return 0.0
+
     def publish_again(self, deferrals: int, delay_s: float) -> None:
         self.deferrals.append((deferrals, delay_s))
 

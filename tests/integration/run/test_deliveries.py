@@ -52,6 +52,9 @@ class NotingQueue:
         self.refuses = False
         self.longest_wait_s = math.inf
 
+    def retries_in_s(self, error: BaseException) -> float | None:
+        return 0.0
+
     def publish_again(self, deferrals: int, delay_s: float) -> None:
         if self.refuses:
             raise ConnectionError("the broker is away")
