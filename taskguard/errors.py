@@ -83,6 +83,7 @@ __all__ = [
     "TransactionRetryError",
     "TransactionUsageError",
     "WorkDeadError",
+    "WorkFailedError",
     "WorkRevokedError",
     "WorkStillDeadError",
 ]

@@ -202,8 +202,9 @@ class PortLedger(Boundary):
     def peek(self, request: ClaimRequest) -> ClaimAnswer:
         return self._ask("peek", lambda: self.world.ledger.peek(request))
 
-    def fail(self, claim: Claim, error: str) -> bool:
-        return self._ask("fail", lambda: self.world.ledger.fail(claim, error))
+    def fail(self, claim: Claim, error: str, *, again_in_s: float | None = 0.0) -> bool:
+        fail = self.world.ledger.fail
+        return self._ask("fail", lambda: fail(claim, error, again_in_s=again_in_s))
 
     def give_back(self, claim: Claim) -> bool:
         return self._ask("give_back", lambda: self.world.ledger.give_back(claim))
@@ -211,8 +212,11 @@ class PortLedger(Boundary):
     def crash(self, claim: Claim, error: str) -> bool:
         return self._ask("crash", lambda: self.world.ledger.crash(claim, error))
 
-    def end_round(self, claim: Claim, reason: str, *, most: int) -> State | None:
-        return self._ask("end_round", lambda: self.world.ledger.end_round(claim, reason, most=most))
+    def end_round(
+        self, claim: Claim, reason: str, *, most: int, again_in_s: float | None = 0.0
+    ) -> State | None:
+        end, values = self.world.ledger.end_round, {"most": most, "again_in_s": again_in_s}
+        return self._ask("end_round", lambda: end(claim, reason, **values))
 
     def store_result(self, claim: Claim, result_json: str) -> None:
         self._ask("store_result", lambda: self.world.ledger.store_result(claim, result_json))
@@ -395,6 +399,12 @@ class PortLedger(Boundary):
 
     def holds(self, keys: tuple[str, ...], owner: Owner) -> bool:
         return self._ask("holds", lambda: self.world.ledger.holds(keys, owner))
+
+    def of_run(self, request: ClaimRequest) -> ClaimRequest:
+        return self.world.ledger.of_run(request)
+
+    def join(self, request: ClaimRequest) -> None:
+        self._ask("join", lambda: self.world.ledger.join(request))
 
     def done_elsewhere(self, request: ClaimRequest) -> str | None:
         return self.world.ledger.done_elsewhere(request)

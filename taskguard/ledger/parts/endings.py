@@ -16,7 +16,7 @@ from taskguard.ledger.connections.retrying import retried
 from taskguard.ledger.decisions import view_of
 from taskguard.ledger.own_rows import changes
 from taskguard.ledger.parts.base import Part
-from taskguard.ledger.tables import FREE, KEYS, WORK, claimed_by, holding
+from taskguard.ledger.tables import FREE, KEYS, NO_POSITION, WORK, claimed_by, holding
 from taskguard.model.claims import Claim
 from taskguard.model.runs import FAILED_RUN
 from taskguard.model.states import State
@@ -36,6 +36,8 @@ class SqlEndings(Part):
     def fail(self, claim: Claim, error: str, *, again_in_s: float | None = 0.0) -> bool:
         """Move PROCESSING -> FAILED, and end the lease."""
         final, until = self._awaited(claim, again_in_s)
+        due = self._undecided(claim, again_in_s)
+        ended: dict[str, None] = {"due": None, **NO_POSITION} if final else {}
         return self._end(
             claim,
             state=State.FAILED.value,
@@ -43,8 +45,8 @@ class SqlEndings(Part):
             error=self._storable(error),
             lease_until=until,
             rounds=None,
-            due=self._undecided(claim, again_in_s),
             finished=self._database.now(),
+            **{"due": due, **ended},
         )
 
     def _awaited(self, claim: Claim, again_in_s: float | None) -> tuple[int, Any]:
