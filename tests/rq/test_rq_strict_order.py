@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -140,7 +141,11 @@ def test_who_kills_his_horse_too_often(office: Any) -> None:
 def test_a_retry_for_another_key(office: Any) -> None:
     """If a body changes its job's arguments to another key, the job leaves its line at once for
     that of the other key."""
-    run_behind(office, {0: "moves"}, retry=Retry(max=2, interval=3), effects=4)
+    first = run_behind(office, {0: "moves"}, retry=Retry(max=2, interval=600), effects=3)
+    scheduled = office.queue.scheduled_job_registry
+    office.wait_for(lambda: first.id in scheduled, "its retry")
+    scheduled.schedule(first, datetime.now(UTC))
+    office.wait_for(lambda: len(office.effects()) == 4, "the first")
     items = [item for item, _ in office.steps("began")]
     assert items == ["a 0", "a 1", "a 2", "a 3", "b 0"]
     assert set(office.effects().values()) == {1}

@@ -173,9 +173,9 @@ def within(most_s: float, seconds: Callable[[], float], *, least_s: float = 0.0)
     return any(least_s <= seconds() < most_s for _ in range(5))
 
 
-def tried(attempt: Callable[[], bool]) -> bool:
-    """Return True if one of five tries succeeds: a busy machine may be late at times."""
-    return any(attempt() for _ in range(5))
+def tried(attempt: Callable[[], bool], *, most: int = 5) -> bool:
+    """Return True if one of `most` tries succeeds: a busy machine may be late at times."""
+    return any(attempt() for _ in range(most))
 
 
 def unless_late(right: bool, since_s: float, most_s: float) -> bool:

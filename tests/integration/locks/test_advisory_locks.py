@@ -50,10 +50,11 @@ def url(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def make_locks_on() -> Iterator[Callable[..., AdvisoryLocks]]:
-    """Makes the test's providers."""
+    """Make the test's providers. A server that is only slow does not lose their sessions."""
     with ExitStack() as stack:
 
         def make(url: str, **options: Any) -> AdvisoryLocks:
+            options = {"answer_s": patience_s(), **options}
             return stack.enter_context(closing(AdvisoryLocks(advisory_url(url), **options)))
 
         yield make
