@@ -30,7 +30,7 @@ class GuardOptions(TypedDict, total=False):
     """Decides what names the work. Work takes effect once for as long as it is on record.
 
     Use `"run"` if the work is unique until it has ended, and may then run again
-    ([unique work](../how-to/unique.md)). Use `"message"` if each message
+    ([unique until it has ended](../how-to/unique-until-ended.md)). Use `"message"` if each message
     is work of its own, and a template if one key guards several kinds of work.
     """
 

@@ -274,7 +274,13 @@ def test_what_a_page_links_to_is_there(name: str) -> None:
 
 def test_each_error_that_a_page_names_exists() -> None:
     """Each error that a page names exists, or is named with its package."""
-    others = {"DuplicateJobError", "CancelledError", "TaskRevokedError", *vars(builtins)}
+    others = {
+        "DuplicateJobError",
+        "DuplicateTaskError",
+        "CancelledError",
+        "TaskRevokedError",
+        *vars(builtins),
+    }
     for name in PAGES:
         named = set(re.findall(r"`(\w+Error)`", (ROOT / name).read_text(encoding="utf-8")))
         assert named - others <= set(errors.__all__) | {"EffectsError"}, name

@@ -13,13 +13,11 @@
 (*     message is sent without enqueue(), or enqueued to answer, attach or *)
 (*     replace.  The id of a run is the message that opened it.            *)
 (*   The pointer has the open run and the one that follows.  An enqueue    *)
-(*     locks it from its reading until its COMMIT or ROLLBACK.  A claim    *)
-(*     locks it, finds the run of its message, and decides in a second     *)
-(*     step.  A deferral is one step.                                      *)
+(*     locks it from its reading until its COMMIT or ROLLBACK.  A claim,   *)
+(*     and a deferral, wait for that lock.  Each is one step.              *)
 (*   Whatever ends a run changes its record alone, and does not wait for   *)
 (*     the pointer.  So a run may end between the reading of an enqueue    *)
-(*     and its COMMIT, and between the two steps of a claim.  An enqueue   *)
-(*     locks a record only to store its call.                              *)
+(*     and its COMMIT.  An enqueue locks a record only to store its call.  *)
 (*   A run: its state, whether it has ended for good, its owner, the       *)
 (*     message that it names, whether the call of that message is stored,  *)
 (*     and whether it is promised: by its lease, or by a retry.            *)
@@ -28,11 +26,11 @@
 (*   A run without promise and stored call has lapsed: an enqueue stores   *)
 (*     its call there, and the run that follows takes its place.           *)
 (*   Faults, at most MaxFaults: a worker dies, and the broker delivers its *)
-(*     message again; a lease ends while its holder works, which may renew *)
-(*     it; a worker gives its run back; a body fails, with a retry or      *)
-(*     without; the key is taken by other work; a message is delivered     *)
-(*     twice, at any time, or lost; a producer dies after COMMIT, or rolls *)
-(*     back; a message is revoked.                                         *)
+(*     message again; a lease ends while its holder works; a worker gives  *)
+(*     its run back; a body fails, with a retry or without; the key is     *)
+(*     taken by other work; a message is delivered twice, at any time, or  *)
+(*     lost; a producer dies after COMMIT, or rolls back; a message is     *)
+(*     revoked.                                                            *)
 (*                                                                         *)
 (* What is left out                                                        *)
 (*                                                                         *)
@@ -71,8 +69,6 @@ ASSUME Mutant \in {
     "older runs",            \* any message is granted a run that has a stored call
     "opener revokes",        \* a replaced message ends the run that it opened if it is revoked
     "old snapshot",          \* an enqueue reads a record as it was before its run ended
-    "ended in between",      \* a claim trusts what it has found, although that run has ended since
-    "lapse unchecked",       \* or although the lapsed run was continued since
     "not locked"}            \* a claim does not wait for the pointer
 
 VARIABLES
@@ -83,7 +79,7 @@ VARIABLES
     replaced,  \* the messages whose call was replaced
     locked,    \* the message whose enqueue has locked the pointer, or 0
     producer,  \* of each message: how it is sent, the step, what its COMMIT writes, and to which run
-    worker,    \* the step of each worker, its message, and the run that its claim has found
+    worker,
     faults,
     gone,      \* the messages that were lost or revoked
     history    \* the message that completed each run, the newest that began, and what is forbidden
@@ -93,8 +89,7 @@ vars == <<copies, pointer, run, member, replaced, locked, producer, worker, faul
 Messages == 1..Last
 Empty == [state |-> "none", final |-> FALSE, owner |-> Free, named |-> 0, stored |-> FALSE,
           promised |-> FALSE]
-None == [run |-> 0, opens |-> FALSE, waits |-> FALSE, ends |-> 0]
-Idle == [at |-> "idle", m |-> 0, found |-> None]
+Idle == [at |-> "idle", m |-> 0, run |-> 0]
 
 Init ==
     /\ copies = [m \in Messages |-> 0]
@@ -150,8 +145,7 @@ Resolved(m) ==
       [] OTHER -> Found(m, TRUE, FALSE, 0)
 
 Joined(m, r) == member' = [member EXCEPT ![m] = r]
-Claiming == \E w \in Workers : worker[w].at = "claims"
-Unlocked == (locked = 0 \/ Mutant = "not locked") /\ ~Claiming
+Unlocked == locked = 0 \/ Mutant = "not locked"
 RowLocked(r) == locked # 0 /\ producer[locked].run = r /\ producer[locked].plan \in {"store", "change"}
 
 (***************************************************************************)
@@ -184,7 +178,7 @@ Decide(m, way) ==
                [] Mutant = "old snapshot" -> pointer.open
                [] OTHER -> Open
     IN
-    /\ Begins(m) /\ locked = 0 /\ ~Claiming
+    /\ Begins(m) /\ locked = 0
     /\ locked' = m
     /\ producer' = [producer EXCEPT ![m] = [
            way |-> way, at |-> "open", plan |-> Plan(way, r),
@@ -242,45 +236,28 @@ ProducerDies(m) ==
 (* The way of one delivery.                                                *)
 (***************************************************************************)
 
-\* A claim locks the pointer, and finds the run.
 Receive(w, m) ==
-    /\ worker[w].at = "idle" /\ copies[m] > 0 /\ Unlocked
+    /\ worker[w].at = "idle" /\ copies[m] > 0
     /\ copies' = [copies EXCEPT ![m] = @ - 1]
-    /\ worker' = [worker EXCEPT ![w] = [at |-> "claims", m |-> m, found |-> Resolved(m)]]
+    /\ worker' = [worker EXCEPT ![w] = [at |-> "claims", m |-> m, run |-> 0]]
     /\ NoFault
     /\ UNCHANGED <<pointer, run, member, replaced, locked, producer, gone, history>>
-
-RunOf(w) == worker[w].found.run
-IsNew(w) == MemberOf(worker[w].m) = 0 /\ RunOf(w) = worker[w].m
-IsEnded(w) == ~IsNew(w) /\ HasEnded(RunOf(w))
-IsMember(w) == MemberOf(worker[w].m) # 0
-
-\* The claim has to find the run again: that run has ended, or the holder of the open one has renewed
-\* its lease.
-IsOld(w) ==
-    LET ends == worker[w].found.ends IN
-    \/ IsEnded(w) /\ ~IsMember(w) /\ Mutant \notin {"ended in between", "following trusted"}
-    \/ ends # 0 /\ IsOpen(ends) /\ ~Lapsed(ends) /\ Mutant # "lapse unchecked"
-IsAnswered(w) == worker[w].m \in replaced \/ (IsEnded(w) /\ ~IsOld(w))
 
 \* Another run of the key has a live lease.
 KeyHeld(r) == \E o \in Messages \ {r} : run[o].state = "PROCESSING" /\ run[o].promised
 
-IsRefused(w) ==
-    LET r == RunOf(w) IN
-    \/ worker[w].found.waits
+Refused(m, found) ==
+    LET r == found.run IN
+    \/ found.waits
     \/ KeyHeld(r)
     \/ run[r].state = "PROCESSING" /\ run[r].promised
-    \/ run[r].stored /\ run[r].named # worker[w].m /\ Mutant # "older runs"
+    \/ run[r].stored /\ run[r].named # m /\ Mutant # "older runs"
 
-FindAgain(w) ==
-    /\ worker[w].at = "claims" /\ worker[w].m \notin replaced /\ IsOld(w)
-    /\ worker' = [worker EXCEPT ![w].found = Resolved(worker[w].m)]
-    /\ NoFault
-    /\ UNCHANGED <<copies, pointer, run, member, replaced, locked, producer, gone, history>>
+IsAnswered(m, found) == m \in replaced \/ (~(MemberOf(m) = 0 /\ found.run = m) /\ HasEnded(found.run))
 
 Answer(w) ==
-    /\ worker[w].at = "claims" /\ IsAnswered(w)
+    /\ worker[w].at = "claims" /\ Unlocked
+    /\ IsAnswered(worker[w].m, Resolved(worker[w].m))
     /\ worker' = [worker EXCEPT ![w] = Idle]
     /\ history' = [history EXCEPT !.unasked = @ \/ ~(worker[w].m \in replaced \/ OfEnded(worker[w].m))]
     /\ NoFault
@@ -288,19 +265,18 @@ Answer(w) ==
 
 Grant(w) ==
     LET m == worker[w].m
-        found == worker[w].found
+        found == Resolved(m)
         r == found.run
-        ends == found.ends # 0 /\ (IsOpen(found.ends) \/ Mutant = "lapse unchecked")
-        ended == IF ends THEN [run EXCEPT ![found.ends] = GaveUp(@)] ELSE run
+        ended == IF found.ends = 0 THEN run ELSE [run EXCEPT ![found.ends] = GaveUp(@)]
     IN
-    /\ worker[w].at = "claims"
-    /\ ~IsAnswered(w) /\ ~IsOld(w) /\ ~IsRefused(w)
+    /\ worker[w].at = "claims" /\ Unlocked
+    /\ ~IsAnswered(m, found) /\ ~Refused(m, found)
     /\ run' = [ended EXCEPT ![r] = [
            state |-> "PROCESSING", final |-> FALSE, owner |-> w, promised |-> TRUE,
            named |-> IF @.stored THEN @.named ELSE m, stored |-> @.stored]]
     /\ pointer' = IF found.opens THEN [open |-> r, follows |-> 0] ELSE pointer
     /\ Joined(m, r)
-    /\ worker' = [worker EXCEPT ![w].at = "body"]
+    /\ worker' = [worker EXCEPT ![w].at = "body", ![w].run = r]
     /\ history' = [history EXCEPT !.begun = IF m > @ THEN m ELSE @,
                                   !.moved = @ \/ member[m] \notin {0, r},
                                   !.again = @ \/ HasEnded(r) \/ OfEnded(m)]
@@ -309,10 +285,12 @@ Grant(w) ==
 
 \* The delivery is refused. That changes nothing. Its deferral is a transaction of its own.
 Refuse(w) ==
-    /\ worker[w].at = "claims" /\ ~IsAnswered(w) /\ ~IsOld(w)
-    /\ \/ IsRefused(w) /\ NoFault
+    LET found == Resolved(worker[w].m) IN
+    /\ worker[w].at = "claims" /\ Unlocked
+    /\ ~IsAnswered(worker[w].m, found)
+    /\ \/ Refused(worker[w].m, found) /\ NoFault
        \/ Fault("taken")
-    /\ worker' = [worker EXCEPT ![w] = [@ EXCEPT !.at = "defers", !.found = None]]
+    /\ worker' = [worker EXCEPT ![w].at = "defers"]
     /\ UNCHANGED <<copies, pointer, run, member, replaced, locked, producer, gone, history>>
 
 \* The message joins the open run, if there is one, and comes again.
@@ -327,12 +305,12 @@ Defer(w) ==
     /\ NoFault
     /\ UNCHANGED <<pointer, run, replaced, locked, producer, gone>>
 
-Owns(w) == run[RunOf(w)].state = "PROCESSING" /\ run[RunOf(w)].owner = w
+Owns(w) == run[worker[w].run].state = "PROCESSING" /\ run[worker[w].run].owner = w
 
 \* A body ends, and its record changes, if the record is still its worker's. Otherwise its message
 \* comes again.
 End(w, record, again) ==
-    LET r == RunOf(w) IN
+    LET r == worker[w].run IN
     /\ worker[w].at = "body" /\ ~RowLocked(r)
     /\ run' = IF Owns(w) THEN [run EXCEPT ![r] = record] ELSE run
     /\ copies' = IF Owns(w) /\ ~again THEN copies ELSE Added(worker[w].m)
@@ -340,7 +318,7 @@ End(w, record, again) ==
     /\ UNCHANGED <<pointer, member, replaced, locked, producer, gone>>
 
 Complete(w) ==
-    LET r == RunOf(w) IN
+    LET r == worker[w].run IN
     /\ End(w, [run[r] EXCEPT !.state = "DONE", !.owner = Free, !.promised = FALSE, !.stored = FALSE],
            FALSE)
     /\ history' = IF ~Owns(w) THEN history
@@ -348,21 +326,21 @@ Complete(w) ==
     /\ NoFault
 
 Fail(w) ==
-    /\ End(w, [run[RunOf(w)] EXCEPT !.state = "FAILED", !.owner = Free], TRUE)
+    /\ End(w, [run[worker[w].run] EXCEPT !.state = "FAILED", !.owner = Free], TRUE)
     /\ Fault("fails")
     /\ UNCHANGED history
 
 GiveUp(w) ==
-    /\ End(w, GaveUp(run[RunOf(w)]), FALSE)
+    /\ End(w, GaveUp(run[worker[w].run]), FALSE)
     /\ Fault("gives up")
     /\ UNCHANGED history
 
 GiveBack(w) ==
-    /\ End(w, [run[RunOf(w)] EXCEPT !.state = "NEW", !.owner = Free], TRUE)
+    /\ End(w, [run[worker[w].run] EXCEPT !.state = "NEW", !.owner = Free], TRUE)
     /\ Fault("shutdown")
     /\ UNCHANGED history
 
-Step(w) == FindAgain(w) \/ Answer(w) \/ Grant(w) \/ Refuse(w) \/ Defer(w) \/ Complete(w)
+Step(w) == Answer(w) \/ Grant(w) \/ Refuse(w) \/ Defer(w) \/ Complete(w)
 
 (***************************************************************************)
 (* Faults, time and the relay.                                             *)
@@ -382,12 +360,6 @@ Pause(r) ==
     /\ run[r].state = "PROCESSING" /\ run[r].promised
     /\ Fault("pause")
     /\ run' = [run EXCEPT ![r].promised = FALSE]
-    /\ UNCHANGED <<copies, pointer, member, replaced, locked, producer, worker, gone, history>>
-
-Renew(w) ==
-    /\ worker[w].at = "body" /\ Owns(w) /\ ~run[RunOf(w)].promised
-    /\ run' = [run EXCEPT ![RunOf(w)].promised = TRUE]
-    /\ NoFault
     /\ UNCHANGED <<copies, pointer, member, replaced, locked, producer, worker, gone, history>>
 
 \* The message that was to come has not come in time.
@@ -412,17 +384,19 @@ Lose(m) ==
 
 \* A worker gets a message that was revoked. Its run ends if the stored call is that message's. A run
 \* without a stored call ends if the message opened it.
-Revoke(m) ==
-    LET r == member[m]
+Revoke(w) ==
+    LET m == worker[w].m
+        r == member[m]
         ends == /\ IsOpen(r)
                 /\ IF run[r].stored /\ Mutant # "opener revokes" THEN run[r].named = m ELSE r = m
     IN
-    /\ copies[m] > 0 /\ ~RowLocked(r)
+    /\ worker[w].at = "claims"
+    /\ r = 0 \/ ~RowLocked(r)
     /\ Fault("revoked")
-    /\ copies' = [copies EXCEPT ![m] = @ - 1]
     /\ run' = IF ends THEN [run EXCEPT ![r] = GaveUp(@)] ELSE run
+    /\ worker' = [worker EXCEPT ![w] = Idle]
     /\ gone' = gone \cup {m}
-    /\ UNCHANGED <<pointer, member, replaced, locked, producer, worker, history>>
+    /\ UNCHANGED <<copies, pointer, member, replaced, locked, producer, history>>
 
 \* A relay, or a sweep, sends the message of a stored call.
 Relay(m) ==
@@ -435,9 +409,9 @@ Relay(m) ==
 Next ==
     \/ \E m \in Messages :
         \/ SendPlain(m) \/ Enqueue(m) \/ Commit(m) \/ RollBack(m) \/ Send(m) \/ ProducerDies(m)
-        \/ Duplicate(m) \/ Lose(m) \/ Revoke(m) \/ Relay(m) \/ Pause(m) \/ PromiseEnds(m)
+        \/ Duplicate(m) \/ Lose(m) \/ Relay(m) \/ Pause(m) \/ PromiseEnds(m)
     \/ \E w \in Workers :
-        \/ Step(w) \/ Fail(w) \/ GiveUp(w) \/ GiveBack(w) \/ Crash(w) \/ Renew(w)
+        \/ Step(w) \/ Fail(w) \/ GiveUp(w) \/ GiveBack(w) \/ Crash(w) \/ Revoke(w)
         \/ \E m \in Messages : Receive(w, m)
 
 Spec == Init /\ [][Next]_vars
@@ -468,9 +442,6 @@ S13 ==
 
 \* A message belongs to one run, and begins no body after that has ended.
 S14 == ~history.moved /\ ~history.again
-
-\* What is committed stays DONE.
-S6 == \A r \in Messages : history.by[r] # 0 => run[r].state = "DONE"
 
 \* A message is answered by the run that it belongs to, or because it was replaced. An enqueue trusts no
 \* run that has ended before.

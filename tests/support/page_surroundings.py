@@ -109,7 +109,8 @@ class Place:
                     message.ack()
                     task = app.tasks[message.headers["task"]]
                     args, kwargs, _ = message.payload
-                    task.apply(args, kwargs, task_id=message.headers["id"]).get()
+                    headers = message.headers
+                    task.apply(args, kwargs, task_id=headers["id"], headers=headers).get()
                     count += 1
         return count
 
@@ -269,18 +270,23 @@ def unique(place: Place) -> Iterator[None]:
     assert place.states() == {"shop.index index:7": State.NEW}
     assert place.deliver_all(app) == 1
     assert place.states() == {"shop.index index:7": State.DONE}
+
+
+@around("docs/how-to/unique-until-ended.md")
+def unique_until_ended(place: Place) -> Iterator[None]:
+    app = place.app()
     yield
-    place.names.customers.create(place.memory.engine)
-    place.sql("insert into customers (id, index_state) values (8, 'INDEXED')")
-    for round_ in (["red", "blue"], ["green"]):
-        for words in round_:
+    assert place.deliver_all(app) == 2
+    assert place.events()["completed"] == place.events()["duplicate"] == 1
+    yield
+    for round_ in (3, 1):
+        for _ in range(round_):
             with orm.Session(place.memory.engine) as session, session.begin():
-                place.changed(session, 8, words)
-        assert place.sql("select index_state from customers") == ["STALE"]
-        assert place.deliver_all(app) == len(round_)
-        assert place.sql("select index_state from customers") == ["INDEXED"]
-        [result] = place.sql("select result from taskguard_work where id like '%index_words%'")
-        assert round_[-1] in result
+                place.changed(session, 7)
+        assert place.deliver_all(app) == round_
+    assert place.events()["completed"] == 3
+    assert set(place.states().values()) == {State.DONE}
+    assert len(place.states()) == 3
 
 
 @around("docs/how-to/own-row.md")
@@ -377,22 +383,52 @@ def lock_provider(place: Place) -> Iterator[None]:
 
 @around("docs/how-to/moving-over.md")
 def moving_over(place: Place) -> Iterator[None]:
-    place.app()
-    place.give(client=place.memory.redis)
-    yield
-    for _ in range(2):
-        assert place.sync.apply((7,)).successful()
-    assert place.events()["completed"] == 2
-    yield
-    assert place.ship.apply((42,)).successful()
-    yield
     from rq import Queue
 
     queue = Queue(connection=place.memory.redis)
-    place.send(queue, 42)
-    assert queue.jobs[0].args == (42,)
-    assert place.twice(place.ship, 42) == (None, None)
-    assert place.events()["completed"] == 3
+    place.give(client=place.memory.redis)
+
+    app = place.app()
+
+    def runs_one_of_two(*args: Any) -> bool:
+        """Call `changed` twice, and twice again. Return whether each time one message ran."""
+        ran = []
+        for _ in range(2):
+            before = place.events()["completed"]
+            place.changed(*args)
+            place.changed(*args)
+            ran.append((place.deliver_all(app), place.events()["completed"] - before))
+        app.tasks.pop("shop.sync")  # the next block replaces it
+        return ran == [(1, 1), (1, 1)]
+
+    yield
+    assert app.tasks.pop("shop.sync").once == {"keys": ["account_id"], "graceful": True}
+    yield
+    assert runs_one_of_two(7)
+    yield
+    assert app.tasks.pop("shop.sync").once["graceful"]
+    yield
+    assert app.tasks.pop("shop.sync").unique_on == ["account_id"]
+    yield
+    assert place.changed(7) == place.changed(7)
+    assert place.deliver_all(app) == 1
+    assert runs_one_of_two(7)
+    yield
+    assert [place.changed(queue, 8) for _ in range(2)] == [True, False]
+    queue.empty()
+    yield
+    assert [place.changed(queue, 8) for _ in range(2)] == [True, False]
+    assert queue.jobs[0].args == (8,)
+    yield
+    assert runs_one_of_two(7)
+    yield
+    before = place.events()["completed"]
+    place.changed(7, "red")
+    place.changed(7, "blue")
+    assert place.deliver_all(app) == 2
+    assert place.events()["completed"] == before + 1
+    yield
+    assert place.ship.apply((42,)).successful()
 
 
 @around("docs/how-to/changing-a-guard.md")

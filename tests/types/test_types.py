@@ -135,9 +135,12 @@ AROUND = {
     """,
     ),
     "docs/how-to/moving-over.md": (
-        _APP,
-        f"{_APP}\n    from redis import Redis\n    client: Redis",
-        "",
+        f"""{_APP}
+    # It takes a task of Celery's, without types, for the function that it is made of.
+    # pyright: reportFunctionMemberAccess=false
+    from redis import Redis
+    client: Redis
+    """,
     ),
     "docs/how-to/in-order.md": (
         _APP,
@@ -156,11 +159,13 @@ AROUND = {
     "docs/how-to/own-row.md": (_APP,),
     "docs/how-to/periodic.md": (_APP,),
     "docs/how-to/remove.md": (_APP,),
-    "docs/how-to/unique.md": (
-        _INDEX,
+    "docs/how-to/unique.md": (_INDEX,),
+    "docs/how-to/unique-until-ended.md": (
+        _APP,
         f"""{_APP}
-    from taskguard.errors import AlreadyEnqueuedError
+    from celery import Task
     from taskguard_celery import enqueue
+    sync: Task
     """,
     ),
     "docs/how-to/web.md": (

@@ -540,6 +540,23 @@ def test_a_record_of_the_former_option_answers_the_message_that_it_names(runs: R
     assert runs.answer("old").result_json == '"before"'
 
 
+@pytest.mark.parametrize("state", [State.FAILED, State.NEW])
+def test_a_record_of_the_former_option_is_continued_by_the_message_that_it_names(
+    runs: Runs, state: State
+) -> None:
+    """An old FAILED or NEW record is continued by its own message. Others open runs."""
+    if state is State.NEW:
+        runs.enqueue("old", by_run=False)
+    else:
+        old = runs.claim("old", by_run=False)
+        assert runs.ledger.fail(old.claim, "ValueError: boom", again_in_s=60.0)
+    runs.done("new")
+    again = runs.claim("old", retries=1)
+    assert again.claim.work == BASE
+    runs.ledger.complete_alone(again.claim, '"again"')
+    assert runs.answer("new").result_json == '"done"'
+
+
 def test_an_old_holder_blocks_by_its_key(runs: Runs) -> None:
     """A body that began before the change keeps its key, and commits."""
     old = runs.claim("old", by_run=False)
