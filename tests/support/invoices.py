@@ -277,6 +277,20 @@ def index_in_line(invoice: int, words: str, waits: bool = False, *, guard: Guard
     return index.__wrapped__(invoice, words, waits, guard=guard)  # type: ignore[no-any-return]
 
 
+@guarded_job(key="account:<account>", once_per="run", ttl_s=TTL_S)
+def sync(account: str, words: str, waits: bool = False, *, guard: Guard) -> str:
+    """Runs again once it has ended. Words that begin with "fails" fail."""
+    step(account, f"began {words}")
+    while waits and not _may_go():
+        time.sleep(0.05)
+    if words.startswith("fails") and guard.attempt == 1:
+        raise ValueError(words)
+    with guard.transaction() as db:
+        effect(db, f"{account} {words}", guard)
+        guard.result = words
+    return words
+
+
 @guarded_job(key="day:<day>", once_per="message", message_id=lambda job: job.meta["day"])
 def report(day: str, guard: Guard) -> None:
     """Its messages are work of their own if their sender gives them different days."""

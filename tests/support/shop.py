@@ -317,6 +317,40 @@ def index(order: int, words: str, waits: bool = False, *, guard: Guard) -> str:
     return words
 
 
+def _sync(account: str, words: str, go: str, guard: Guard) -> str:
+    """Work that runs again once it has ended. Words that begin with "fails" fail."""
+    step(account, f"began {words}")
+    while go and not _may_go(go):
+        time.sleep(0.05)
+    if words.startswith("fails"):
+        raise ValueError(words)
+    with guard.transaction() as db:
+        effect(db, f"{account} {words}", guard)
+        guard.result = words
+    return words
+
+
+@task(name="shop.sync")
+@guarded_task(key="account:<account>", once_per="run", ttl_s=TTL_S)
+def sync(account: str, words: str, go: str = "", *, guard: Guard) -> str:
+    """Runs again once it has ended."""
+    return _sync(account, words, go, guard)
+
+
+@task(name="shop.sync_in_line")
+@guarded_task(key="account:<account>", once_per="run", busy="park", ttl_s=TTL_S)
+def sync_in_line(account: str, words: str, go: str = "", *, guard: Guard) -> str:
+    """Runs again once it has ended, and waits in the line of its key."""
+    return _sync(account, words, go, guard)
+
+
+@task(name="shop.sync_retried", autoretry_for=(Exception,), max_retries=1, default_retry_delay=1)
+@guarded_task(key="account:<account>", once_per="run", ttl_s=TTL_S)
+def sync_retried(account: str, words: str, go: str = "", *, guard: Guard) -> str:
+    """Runs again once it has ended. After any error it is retried once."""
+    return _sync(account, words, go, guard)
+
+
 @task(name="shop.number", autoretry_for=(ValueError,), max_retries=1, default_retry_delay=2)
 @guarded_task(key="order:<order>", busy="park", ttl_s=TTL_S)
 def number(order: int, value: int) -> int:
