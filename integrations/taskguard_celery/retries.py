@@ -21,12 +21,13 @@ _REDELIVERED_S = 120.0
 
 
 def retries_in_s(task: Task, error: BaseException) -> float | None:
-    """Return in at most how many seconds the message comes again after this error, or None."""
+    """Return in at most how many seconds the message comes again after this error, or None.
+
+    After an Ignore the task may have replaced itself by its own work.
+    """
     if isinstance(error, Retry):
         delay_s = seconds_until(error.when)
-    elif isinstance(error, Reject):
-        if not error.requeue:
-            return None
+    elif isinstance(error, Ignore) or (isinstance(error, Reject) and error.requeue):
         delay_s = 0.0
     elif would_retry(task, error):
         delay_s = longest_delay_s(task)

@@ -565,6 +565,26 @@ def test_a_holder_in_its_transaction_does_not_wait_for_a_takeover(pg_url: str) -
     shop.close()
 
 
+def test_a_run_is_one_passage_of_the_row(shop: Shop) -> None:
+    """With once_per="run", the next run begins once the row was set back. A late copy of an older
+    message is answered by its own run, and another message while the row is done by the row."""
+    ship = shop.step(once_per="run")
+    results = iter(["one", "two"])
+
+    def body(guard: Guard) -> str:
+        ship.effect(guard)
+        return next(results)
+
+    assert ship(body, message="first") == Completed("one")
+    assert ship(body, message="second") == Answered(None)
+    shop.put(7, "PAID")
+    assert ship(body, message="first") == Answered("one")
+    assert shop.status == "PAID"
+    assert ship(body, message="third") == Completed("two")
+    assert ship(body, message="first") == Answered("one")
+    assert shop.effects == ["ship order:7"] * 2
+
+
 def test_enqueueing_a_row_that_was_set_back_stores_its_call(shop: Shop) -> None:
     """Enqueueing commits with the change that sets the row back. If its process dies, the message
     is overdue and runs."""
