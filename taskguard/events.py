@@ -103,7 +103,8 @@ class Contended(Event):
     """The key was found taken, at the lock server or in the ledger.
 
     `holder` is the id of the holder's message, "" if it is unknown. `held_by` also names its
-    process: "worker 1f2e3d4c, pid 4711, message 8d3f".
+    process: "celery@web-3, pid 4711, message 8d3f". With locks only, or if the ledger does not know
+    the worker, it has the number of the worker: "worker 1f2e3d4c, pid 4711, message 8d3f".
     """
 
     name: ClassVar[str] = "contended"

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from taskguard.model.policy import Policy as Policy
     from taskguard.model.records import Existing as Existing
     from taskguard.model.states import EXPIRED as EXPIRED
+    from taskguard.model.workers import adopt_worker as adopt_worker
+    from taskguard.model.workers import describe_worker as describe_worker
     from taskguard.outbox.enqueue import Duplicate as Duplicate
     from taskguard.outbox.enqueue import OutcomeOfEnqueue as OutcomeOfEnqueue
     from taskguard.outbox.enqueue import Placed as Placed
@@ -81,6 +83,7 @@ else:
             "taskguard.model.policy": "Policy",
             "taskguard.model.records": "Existing",
             "taskguard.model.states": "EXPIRED",
+            "taskguard.model.workers": "adopt_worker describe_worker",
             "taskguard.outbox.enqueue": (
                 "Duplicate OutcomeOfEnqueue Placed check_delay enqueue_in not_before_s Send"
             ),

@@ -26,7 +26,13 @@ from celery.signals import (
 )
 
 from taskguard import errors
-from taskguard.integration import EXPIRED, GuardedFunction, examine, log_findings
+from taskguard.integration import (
+    EXPIRED,
+    GuardedFunction,
+    describe_worker,
+    examine,
+    log_findings,
+)
 from taskguard_celery.arguments import body_arguments
 from taskguard_celery.broker import broker_kind, visibility_timeout_s
 from taskguard_celery.chords import count_by_results
@@ -106,11 +112,15 @@ def check_worker(app: Any) -> None:
     Raises:
         ConfigurationError: guarded tasks cannot run, or a guard is ignored.
     """
+    _check(app, registers=False)
+
+
+def _check(app: Any, *, registers: bool) -> None:
     _refuse_hidden_guards(app)
     tasks = list(guarded_tasks(app))
     if tasks:
         rows = [compiled.row for _, compiled in tasks if compiled.row is not None]
-        _check_servers(app, rows)
+        _check_servers(app, rows, registers=registers)
 
 
 def _refuse_hidden_guards(app: Any) -> None:
@@ -120,8 +130,11 @@ def _refuse_hidden_guards(app: Any) -> None:
             raise unrecognised(task, compiled)
 
 
-def _check_servers(app: Any, rows: list[Any]) -> None:
-    """Check the servers, and close the connections before the pool forks."""
+def _check_servers(app: Any, rows: list[Any], *, registers: bool) -> None:
+    """Check the servers, and close the connections before the pool forks.
+
+    `registers`: this process is the worker, whose name the ledger stores.
+    """
     runtime = build(app)
     try:
         reports = examine(replace(configuration_of(app, runtime=runtime), starts=True))
@@ -130,6 +143,8 @@ def _check_servers(app: Any, rows: list[Any]) -> None:
         if runtime.ledger is not None and "ledger_away" not in names:
             # Raises ConfigurationError for the findings that stop a worker.
             runtime.ledger.check_schema(rows)
+            if registers:
+                runtime.runner.names.register()
     except errors.LedgerUnavailableError as error:
         logger.warning("the ledger is down; deliveries will be deferred: %s", error)
         return
@@ -146,8 +161,9 @@ def _on_worker_init(sender: Any = None, **_: Any) -> None:
 def _on_worker_setup(instance: Any = None, **_: Any) -> None:
     """Run the checks. Logging is set up, the pool has not forked, and no message was fetched."""
     note_time_limit(instance)
+    describe_worker("celery", instance.hostname, ",".join(instance.app.amqp.queues.consume_from))
     try:
-        check_worker(instance.app)
+        _check(instance.app, registers=True)
         if next(guarded_tasks(instance.app), None) is not None:
             count_by_results(instance.app)
         parks, ledger = _parks(instance.app), _has_ledger(instance.app)

@@ -13,6 +13,7 @@ from taskguard_django.conf import alias
 __all__ = ["CreateLedger", "UpgradeLedger"]
 
 TABLES = (
+    "taskguard_workers",
     "taskguard_runs",
     "taskguard_messages",
     "taskguard_work",

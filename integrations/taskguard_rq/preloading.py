@@ -24,9 +24,13 @@ import sys
 from typing import Any
 
 from taskguard.errors import ConfigurationError, LedgerUnavailableError
+from taskguard.integration import adopt_worker, describe_worker
 from taskguard_rq.runtime import runtime
 
-__all__ = ["load", "note_loaded", "tell_version"]
+__all__ = ["describe", "load", "note_loaded", "tell_version"]
+
+_WORKER_VARIABLE = "TASKGUARD_RQ_WORKER"
+_VARIABLE_OF_RQ = "RQ_WORKER_ID"
 
 # Options of a client that name a version. With any of them, redis-py looks nothing up.
 _SAID = frozenset({"driver_info", "lib_name", "lib_version"})
@@ -51,13 +55,24 @@ def load(queue_server: Any) -> None:
     global _is_loaded  # noqa: PLW0603  # once in a process, like modules
     _is_loaded = True
     tell_version(queue_server)
-    ledger = runtime().ledger
+    ledger, names = runtime().ledger, runtime().runner.names
     if ledger is None:
         return
     try:
         ledger.check_schema()
+        names.register()
     finally:
         ledger.close()
+
+
+def _note_seen() -> None:
+    """Note in the ledger that this worker was seen, three times an hour. Its jobs do not."""
+    ledger, names = runtime().ledger, runtime().runner.names
+    if ledger is not None and names.is_due:
+        try:
+            names.refresh()
+        finally:
+            ledger.close()
 
 
 def tell_version(queue_server: Any) -> None:
@@ -72,6 +87,17 @@ def tell_version(queue_server: Any) -> None:
     if by_redis_py and not _SAID & options.keys():
         options["driver_info"] = DriverInfo()
 
+
+def describe(worker: Any) -> None:
+    """Name this worker, as RQ knows it."""
+    number = describe_worker("rq", worker.name, ",".join(worker.queue_names()))
+    os.environ[_WORKER_VARIABLE] = number  # for work horses that are no forks
+
+
+# RQ sets its variable before it starts a work horse. A work horse that imports this module is no
+# fork of a worker that has a number.
+if _VARIABLE_OF_RQ in os.environ:
+    adopt_worker(os.environ.get(_WORKER_VARIABLE))
 
 _is_loaded = False
 _worker_pid = os.getpid()  # the process that imported this module; work horses are its forks
@@ -111,10 +137,13 @@ def _before_fork() -> None:
     worker = _forking_worker()
     if worker is None:
         return
-    if not _is_loaded:
-        # The job raises its own error, which says more.
-        with contextlib.suppress(ConfigurationError, LedgerUnavailableError):
+    # The job raises its own error, which says more.
+    with contextlib.suppress(ConfigurationError, LedgerUnavailableError):
+        if not _is_loaded:
+            describe(worker)
             load(worker.connection)
+        else:
+            _note_seen()
     _load_noted()
     _known = len(sys.modules)
 

@@ -41,7 +41,7 @@ from taskguard_rq.parking import (
     defer_in_registry,
     tell_line,
 )
-from taskguard_rq.preloading import load, tell_version
+from taskguard_rq.preloading import describe, load, tell_version
 from taskguard_rq.queue import Deferral
 from taskguard_rq.redelivery import note_start
 from taskguard_rq.relay import RQRelay, look_for_lines, note_parking
@@ -107,6 +107,7 @@ class GuardedWorkerMixin(BaseWorker):
         Raises:
             SystemExit: the ledger's tables are missing, or the worker may not write to them.
         """
+        describe(self)
         _load(self.connection)
         self._relay = RQRelay(self.connection)
         self._look_for_lines()

@@ -112,7 +112,8 @@ def _main(argv: Sequence[str] | None) -> int:
         "purge",
         help="delete work that ended long ago",
         description="Deletes DONE and FAILED work that ended longer ago than --older-than, its "
-        "messages, and keys whose lease ended before that. May run while workers run.",
+        "messages, keys whose lease ended before that, and workers that were last seen before "
+        "that. May run while workers run.",
     )
     add_url(purge)
     purge.add_argument(
@@ -205,6 +206,7 @@ def _purge(ledger: DatabaseLedger, arguments: argparse.Namespace) -> None:
     )
     locks = forget_locks(ledger)
     print(
-        f"forgotten: {gone.work_items:,} work items, {gone.messages:,} messages, {gone.keys:,} keys"
+        f"forgotten: {gone.work_items:,} work items, {gone.messages:,} messages, "
+        f"{gone.keys:,} keys, {gone.workers:,} workers"
         + ("" if locks is None else f", {locks:,} locks")
     )

@@ -42,8 +42,9 @@ def _release(arguments: argparse.Namespace) -> None:
         found = tg.released(
             arguments.key, reason=arguments.reason, owner=arguments.owner, fence=arguments.fence
         )
-    for each in found:
-        print(f"{printable(each.key)}: released from {printable(each.owner.described)}")
+        for each in found:
+            holder = printable(tg.runner.names.described(each.owner))
+            print(f"{printable(each.key)}: released from {holder}")
     if not found:
         such = " with this owner and fence" if arguments.owner or arguments.fence else ""
         raise CommandError(f"{arguments.key} has no holder{such}: nothing was released.")

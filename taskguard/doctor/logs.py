@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable
-from platform import node
 
 from taskguard.doctor.merging import merged
 from taskguard.findings import Finding, Level
-from taskguard.model.lease import new_owner
+from taskguard.model.workers import nonces
 
 __all__ = ["log_findings", "log_process"]
 
@@ -19,9 +18,15 @@ logger = logging.getLogger("taskguard")
 
 
 def log_process() -> None:
-    """Log the number by which errors and log lines name this worker."""
-    number, pid = new_owner().named
-    logger.info("worker %s is pid %d on %s, with all processes that it forks", number, pid, node())
+    """Log the number in the owners of this worker, and its name."""
+    this = nonces.worker()
+    logger.info(
+        "worker %s is %s, pid %d on %s, with all processes that it forks",
+        this.number,
+        this.name,
+        this.pid,
+        this.host,
+    )
 
 
 def log_findings(found: Iterable[Finding], *, but: Collection[str] = ()) -> None:

@@ -41,6 +41,7 @@ from taskguard.model.lease import Owner
 from taskguard.model.policy import DAY_S
 from taskguard.model.records import Once, Purged, Seen, Waiting, WorkView
 from taskguard.model.states import EXPIRED, State
+from taskguard.model.workers import Worker
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -514,6 +515,18 @@ class Records(Protocol):
         ...
 
 
+class Workers(Protocol):
+    """Store and read the names of workers: `run/names.py`."""
+
+    def register_worker(self, worker: Worker) -> bool:
+        """Store a worker, or note that it was seen. Return False if another one has its number."""
+        ...
+
+    def worker(self, number: str) -> Worker | None:
+        """Return the worker with this number, or None if it is not on record."""
+        ...
+
+
 class Tables(Protocol):
     """Make, upgrade and check the ledger's tables."""
 
@@ -565,5 +578,5 @@ class Upkeep(Protocol):
         ...
 
 
-class DatabaseLedger(LineLedger, Records, Tables, Upkeep, Protocol):
+class DatabaseLedger(LineLedger, Records, Workers, Tables, Upkeep, Protocol):
     """A complete ledger, such as `SqlLedger`. `connect()` takes one."""

@@ -1,4 +1,5 @@
-"""Delete old records: ended work, its messages, and keys that have been free since the cut-off.
+"""Delete old records: ended work, its messages, keys that have been free since the cut-off, and
+workers that were not seen since then.
 
 Guarantees: only ended work is deleted (DONE, FAILED, and DEAD on request). A key is deleted only if
 its lease ended before the cut-off, and its rate allowed a start by then. A used burst is available
@@ -23,7 +24,7 @@ import sqlalchemy as sa
 
 from taskguard.errors import ConfigurationError
 from taskguard.ledger.connections.database import Database
-from taskguard.ledger.tables import KEYS, MESSAGES, RUNS, WORK
+from taskguard.ledger.tables import KEYS, MESSAGES, RUNS, WORK, WORKERS
 from taskguard.model.policy import LEAST_PURGE_AGE_S, MOST_ROWS, check_number
 from taskguard.model.records import Purged
 from taskguard.model.states import State
@@ -83,7 +84,10 @@ def purge(database: Database, *, older_than_s: float, batch: int, dead: bool) ->
         ),
         batch,
     )
-    return Purged(work_items=work_items, messages=messages, keys=keys)
+    # A worker that takes a key is seen within `run/names.py`'s `SEEN_EVERY_S`, and stored again if
+    # need be.
+    workers = _in_batches(database, (WORKERS.c.number,), lambda: WORKERS.c.seen < before_us, batch)
+    return Purged(work_items=work_items, messages=messages, keys=keys, workers=workers)
 
 
 def _is_over(before_us: int) -> sa.ColumnElement[bool]:

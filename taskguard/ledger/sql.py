@@ -23,6 +23,7 @@ from taskguard.ledger.parts.messages import SqlMessages
 from taskguard.ledger.parts.outbox import SqlOutbox
 from taskguard.ledger.parts.records import SqlRecords
 from taskguard.ledger.parts.upkeep import SqlUpkeep
+from taskguard.ledger.parts.workers import SqlWorkers
 from taskguard.ledger.transactions.core import Transactions
 from taskguard.model.policy import DAY_S, check_number
 
@@ -37,6 +38,7 @@ class SqlLedger(
     SqlOutbox,
     SqlLines,
     SqlRecords,
+    SqlWorkers,
     SqlUpkeep,
 ):
     """A `Ledger` on PostgreSQL, MariaDB, MySQL or SQLite.

@@ -23,6 +23,7 @@ __all__ = [
     "SCHEMA",
     "SCHEMA_VERSION",
     "WORK",
+    "WORKERS",
     "claimed_by",
     "held",
     "holding",
@@ -197,6 +198,24 @@ RUNS = sa.Table(
     sa.Column("open", _TEXT),
     sa.Column("follows", _TEXT),
     sa.Column("updated", _LONG, nullable=False),
+)
+
+# The first 8 characters of an owner are the number of its worker. See `model/workers.py`.
+WORKERS = sa.Table(
+    "taskguard_workers",
+    METADATA,
+    sa.Column("number", _Exact(key_chars=8), primary_key=True),
+    # "celery", "rq" or "plain".
+    sa.Column("kind", _TEXT, nullable=False),
+    sa.Column("name", _TEXT, nullable=False),
+    sa.Column("host", _TEXT, nullable=False),
+    # The process that the others were forked from.
+    sa.Column("pid", sa.Integer, nullable=False),
+    sa.Column("version", _TEXT, nullable=False),
+    sa.Column("queues", _TEXT, nullable=False),
+    sa.Column("started", _LONG, nullable=False),
+    # A worker that takes keys changes it about three times an hour.
+    sa.Column("seen", _LONG, nullable=False),
 )
 
 

@@ -10,7 +10,6 @@ Read next: `run/watchdog.py`, which renews leases, and `locks/base.py`, which gr
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
 from dataclasses import dataclass
@@ -18,14 +17,10 @@ from typing import Any
 
 from taskguard.clock import Clock
 from taskguard.errors import LeaseLostError
+from taskguard.model.workers import COUNTER_DIGITS, NONCE_DIGITS, NUMBER_DIGITS, nonces
 
 __all__ = ["UNKNOWN_HOLDER", "Lease", "Owner", "limit_option", "new_owner", "trusted_until_s"]
 
-# A nonce is hexadecimal: the worker's number, the process's id, and a counter.
-_NUMBER_DIGITS = 8
-_PID_DIGITS = 6
-_COUNTER_DIGITS = 10
-_NONCE_DIGITS = _NUMBER_DIGITS + _PID_DIGITS + _COUNTER_DIGITS
 _HEX = frozenset("0123456789abcdef")
 UNKNOWN_HOLDER = "an unknown holder"
 _MARGIN_SHARE = 0.01
@@ -37,38 +32,6 @@ os.register_at_fork(
     after_in_parent=_making.release,
     after_in_child=_making.release,
 )
-
-
-class _Nonces:
-    """Nonces of this process. No other attempt has them.
-
-    The worker's number is random. All processes that fork from the one that imported this module
-    have the same number, and differ by their pids. If a process gets the pid of one that has ended,
-    its counter starts at another random number.
-    """
-
-    def __init__(self) -> None:
-        # 00000000 and ffffffff are reserved for owners that are no process.
-        self.worker = f"{1 + _random(_NUMBER_DIGITS) % (16**_NUMBER_DIGITS - 2):08x}"
-        self.begin()
-        # The hook takes no lock: the child has one thread, and the parent keeps its counter.
-        os.register_at_fork(after_in_child=self.begin)
-
-    def begin(self, at: int | None = None) -> None:
-        """Count from `at`, or from a random number, as this process."""
-        prefix = f"{self.worker}{os.getpid() % 16**_PID_DIGITS:06x}"
-        self._counting = prefix, itertools.count(_random(_COUNTER_DIGITS) if at is None else at)
-
-    def __call__(self) -> str:
-        prefix, numbers = self._counting
-        return f"{prefix}{next(numbers) % 16**_COUNTER_DIGITS:010x}"
-
-
-def _random(digits: int) -> int:
-    return int(os.urandom(digits // 2).hex(), 16)
-
-
-_nonces = _Nonces()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +51,7 @@ class Owner:
     @property
     def is_ours(self) -> bool:
         """Whether `new_owner()` can have made it. A lock that another program wrote is no lease."""
-        return len(self.nonce) == _NONCE_DIGITS and _HEX.issuperset(self.nonce)
+        return len(self.nonce) == NONCE_DIGITS and _HEX.issuperset(self.nonce)
 
     @property
     def process(self) -> str:
@@ -99,12 +62,15 @@ class Owner:
     @property
     def named(self) -> tuple[str, int]:
         """The holder's worker number and its pid. Only for a nonce that is ours."""
-        return self.nonce[:_NUMBER_DIGITS], int(self.nonce[_NUMBER_DIGITS:-_COUNTER_DIGITS], 16)
+        return self.nonce[:NUMBER_DIGITS], int(self.nonce[NUMBER_DIGITS:-COUNTER_DIGITS], 16)
 
     @property
     def described(self) -> str:
         """The holder's process and message, for errors and logs."""
-        process = self.process
+        return self.described_as(self.process)
+
+    def described_as(self, process: str) -> str:
+        """Return this description of its process, with its message."""
         if not process:
             return UNKNOWN_HOLDER
         return f"{process}, message {self.message}" if self.message else process
@@ -117,7 +83,7 @@ class Owner:
 
 def new_owner(message: str = "") -> Owner:
     """Return an owner with a nonce that no other attempt has, on any machine."""
-    return Owner(_nonces(), message)
+    return Owner(nonces(), message)
 
 
 def trusted_until_s(*, requested_at_s: float, ttl_s: float) -> float:

@@ -124,3 +124,4 @@ class Purged:
     work_items: int
     messages: int
     keys: int
+    workers: int = 0

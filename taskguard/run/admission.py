@@ -41,8 +41,9 @@ from taskguard.model.bounds import slots_of
 from taskguard.model.claims import Answer, Busy
 from taskguard.model.delivery import Delivery
 from taskguard.model.lease import Lease, Owner, limit_option, new_owner, trusted_until_s
-from taskguard.run.claiming import Admitted, Claiming, named
+from taskguard.run.claiming import Admitted, Claiming
 from taskguard.run.current import holders_around
+from taskguard.run.names import Names
 from taskguard.run.parking import PROMOTED_WAIT_S
 from taskguard.run.tracked import TrackedLease
 from taskguard.run.waiting import Waiting
@@ -76,12 +77,14 @@ class Admission:
         events: Events,
         clock: Clock,
         rng: random.Random,
+        names: Names,
     ) -> None:
         self._locks = locks
         self._claiming = claiming
         self._events = events
         self._clock = clock
         self._rng = rng
+        self._names = names
 
     def admit(self, delivery: Delivery, waiting: Waiting | None) -> Admitted | Answer | Busy:
         """Try until the key is granted, the record has an answer, or the time to wait is over."""
@@ -95,9 +98,11 @@ class Admission:
                 found = self._try_slots(delivery, waiter, wait_s=left_s, started_s=started_s)
                 if not isinstance(found, Busy):
                     return found
-                self._events.about(
-                    delivery, Contended, retry_after_s=found.retry_after_s, **named(found.owner)
-                )
+                if self._events.hears(Contended.level):
+                    holder = self._names.named(found.owner)
+                    self._events.about(
+                        delivery, Contended, retry_after_s=found.retry_after_s, **holder
+                    )
                 left_s = started_s + wait_s - self._clock.monotonic_s()
                 if left_s <= 0.0 or (delivery.promoted and not _comes_soon(found, left_s)):
                     return found

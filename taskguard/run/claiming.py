@@ -23,13 +23,14 @@ from taskguard.model.delivery import Delivery
 from taskguard.model.lease import Owner, trusted_until_s
 from taskguard.model.states import Decision
 from taskguard.run.late import LateReports
+from taskguard.run.names import Names
 from taskguard.run.tracked import TrackedLease
 from taskguard.run.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from taskguard.ledger.ports import Ledger
 
-__all__ = ["Admitted", "Claiming", "named"]
+__all__ = ["Admitted", "Claiming"]
 
 logger = logging.getLogger("taskguard")
 
@@ -56,6 +57,7 @@ class Claiming:
         clock: Clock,
         watchdog: Watchdog,
         late: LateReports,
+        names: Names,
     ) -> None:
         self._ledger = ledger
         self._locks = locks
@@ -63,6 +65,7 @@ class Claiming:
         self._clock = clock
         self._watchdog = watchdog
         self._late = late
+        self._names = names
 
     def claim(
         self, delivery: Delivery, tracked: TrackedLease, *, held_by: Owner | None = None
@@ -82,6 +85,7 @@ class Claiming:
             found = self._ledger.claim(request)
             if isinstance(found, Claimed):
                 self._note_claim(delivery, tracked, found, requested_at_s)
+                self._names.register()
                 self._renew_if_late(tracked, found.claim)
                 return Admitted(tracked, found)
         except BaseException as error:
@@ -120,7 +124,7 @@ class Claiming:
                 fence=fence,
                 attempt=attempt,
                 crashes=found.crashes,
-                **named(found.vanished),
+                **self._names.named(found.vanished),
             )
 
     def _renew_if_late(self, tracked: TrackedLease, claim: Claim) -> None:
@@ -194,13 +198,6 @@ class Claiming:
         if holder is None:
             return _until_body_ends(found, delivery.policy.ttl_s)
         return found
-
-
-def named(owner: Owner | None) -> dict[str, str]:
-    """Return a holder as events name it. A value that taskguard did not write has no name."""
-    if owner is None or not owner.process:
-        return {}
-    return {"holder": owner.message, "held_by": owner.described}
 
 
 def _of_one_slot(request: ClaimRequest) -> ClaimRequest:

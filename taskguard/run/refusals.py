@@ -24,6 +24,7 @@ from taskguard.run.attempt import Attempt
 from taskguard.run.claiming import Claiming
 from taskguard.run.current import holders_around
 from taskguard.run.deferrals import Deferrals, drop
+from taskguard.run.names import Names
 from taskguard.run.parking import Line
 
 __all__ = ["Refusals", "refuse_reentry", "refuse_without_ledger"]
@@ -43,6 +44,7 @@ class Refusals:
         deferrals: Deferrals,
         events: Events,
         clock: Clock,
+        names: Names,
     ) -> None:
         self._claiming = claiming
         self._line = line
@@ -50,6 +52,7 @@ class Refusals:
         self._deferrals = deferrals
         self._events = events
         self._clock = clock
+        self._names = names
 
     def settle(self, delivery: Delivery, found: Answer | Busy) -> Outcome:
         """Return the outcome of a delivery that was not admitted, or raise its error."""
@@ -75,7 +78,7 @@ class Refusals:
         if delivery.policy.drops and may_end:
             return drop(self._events, delivery, "skipped")
         holders = holders_around(delivery.keys) if busy.same_work else []
-        raise _already_held(delivery, holders[0]) if holders else _busy_error(delivery, busy)
+        raise _already_held(delivery, holders[0]) if holders else self._busy_error(delivery, busy)
 
     def _park(self, delivery: Delivery, busy: Busy) -> Outcome | None:
         """Park the message until the key is free. Return None if it cannot be parked."""
@@ -92,35 +95,33 @@ class Refusals:
             logger.debug("%s is deferred, not parked: %s", delivery.key, error)
         return None
 
+    def _busy_error(self, delivery: Delivery, busy: Busy) -> KeyBusyError:
+        after_s, owner = busy.retry_after_s, busy.owner
+        if busy.too_early:
+            what = f"{delivery.key} starts as often as its rate allows ({delivery.policy.rate})"
+            when = f", and again in {after_s:.1f} s" if after_s else ""
+        elif delivery.policy.has_slots:
+            what, owner = f"{delivery.key} is held by {delivery.policy.limit} deliveries", None
+            when = f", one of them for at most {after_s:.1f} s" if after_s else ""
+        else:
+            what = f"{busy.key or delivery.key} is held by {self._holder(owner)}"
+            when = f", for at most {after_s:.1f} s" if after_s else ""
+        nothing = "The lock was not taken; try" if delivery.is_lock else "Nothing was run; call"
+        return KeyBusyError(
+            f"{what}{when}. {nothing} again later, or wait for it with wait_s.",
+            key=delivery.key,
+            retry_after_s=after_s,
+            owner=str(owner) if owner is not None and owner.is_ours else None,
+        )
 
-def _busy_error(delivery: Delivery, busy: Busy) -> KeyBusyError:
-    after_s, owner = busy.retry_after_s, busy.owner
-    if busy.too_early:
-        what = f"{delivery.key} starts as often as its rate allows ({delivery.policy.rate})"
-        when = f", and again in {after_s:.1f} s" if after_s else ""
-    elif delivery.policy.has_slots:
-        what, owner = f"{delivery.key} is held by {delivery.policy.limit} deliveries", None
-        when = f", one of them for at most {after_s:.1f} s" if after_s else ""
-    else:
-        what = f"{busy.key or delivery.key} is held by {_holder(owner)}"
-        when = f", for at most {after_s:.1f} s" if after_s else ""
-    nothing = "The lock was not taken; try" if delivery.is_lock else "Nothing was run; call"
-    return KeyBusyError(
-        f"{what}{when}. {nothing} again later, or wait for it with wait_s.",
-        key=delivery.key,
-        retry_after_s=after_s,
-        owner=str(owner) if owner is not None and owner.is_ours else None,
-    )
-
-
-def _holder(owner: Owner | None) -> str:
-    if owner is None:
-        return "another delivery"
-    if owner.process:
-        return owner.described
-    if owner.is_ours:
-        return "a message that was sent from its line and has not arrived"
-    return "a value that taskguard did not write"
+    def _holder(self, owner: Owner | None) -> str:
+        if owner is None:
+            return "another delivery"
+        if owner.process:
+            return self._names.described(owner)
+        if owner.is_ours:
+            return "a message that was sent from its line and has not arrived"
+        return "a value that taskguard did not write"
 
 
 def refuse_reentry(delivery: Delivery) -> None:

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
 from taskguard.locks.base import NO_LIMIT, NOBODY, Holder, LockProvider
 from taskguard.model.lease import Owner, limit_option
+from taskguard.run.names import Names
 
 if TYPE_CHECKING:
-    from taskguard.ledger.ports import Records
+    from taskguard.ledger.ports import DatabaseLedger, Records
 
 __all__ = ["release"]
 
@@ -29,7 +30,7 @@ def release(
     key: str,
     *,
     locks: LockProvider | None,
-    ledger: Records | None,
+    ledger: DatabaseLedger | None,
     reason: str | None = None,
     fence: int | None = None,
     owner: str | None = None,
@@ -69,8 +70,9 @@ def release(
         if _release_there(locks, each, ledger):
             released.append(each)
     why = f": {reason}" if reason else ""
+    names = Names(ledger)
     for each in released:
-        logger.warning("%s: released from %s%s", each.key, each.owner.described, why)
+        logger.warning("%s: released from %s%s", each.key, names.described(each.owner), why)
     return released
 
 

@@ -47,13 +47,14 @@ from taskguard.run.guard import Guard
 from taskguard.run.holding import Holding, Releases
 from taskguard.run.late import LateReports
 from taskguard.run.locking import Locking
+from taskguard.run.names import Names
 from taskguard.run.parking import Line
 from taskguard.run.refusals import Refusals, refuse_reentry, refuse_without_ledger
 from taskguard.run.waiting import Waiting
 from taskguard.run.watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from taskguard.ledger.ports import Ledger, LineLedger
+    from taskguard.ledger.ports import Ledger, LineLedger, Workers
 
 __all__ = ["Runner"]
 
@@ -95,6 +96,8 @@ class Runner:
         self.watchdog = watchdog = watchdog or Watchdog(
             locks=locks, ledger=ledger, events=events, clock=clock
         )
+        self.names = names = Names(cast("Workers | None", ledger))
+        watchdog.names = names
         self._rng = rng = rng or random.SystemRandom()
         # Used only for deliveries that can be parked, which need a ledger that keeps lines.
         self.line = line = Line(locks, cast("LineLedger", ledger), events)
@@ -103,11 +106,17 @@ class Runner:
             None
             if ledger is None
             else Claiming(
-                ledger, locks=locks, events=events, clock=clock, watchdog=watchdog, late=self._late
+                ledger,
+                locks=locks,
+                events=events,
+                clock=clock,
+                watchdog=watchdog,
+                late=self._late,
+                names=names,
             )
         )
         self._admission = Admission(
-            locks=locks, claiming=claiming, events=events, clock=clock, rng=rng
+            locks=locks, claiming=claiming, events=events, clock=clock, rng=rng, names=names
         )
         self._deferrals = deferrals = Deferrals(ledger=ledger, events=events, clock=clock, rng=rng)
         answers = Answers(line=line, deferrals=deferrals, codec=codec, events=events, clock=clock)
@@ -118,6 +127,7 @@ class Runner:
             deferrals=deferrals,
             events=events,
             clock=clock,
+            names=names,
         )
         self._releases = Releases(
             ledger=ledger, watchdog=watchdog, line=line, late=self._late, events=events, clock=clock

@@ -26,6 +26,7 @@ from taskguard.events import Events, Lost, RenewalFailed, Renewed
 from taskguard.locks.base import Hold, LockProvider, Renewal
 from taskguard.model.lease import Lease, limit_option, trusted_until_s
 from taskguard.native import Wakeup, allocate_lock, greenlets, start_thread
+from taskguard.run.names import Names
 from taskguard.run.tracked import RENEWALS_PER_TTL, TrackedLease
 
 if TYPE_CHECKING:
@@ -89,7 +90,11 @@ class _Renewals:
 
 
 class Watchdog:
-    """Keeps leases of one lock provider and one ledger (either may be None)."""
+    """Keeps leases of one lock provider and one ledger (either may be None).
+
+    Attributes:
+        names: notes in the ledger that this worker was seen, after the renewals.
+    """
 
     def __init__(
         self,
@@ -105,6 +110,7 @@ class Watchdog:
         self._events = events
         self._clock = clock
         self._threaded = threaded
+        self.names = Names(None)
         self._reset()
 
     def _reset(self) -> None:
@@ -178,13 +184,15 @@ class Watchdog:
         """
         now_s = self._clock.monotonic_s()
         due = self._due(now_s)
-        if not due:
+        if not due and not self.names.is_old:
             return
         ended = Wakeup()
 
         def renew() -> None:
             try:
                 self._renew(due, now_s)
+                if self.names.is_old:
+                    self.names.refresh()
             except Exception:
                 logger.exception("watchdog: a round failed; leases are valid until their deadlines")
                 self._clock.sleep(0.1)

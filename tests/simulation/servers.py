@@ -28,6 +28,7 @@ from taskguard.model.claims import Claim, ClaimAnswer, ClaimRequest, MessageRef,
 from taskguard.model.lease import Owner
 from taskguard.model.records import Seen, WorkView
 from taskguard.model.states import State
+from taskguard.model.workers import Worker
 
 if TYPE_CHECKING:
     from simulation.world import World
@@ -408,6 +409,15 @@ class PortLedger(Boundary):
 
     def done_elsewhere(self, request: ClaimRequest) -> str | None:
         return self.world.ledger.done_elsewhere(request)
+
+    def register_worker(self, worker: Worker) -> bool:
+        """Do nothing: names decide nothing."""
+        del worker
+        return True
+
+    def worker(self, number: str) -> None:
+        """Return no name."""
+        del number
 
     def check_schema(self, rows: Any = ()) -> None:
         """Do nothing: there is no schema."""

@@ -14,7 +14,7 @@ from support.clock import FakeClock
 from support.scripts import run_script
 from taskguard.errors import LeaseLostError
 from taskguard.locks.base import NOBODY, PROMOTED
-from taskguard.model import lease
+from taskguard.model import lease, workers
 from taskguard.model.lease import Lease, Owner, new_owner, trusted_until_s
 
 
@@ -142,11 +142,11 @@ class TestNonces:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The counter of each forked process starts at random."""
-        monkeypatch.setattr(lease, "_nonces", lease._Nonces())
+        monkeypatch.setattr(lease, "nonces", workers.Nonces())
         monkeypatch.setattr(os, "getpid", lambda: 4711)
         everything: list[str] = []
         for _ in range(500):
-            lease._nonces.begin()  # as after a fork
+            lease.nonces.begin()  # as after a fork
             everything += nonces(20)
         assert len(set(everything)) == len(everything)
         assert {nonce[:14] for nonce in everything} == {f"{worker_of(everything[0])}{4711:06x}"}
@@ -164,8 +164,8 @@ class TestNonces:
 
     def test_the_counter_begins_anew_at_its_end(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A nonce keeps its length."""
-        monkeypatch.setattr(lease, "_nonces", lease._Nonces())
-        lease._nonces.begin(at=2**40 - 1)
+        monkeypatch.setattr(lease, "nonces", workers.Nonces())
+        lease.nonces.begin(at=2**40 - 1)
         assert [nonce[14:] for nonce in nonces(2)] == ["ffffffffff", "0000000000"]
         assert all(Owner(nonce, "").is_ours for nonce in nonces(2))
 

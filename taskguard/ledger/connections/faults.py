@@ -119,9 +119,9 @@ class Faults:
             return LedgerSchemaError(
                 f"The database {self.place} refused a statement of the ledger: {said}. Its user "
                 "needs SELECT, INSERT and UPDATE on taskguard_keys, taskguard_work, "
-                "taskguard_messages and taskguard_runs, and SELECT on taskguard_schema. If a "
-                "column is missing, the tables have another version: run `taskguard ledger "
-                "upgrade`. Until then, nothing runs."
+                "taskguard_messages, taskguard_runs and taskguard_workers, and SELECT on "
+                "taskguard_schema. If a column is missing, the tables have another version: run "
+                "`taskguard ledger upgrade`. Until then, nothing runs."
             )
         if fault is Fault.CANNOT_WRITE:
             return CannotWriteError(f"The database {self.place} cannot write ({kind}).")

@@ -14,16 +14,18 @@ import sqlalchemy as sa
 from taskguard.errors import LedgerSchemaError
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.own_rows.guarded_row import GuardedRow
-from taskguard.ledger.tables import KEYS, MESSAGES, RUNS, WORK
+from taskguard.ledger.tables import KEYS, MESSAGES, RUNS, WORK, WORKERS
 
 __all__ = ["check_privileges", "check_privileges_on_row"]
+
+_TABLES = (KEYS, WORK, MESSAGES, RUNS, WORKERS)
 
 
 def check_privileges(database: Database) -> None:
     """Raise LedgerSchemaError unless the ledger's tables can be read, filled and changed."""
     refused: list[str] = []
     causes: list[Exception] = []
-    for table in (KEYS, WORK, MESSAGES, RUNS):
+    for table in _TABLES:
         nothing = sa.select(table).where(sa.false())
         names = [column.name for column in table.columns]
         tried = {
@@ -40,9 +42,9 @@ def check_privileges(database: Database) -> None:
     if refused:
         raise LedgerSchemaError(
             f"The ledger's user lacks privileges in {database.place}: "
-            f"{'; '.join(refused)}. GRANT it SELECT, INSERT and UPDATE on {KEYS.name}, "
-            f"{WORK.name}, {MESSAGES.name} and {RUNS.name}. If a column is missing, the tables are "
-            "of another version. Until then no guarded task can run."
+            f"{'; '.join(refused)}. GRANT it SELECT, INSERT and UPDATE on "
+            f"{', '.join(each.name for each in _TABLES[:-1])} and {_TABLES[-1].name}. If a column "
+            "is missing, the tables are of another version. Until then no guarded task can run."
         ) from causes[0]
 
 

@@ -20,7 +20,13 @@ from taskguard.model.claims import MessageRef
 from taskguard.model.delivery import Deferred
 from taskguard.run.guard import Guard
 
-TABLES = ("taskguard_keys", "taskguard_work", "taskguard_messages", "taskguard_runs")
+TABLES = (
+    "taskguard_keys",
+    "taskguard_work",
+    "taskguard_messages",
+    "taskguard_runs",
+    "taskguard_workers",
+)
 PRIVILEGES = ("select", "insert", "update")
 
 

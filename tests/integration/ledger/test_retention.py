@@ -207,9 +207,9 @@ def test_the_command_says_what_went(store: Store, capsys: pytest.CaptureFixture[
     store.ledger.complete_alone(store.claim("a").claim, None)
     store.age(2)
     assert main(["purge", "--url", store.url]) == 0
-    assert capsys.readouterr().out == "forgotten: 0 work items, 0 messages, 0 keys\n"
+    assert capsys.readouterr().out == "forgotten: 0 work items, 0 messages, 0 keys, 0 workers\n"
     assert main(["purge", "--url", store.url, "--older-than", "36h", "--batch", "10"]) == 0
-    assert capsys.readouterr().out == "forgotten: 1 work items, 0 messages, 1 keys\n"
+    assert capsys.readouterr().out == "forgotten: 1 work items, 0 messages, 1 keys, 0 workers\n"
 
 
 @pytest.mark.parametrize("age", ["30", "d", "1.5h", "1w", ""])

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from platform import node
 from typing import Any
 
 import pytest
@@ -238,7 +239,7 @@ def test_the_command_releases_in_a_ledger_as_well(
         assert main(["keys", "release", "order:1", "--ledger", url]) == 0
 
     shop.deliver(body)
-    assert "order:1: released from worker" in capsys.readouterr().out
+    assert f" on {node()}, pid {os.getpid()}, message m" in capsys.readouterr().out
 
 
 def test_a_session_lock_is_its_sessions_own(pg_url: str, connect: Connect) -> None:
