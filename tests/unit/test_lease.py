@@ -162,6 +162,31 @@ class TestNonces:
         started = run_script(code).split()
         assert len({worker_of(nonce) for nonce in (*nonces(1), *started)}) == 3
 
+    def test_an_exec_in_the_same_process_is_another_worker(self) -> None:
+        """A program that a process becomes keeps its pid, and draws a number of its own."""
+        code = (
+            "import os, sys\n"
+            "from taskguard.model.lease import new_owner\n"
+            "print(new_owner().nonce, flush=True)\n"
+            "if len(sys.argv) == 1:\n"
+            "    os.execv(sys.executable, [*sys.orig_argv, 'again'])"
+        )
+        one, two = run_script(code).split()
+        assert pid_of(one) == pid_of(two)
+        assert worker_of(one) != worker_of(two)
+
+    def test_two_hosts_that_draw_one_number_have_different_counters(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Containers often have the same pids. Then the beginnings of the counters differ."""
+        monkeypatch.setattr(os, "getpid", lambda: 7)
+        hosts = [workers.Nonces() for _ in range(50)]
+        for each in hosts:
+            each.draw("1f2e3d4c")
+        everything = [each() for each in hosts for _ in range(1000)]
+        assert len(set(everything)) == len(everything)
+        assert {nonce[:14] for nonce in everything} == {"1f2e3d4c000007"}
+
     def test_the_counter_begins_anew_at_its_end(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A nonce keeps its length."""
         monkeypatch.setattr(lease, "nonces", workers.Nonces())
