@@ -9,6 +9,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from platform import node
 from typing import Any
 
@@ -207,7 +208,7 @@ class TestRows:
     ) -> None:
         """Also if a purge has deleted the row."""
         monkeypatch.setattr(names, "SEEN_EVERY_S", 0.1)
-        with shop.tg.lock("order:1", ttl_s=1.0):
+        with shop.tg.lock("order:1", ttl_s=4.0):
             first = rows(shop)
             wait_until(lambda: rows(shop)[0].seen > first[0].seen, message="seen again")
             with shop.engine.begin() as db:
@@ -245,6 +246,16 @@ class TestNames:
         [event] = [each for each in shop.events if isinstance(each, Contended)]
         assert (event.holder, event.held_by) == ("m-1", text)
         assert f"order:1 is held by {text}" in caplog.text
+
+    def test_the_query_of_the_production_page_names_holders(self, shop: GuardedShop) -> None:
+        """An operator joins the tables by the first characters of an owner."""
+        shop.ledger.register_worker(OTHER)
+        hold(shop)
+        page = (Path(__file__).parents[3] / "docs/how-to/production.md").read_text()
+        query = page[page.index("SELECT k.key") :].partition(";")[0]
+        with shop.engine.connect() as db:
+            [row] = db.exec_driver_sql(query).all()
+        assert tuple(row) == ("order:1", OTHER.name, OTHER.host, str(HOLDER))
 
     def test_only_the_first_refusal_reads_the_name(
         self, shop: GuardedShop, monkeypatch: pytest.MonkeyPatch
