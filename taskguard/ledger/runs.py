@@ -13,6 +13,7 @@ A membership is the row of `taskguard_messages` that also has the numbers of the
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,8 +21,8 @@ import sqlalchemy as sa
 
 from taskguard.errors import TransactionRetryError
 from taskguard.ledger.connections.database import Database
-from taskguard.ledger.tables import FREE, MESSAGES, NO_POSITION, RUNS, WORK
-from taskguard.model.claims import Answer, Busy, ClaimRequest
+from taskguard.ledger.tables import FREE, MESSAGES, NO_POSITION, RUNS, WORK, processed
+from taskguard.model.claims import Answer, Busy, Claim, ClaimRequest
 from taskguard.model.lease import Owner
 from taskguard.model.runs import FAILED_RUN, RUN, OpenRun, Resolved, resolve, run_ended, run_id
 from taskguard.model.states import Decision, State
@@ -100,6 +101,19 @@ class Run:
         stored = WORK.c.due.is_not(None), WORK.c.message == self.request.message.name
         due = self.now_us + int(again_after_s * 1e6)
         db.execute(sa.update(WORK).where(*mine, *stored).values(due=due, sends=None))
+
+    def name_in_call(self, db: sa.Connection, claim: Claim) -> None:
+        """Name the message that resumes the run in its stored call. Others do not run it."""
+        mine = processed(claim.work, claim.fence, str(claim.owner))
+        call = db.execute(sa.select(WORK.c.call).where(mine)).scalar()
+        if call is not None:
+            named = json.dumps({**json.loads(call), "message": self.request.message.name})
+            db.execute(sa.update(WORK).where(mine).values(call=named))
+
+    def goes_on(self, db: sa.Connection) -> bool:
+        """Return whether the run has not ended, and lock its record, so that it cannot end."""
+        columns = sa.select(WORK.c.state, WORK.c.final).where(WORK.c.id == self.request.work)
+        return not _has_ended(db.execute(columns.with_for_update()).first())
 
     def _point(self, db: sa.Connection, **values: str | None) -> None:
         was = (
@@ -214,10 +228,10 @@ def later_run(database: Database, db: sa.Connection, base: str, work: str) -> st
 
     Otherwise the run becomes the open one again.
     """
+    new = {"work": base, "open": None, "follows": None, "updated": database.now()}
+    db.execute(database.dialect.insert_missing(RUNS, new))
     select = sa.select(RUNS).where(RUNS.c.work == base).with_for_update()
-    pointer = db.execute(select).first()
-    if pointer is None:
-        return None
+    pointer = db.execute(select).one()
     for later in (pointer.follows, pointer.open):
         if later not in (None, work) and not _has_ended(_record(database, db, later)):
             return str(later)

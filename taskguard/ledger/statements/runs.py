@@ -8,6 +8,8 @@ Read next: `ledger/runs.py` for how the run is found.
 
 from __future__ import annotations
 
+import sqlalchemy as sa
+
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.decisions import CLAIMABLE
 from taskguard.ledger.own_rows import changes as rows
@@ -28,20 +30,36 @@ def claim_run(database: Database, request: ClaimRequest) -> ClaimAnswer:
     with database.transaction(lock_timeout_s=database.lock_timeout_s, claim=True) as db:
         if request.row is not None:
             rows.read(db, request.row, lock=True)  # its lock comes before the pointer's
-        run = run_of(database, db, request)
-        if run.found.waits:
-            return run.busy
-        found = peek_in(database, db, run.request)
-        if awaits_another(run.request, found):
-            return AWAITS_ANOTHER
-        if found.decision in CLAIMABLE or found.decision is Decision.BURY:
-            answer = LockedClaim(database, db, run.request).decide()
-        else:
-            settle(db, run.request, found)
-            answer = found.answer(run.request)
+        run, answer = _claim(database, db, request)
+        if _ended_meanwhile(run, answer):
+            run, answer = _claim(database, db, request)
         if isinstance(answer, Claimed) or _is_dead(answer):
             run.settle(database, db)
+        if isinstance(answer, Claimed) and run.request.resumes:
+            run.name_in_call(db, answer.claim)
     return run.named(answer) if isinstance(answer, Answer) else answer
+
+
+def _claim(database: Database, db: sa.Connection, request: ClaimRequest) -> tuple[Run, ClaimAnswer]:
+    run = run_of(database, db, request)
+    if run.found.waits:
+        return run, run.busy
+    found = peek_in(database, db, run.request)
+    if awaits_another(run.request, found):
+        return run, AWAITS_ANOTHER
+    if found.decision in CLAIMABLE or found.decision is Decision.BURY:
+        return run, LockedClaim(database, db, run.request).decide()
+    settle(db, run.request, found)
+    return run, found.answer(run.request)
+
+
+def _ended_meanwhile(run: Run, answer: ClaimAnswer) -> bool:
+    """Return whether the open run ended after it was read, so that a new message came too late.
+
+    An end is final, and the pointer is locked. So the message opens the next run.
+    """
+    ended = Decision.DONE, Decision.FAILED, Decision.REVOKED
+    return run.found.joins and isinstance(answer, Answer) and answer.decision in ended
 
 
 def awaits_another(request: ClaimRequest, found: Seen) -> bool:
@@ -51,7 +69,7 @@ def awaits_another(request: ClaimRequest, found: Seen) -> bool:
     its message until the run ends.
     """
     row = found.row
-    if row is None or row.call is None or found.decision not in CLAIMABLE:
+    if row is None or row.call is None or request.resumes or found.decision not in CLAIMABLE:
         return False
     return message_of(row) != request.message.name and found.decision is not Decision.SAME
 
@@ -66,4 +84,8 @@ def peek_run(database: Database, request: ClaimRequest) -> tuple[Run, Seen]:
     """Return the run of the message, and what `peek()` returns for it."""
     with database.transaction() as db:
         run = run_of(database, db, request, lock=False)
-        return run, peek_in(database, db, run.request)
+        found = peek_in(database, db, run.request)
+        if not run.found.waits and _ended_meanwhile(run, found.answer(run.request)):
+            run = run_of(database, db, request, lock=False)
+            found = peek_in(database, db, run.request)
+        return run, found

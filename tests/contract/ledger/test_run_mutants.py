@@ -112,6 +112,11 @@ def former_records_are_unread(made: Mutation) -> None:
     made.replace(runs, "_names", lambda *_: False)
 
 
+def the_message_that_resumes_is_not_named(made: Mutation) -> None:
+    """The stored call goes on to name the older message."""
+    made.replace(runs.Run, "name_in_call", lambda *_: None)
+
+
 def the_sweep_is_not_put_off(made: Mutation) -> None:
     """A sweep sends copies of a message that waits for its run."""
     made.replace(runs.Run, "put_off", lambda *_, **__: None)
@@ -151,6 +156,10 @@ MUTANTS: list[tuple[Mutate, Callable[[Runs], None]]] = [
     (
         former_records_are_unread,
         runs_tests.test_a_record_of_the_former_option_answers_the_message_that_it_names,
+    ),
+    (
+        the_message_that_resumes_is_not_named,
+        runs_tests.test_an_enqueued_run_that_failed_is_resumed_by_its_id,
     ),
     (the_sweep_is_not_put_off, runs_tests.test_a_sweep_leaves_the_message_that_waits_to_its_queue),
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,8 @@ import sqlalchemy as sa
 from contract.ledger.test_unique import Enqueued
 
 from taskguard.errors import AlreadyEnqueuedError
+from taskguard.ledger.parts import messages
+from taskguard.ledger.statements import runs as claiming
 from taskguard.ledger.tables import MESSAGES, RUNS, WORK
 from taskguard.model.claims import Answer, Busy, Claimed, ClaimRequest, MessageRef
 from taskguard.model.records import Once
@@ -243,6 +246,37 @@ def test_two_first_messages_at_once_open_one_run(runs: Runs) -> None:
     assert runs.pointer()[1] is None
 
 
+@pytest.mark.parametrize("step", ["claim", "peek", "join"])
+def test_a_run_that_ends_within_a_claim_does_not_answer_a_new_message(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """If the open run ends after a claim has read it, a message that has not joined it is late. It
+    begins the next run."""
+    if not runs.book.locks_rows:
+        pytest.skip("a claim stops all writers")
+    first, holder = runs.claim("a"), runs.book.again()
+
+    def end(known: Callable[..., Any]) -> Callable[..., Any]:
+        def found(*args: Any, **kwargs: Any) -> Any:
+            run = known(*args, **kwargs)
+            if runs.record("a").state == State.PROCESSING:
+                holder.complete_alone(first.claim, '"one"')
+            return run
+
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(claiming, "run_of", end(claiming.run_of))
+        patch.setattr(messages.runs, "run_of", end(messages.runs.run_of))
+        if step == "claim":
+            assert runs.claim("b").claim.work == run_id(BASE, "b")
+        elif step == "peek":
+            assert isinstance(runs.ledger.peek(runs.request("b")), Busy)
+        else:
+            runs.ledger.join(runs.request("b"))
+            assert "b" not in runs.members()
+
+
 # -- (c) members of an ended run ------------------------------------------------------------------
 
 
@@ -415,6 +449,32 @@ def test_a_message_that_is_sent_again_resumes_its_failed_run(runs: Runs, how: st
     assert isinstance(refused, Answer)
     assert refused.decision is Decision.FAILED
     assert refused.later == run_id(BASE, "b")
+
+
+def test_an_enqueued_run_that_failed_is_resumed_by_its_id(runs: Runs) -> None:
+    """The id of a message that `enqueue()` stored is sent again after its run has failed. It runs,
+    and the stored call names the new message from then on."""
+    call = json.dumps({"queue": "test", "message": "a@1"})
+    first = _with(runs.request("a", call=call), MessageRef("a", sending="1"))
+    runs.ledger.enqueue(None, first)
+    claimed = runs.ledger.claim(first)
+    assert runs.ledger.fail(claimed.claim, "boom", again_in_s=None)
+    again = _with(runs.request("a"), MessageRef("a", sending="2"))
+    resumed = runs.ledger.claim(again)
+    assert isinstance(resumed, Claimed)
+    assert resumed.attempt == 2
+    assert runs.ledger.fail(resumed.claim, "boom", again_in_s=60.0)
+    assert runs.overdue() == ["a@2"]
+
+
+def test_a_run_whose_pointer_was_purged_is_the_open_one_after_a_requeue(runs: Runs) -> None:
+    """A requeue writes the pointer again, so that the next message meets the requeued run."""
+    runs.fail("a", again_in_s=None)
+    with runs.book.engine.begin() as db:
+        db.execute(sa.delete(RUNS))
+    assert runs.ledger.requeue(run_id(BASE, "a"), reason="fixed")
+    assert runs.pointer() == ("a", None)
+    assert runs.claim("b").attempt == 2
 
 
 def test_an_id_that_is_sent_again_after_done_begins_the_next_run(runs: Runs) -> None:
