@@ -13,11 +13,13 @@
 (*     message is sent without enqueue(), or enqueued to answer, attach or *)
 (*     replace.  The id of a run is the message that opened it.            *)
 (*   The pointer has the open run and the one that follows.  An enqueue    *)
-(*     locks it from its reading until its COMMIT or ROLLBACK.  A claim,   *)
-(*     and a deferral, wait for that lock.  Each is one step.              *)
+(*     locks it from its reading until its COMMIT or ROLLBACK.  A claim    *)
+(*     locks it, finds the run of its message, and decides in a second     *)
+(*     step.  A deferral is one step.                                      *)
 (*   Whatever ends a run changes its record alone, and does not wait for   *)
 (*     the pointer.  So a run may end between the reading of an enqueue    *)
-(*     and its COMMIT.  An enqueue locks a record only to store its call.  *)
+(*     and its COMMIT, and between the two steps of a claim.  An enqueue   *)
+(*     locks a record only to store its call.                              *)
 (*   A run: its state, whether it has ended for good, its owner, the       *)
 (*     message that it names, whether the call of that message is stored,  *)
 (*     and whether it is promised: by its lease, or by a retry.            *)
@@ -26,17 +28,18 @@
 (*   A run without promise and stored call has lapsed: an enqueue stores   *)
 (*     its call there, and the run that follows takes its place.           *)
 (*   Faults, at most MaxFaults: a worker dies, and the broker delivers its *)
-(*     message again; a lease ends while its holder works; a worker gives  *)
-(*     its run back; a body fails, with a retry or without; the key is     *)
-(*     taken by other work; a message is delivered twice, at any time, or  *)
-(*     lost; a producer dies after COMMIT, or rolls back; a message is     *)
-(*     revoked.                                                            *)
+(*     message again; a lease ends while its holder works, which may renew *)
+(*     it; a worker gives its run back; a body fails, with a retry or      *)
+(*     without; the key is taken by other work; a message is delivered     *)
+(*     twice, at any time, or lost; a producer dies after COMMIT, or rolls *)
+(*     back; a message is revoked; an operator requeues a run that failed, *)
+(*     which is refused while another run is open or follows.              *)
 (*                                                                         *)
 (* What is left out                                                        *)
 (*                                                                         *)
 (*   Lines: a message that is parked joins as one that is deferred does.   *)
-(*   DEAD runs, requeues, the purge, the user's own row, a COMMIT whose    *)
-(*   answer is lost (Enqueue.tla), and crashes of the database.            *)
+(*   DEAD runs, the purge, the user's own row, a COMMIT whose answer is    *)
+(*   lost (Enqueue.tla), and crashes of the database.                      *)
 (***************************************************************************)
 EXTENDS Integers, FiniteSets, TLC
 
@@ -54,7 +57,7 @@ CONSTANTS
     Dead        \* an owner that has died
 
 ASSUME Fates \subseteq {"crash", "pause", "shutdown", "fails", "gives up", "taken", "twice", "loss",
-                        "producer", "rollback", "revoked"}
+                        "producer", "rollback", "revoked", "requeued"}
 
 ASSUME Mutant \in {
     "none",
@@ -69,6 +72,9 @@ ASSUME Mutant \in {
     "older runs",            \* any message is granted a run that has a stored call
     "opener revokes",        \* a replaced message ends the run that it opened if it is revoked
     "old snapshot",          \* an enqueue reads a record as it was before its run ended
+    "ended in between",      \* a claim trusts what it has found, although that run has ended since
+    "lapse unchecked",       \* or although the lapsed run was continued since
+    "requeued beside",       \* a failed run is requeued while a later one is open
     "not locked"}            \* a claim does not wait for the pointer
 
 VARIABLES
@@ -79,7 +85,7 @@ VARIABLES
     replaced,  \* the messages whose call was replaced
     locked,    \* the message whose enqueue has locked the pointer, or 0
     producer,  \* of each message: how it is sent, the step, what its COMMIT writes, and to which run
-    worker,
+    worker,    \* the step of each worker, its message, and the run that its claim has found
     faults,
     gone,      \* the messages that were lost or revoked
     history    \* the message that completed each run, the newest that began, and what is forbidden
@@ -89,7 +95,8 @@ vars == <<copies, pointer, run, member, replaced, locked, producer, worker, faul
 Messages == 1..Last
 Empty == [state |-> "none", final |-> FALSE, owner |-> Free, named |-> 0, stored |-> FALSE,
           promised |-> FALSE]
-Idle == [at |-> "idle", m |-> 0, run |-> 0]
+None == [run |-> 0, opens |-> FALSE, waits |-> FALSE, ends |-> 0]
+Idle == [at |-> "idle", m |-> 0, found |-> None]
 
 Init ==
     /\ copies = [m \in Messages |-> 0]
@@ -123,8 +130,8 @@ Open == IF IsOpen(pointer.open) THEN pointer.open ELSE 0
 Follows == IF IsOpen(pointer.follows) \/ Mutant = "following trusted" THEN pointer.follows ELSE 0
 
 Fresh(m) == [Empty EXCEPT !.state = "NEW", !.named = m, !.stored = TRUE]
-GaveUp(r) == [r EXCEPT !.state = "FAILED", !.final = TRUE, !.owner = Free, !.stored = FALSE,
-                       !.promised = FALSE]
+\* The call stays stored, for an operator's requeue.
+GaveUp(r) == [r EXCEPT !.state = "FAILED", !.final = TRUE, !.owner = Free, !.promised = FALSE]
 
 \* The run of a message, whether it becomes the open one, whether the message waits for the open run's
 \* end, and the lapsed run whose place it takes.
@@ -145,7 +152,8 @@ Resolved(m) ==
       [] OTHER -> Found(m, TRUE, FALSE, 0)
 
 Joined(m, r) == member' = [member EXCEPT ![m] = r]
-Unlocked == locked = 0 \/ Mutant = "not locked"
+Claiming == \E w \in Workers : worker[w].at = "claims"
+Unlocked == (locked = 0 \/ Mutant = "not locked") /\ ~Claiming
 RowLocked(r) == locked # 0 /\ producer[locked].run = r /\ producer[locked].plan \in {"store", "change"}
 
 (***************************************************************************)
@@ -178,7 +186,7 @@ Decide(m, way) ==
                [] Mutant = "old snapshot" -> pointer.open
                [] OTHER -> Open
     IN
-    /\ Begins(m) /\ locked = 0
+    /\ Begins(m) /\ locked = 0 /\ ~Claiming
     /\ locked' = m
     /\ producer' = [producer EXCEPT ![m] = [
            way |-> way, at |-> "open", plan |-> Plan(way, r),
@@ -236,28 +244,45 @@ ProducerDies(m) ==
 (* The way of one delivery.                                                *)
 (***************************************************************************)
 
+\* A claim locks the pointer, and finds the run.
 Receive(w, m) ==
-    /\ worker[w].at = "idle" /\ copies[m] > 0
+    /\ worker[w].at = "idle" /\ copies[m] > 0 /\ Unlocked
     /\ copies' = [copies EXCEPT ![m] = @ - 1]
-    /\ worker' = [worker EXCEPT ![w] = [at |-> "claims", m |-> m, run |-> 0]]
+    /\ worker' = [worker EXCEPT ![w] = [at |-> "claims", m |-> m, found |-> Resolved(m)]]
     /\ NoFault
     /\ UNCHANGED <<pointer, run, member, replaced, locked, producer, gone, history>>
+
+RunOf(w) == worker[w].found.run
+IsNew(w) == MemberOf(worker[w].m) = 0 /\ RunOf(w) = worker[w].m
+IsEnded(w) == ~IsNew(w) /\ HasEnded(RunOf(w))
+IsMember(w) == MemberOf(worker[w].m) # 0
+
+\* The claim has to find the run again: that run has ended, or the holder of the open one has renewed
+\* its lease.
+IsOld(w) ==
+    LET ends == worker[w].found.ends IN
+    \/ IsEnded(w) /\ ~IsMember(w) /\ Mutant \notin {"ended in between", "following trusted"}
+    \/ ends # 0 /\ IsOpen(ends) /\ ~Lapsed(ends) /\ Mutant # "lapse unchecked"
+IsAnswered(w) == worker[w].m \in replaced \/ (IsEnded(w) /\ ~IsOld(w))
 
 \* Another run of the key has a live lease.
 KeyHeld(r) == \E o \in Messages \ {r} : run[o].state = "PROCESSING" /\ run[o].promised
 
-Refused(m, found) ==
-    LET r == found.run IN
-    \/ found.waits
+IsRefused(w) ==
+    LET r == RunOf(w) IN
+    \/ worker[w].found.waits
     \/ KeyHeld(r)
     \/ run[r].state = "PROCESSING" /\ run[r].promised
-    \/ run[r].stored /\ run[r].named # m /\ Mutant # "older runs"
+    \/ run[r].stored /\ run[r].named # worker[w].m /\ Mutant # "older runs"
 
-IsAnswered(m, found) == m \in replaced \/ (~(MemberOf(m) = 0 /\ found.run = m) /\ HasEnded(found.run))
+FindAgain(w) ==
+    /\ worker[w].at = "claims" /\ worker[w].m \notin replaced /\ IsOld(w)
+    /\ worker' = [worker EXCEPT ![w].found = Resolved(worker[w].m)]
+    /\ NoFault
+    /\ UNCHANGED <<copies, pointer, run, member, replaced, locked, producer, gone, history>>
 
 Answer(w) ==
-    /\ worker[w].at = "claims" /\ Unlocked
-    /\ IsAnswered(worker[w].m, Resolved(worker[w].m))
+    /\ worker[w].at = "claims" /\ IsAnswered(w)
     /\ worker' = [worker EXCEPT ![w] = Idle]
     /\ history' = [history EXCEPT !.unasked = @ \/ ~(worker[w].m \in replaced \/ OfEnded(worker[w].m))]
     /\ NoFault
@@ -265,18 +290,19 @@ Answer(w) ==
 
 Grant(w) ==
     LET m == worker[w].m
-        found == Resolved(m)
+        found == worker[w].found
         r == found.run
-        ended == IF found.ends = 0 THEN run ELSE [run EXCEPT ![found.ends] = GaveUp(@)]
+        ends == found.ends # 0 /\ (IsOpen(found.ends) \/ Mutant = "lapse unchecked")
+        ended == IF ends THEN [run EXCEPT ![found.ends] = GaveUp(@)] ELSE run
     IN
-    /\ worker[w].at = "claims" /\ Unlocked
-    /\ ~IsAnswered(m, found) /\ ~Refused(m, found)
+    /\ worker[w].at = "claims"
+    /\ ~IsAnswered(w) /\ ~IsOld(w) /\ ~IsRefused(w)
     /\ run' = [ended EXCEPT ![r] = [
            state |-> "PROCESSING", final |-> FALSE, owner |-> w, promised |-> TRUE,
            named |-> IF @.stored THEN @.named ELSE m, stored |-> @.stored]]
     /\ pointer' = IF found.opens THEN [open |-> r, follows |-> 0] ELSE pointer
     /\ Joined(m, r)
-    /\ worker' = [worker EXCEPT ![w].at = "body", ![w].run = r]
+    /\ worker' = [worker EXCEPT ![w].at = "body"]
     /\ history' = [history EXCEPT !.begun = IF m > @ THEN m ELSE @,
                                   !.moved = @ \/ member[m] \notin {0, r},
                                   !.again = @ \/ HasEnded(r) \/ OfEnded(m)]
@@ -285,12 +311,10 @@ Grant(w) ==
 
 \* The delivery is refused. That changes nothing. Its deferral is a transaction of its own.
 Refuse(w) ==
-    LET found == Resolved(worker[w].m) IN
-    /\ worker[w].at = "claims" /\ Unlocked
-    /\ ~IsAnswered(worker[w].m, found)
-    /\ \/ Refused(worker[w].m, found) /\ NoFault
+    /\ worker[w].at = "claims" /\ ~IsAnswered(w) /\ ~IsOld(w)
+    /\ \/ IsRefused(w) /\ NoFault
        \/ Fault("taken")
-    /\ worker' = [worker EXCEPT ![w].at = "defers"]
+    /\ worker' = [worker EXCEPT ![w] = [@ EXCEPT !.at = "defers", !.found = None]]
     /\ UNCHANGED <<copies, pointer, run, member, replaced, locked, producer, gone, history>>
 
 \* The message joins the open run, if there is one, and comes again.
@@ -305,12 +329,12 @@ Defer(w) ==
     /\ NoFault
     /\ UNCHANGED <<pointer, run, replaced, locked, producer, gone>>
 
-Owns(w) == run[worker[w].run].state = "PROCESSING" /\ run[worker[w].run].owner = w
+Owns(w) == run[RunOf(w)].state = "PROCESSING" /\ run[RunOf(w)].owner = w
 
 \* A body ends, and its record changes, if the record is still its worker's. Otherwise its message
 \* comes again.
 End(w, record, again) ==
-    LET r == worker[w].run IN
+    LET r == RunOf(w) IN
     /\ worker[w].at = "body" /\ ~RowLocked(r)
     /\ run' = IF Owns(w) THEN [run EXCEPT ![r] = record] ELSE run
     /\ copies' = IF Owns(w) /\ ~again THEN copies ELSE Added(worker[w].m)
@@ -318,7 +342,7 @@ End(w, record, again) ==
     /\ UNCHANGED <<pointer, member, replaced, locked, producer, gone>>
 
 Complete(w) ==
-    LET r == worker[w].run IN
+    LET r == RunOf(w) IN
     /\ End(w, [run[r] EXCEPT !.state = "DONE", !.owner = Free, !.promised = FALSE, !.stored = FALSE],
            FALSE)
     /\ history' = IF ~Owns(w) THEN history
@@ -326,21 +350,21 @@ Complete(w) ==
     /\ NoFault
 
 Fail(w) ==
-    /\ End(w, [run[worker[w].run] EXCEPT !.state = "FAILED", !.owner = Free], TRUE)
+    /\ End(w, [run[RunOf(w)] EXCEPT !.state = "FAILED", !.owner = Free], TRUE)
     /\ Fault("fails")
     /\ UNCHANGED history
 
 GiveUp(w) ==
-    /\ End(w, GaveUp(run[worker[w].run]), FALSE)
+    /\ End(w, GaveUp(run[RunOf(w)]), FALSE)
     /\ Fault("gives up")
     /\ UNCHANGED history
 
 GiveBack(w) ==
-    /\ End(w, [run[worker[w].run] EXCEPT !.state = "NEW", !.owner = Free], TRUE)
+    /\ End(w, [run[RunOf(w)] EXCEPT !.state = "NEW", !.owner = Free], TRUE)
     /\ Fault("shutdown")
     /\ UNCHANGED history
 
-Step(w) == Answer(w) \/ Grant(w) \/ Refuse(w) \/ Defer(w) \/ Complete(w)
+Step(w) == FindAgain(w) \/ Answer(w) \/ Grant(w) \/ Refuse(w) \/ Defer(w) \/ Complete(w)
 
 (***************************************************************************)
 (* Faults, time and the relay.                                             *)
@@ -360,6 +384,12 @@ Pause(r) ==
     /\ run[r].state = "PROCESSING" /\ run[r].promised
     /\ Fault("pause")
     /\ run' = [run EXCEPT ![r].promised = FALSE]
+    /\ UNCHANGED <<copies, pointer, member, replaced, locked, producer, worker, gone, history>>
+
+Renew(w) ==
+    /\ worker[w].at = "body" /\ Owns(w) /\ ~run[RunOf(w)].promised
+    /\ run' = [run EXCEPT ![RunOf(w)].promised = TRUE]
+    /\ NoFault
     /\ UNCHANGED <<copies, pointer, member, replaced, locked, producer, worker, gone, history>>
 
 \* The message that was to come has not come in time.
@@ -384,19 +414,31 @@ Lose(m) ==
 
 \* A worker gets a message that was revoked. Its run ends if the stored call is that message's. A run
 \* without a stored call ends if the message opened it.
-Revoke(w) ==
-    LET m == worker[w].m
-        r == member[m]
+Revoke(m) ==
+    LET r == member[m]
         ends == /\ IsOpen(r)
                 /\ IF run[r].stored /\ Mutant # "opener revokes" THEN run[r].named = m ELSE r = m
     IN
-    /\ worker[w].at = "claims"
-    /\ r = 0 \/ ~RowLocked(r)
+    /\ copies[m] > 0 /\ ~RowLocked(r)
     /\ Fault("revoked")
+    /\ copies' = [copies EXCEPT ![m] = @ - 1]
     /\ run' = IF ends THEN [run EXCEPT ![r] = GaveUp(@)] ELSE run
-    /\ worker' = [worker EXCEPT ![w] = Idle]
     /\ gone' = gone \cup {m}
-    /\ UNCHANGED <<copies, pointer, member, replaced, locked, producer, history>>
+    /\ UNCHANGED <<pointer, member, replaced, locked, producer, worker, history>>
+
+\* The run becomes the open one again, and the broker gets its message.
+Requeue(m) ==
+    LET r == member[m] IN
+    /\ r # 0 /\ m \notin replaced
+    /\ run[r].state = "FAILED" /\ run[r].final
+    /\ run[r].stored => run[r].named = m
+    /\ locked = 0 /\ ~Claiming
+    /\ (Open = 0 /\ Follows = 0) \/ Mutant = "requeued beside"
+    /\ Fault("requeued")
+    /\ run' = [run EXCEPT ![r] = [Empty EXCEPT !.state = "NEW", !.named = m, !.stored = run[r].stored]]
+    /\ pointer' = [open |-> r, follows |-> 0]
+    /\ copies' = Added(m)
+    /\ UNCHANGED <<member, replaced, locked, producer, worker, gone, history>>
 
 \* A relay, or a sweep, sends the message of a stored call.
 Relay(m) ==
@@ -409,9 +451,9 @@ Relay(m) ==
 Next ==
     \/ \E m \in Messages :
         \/ SendPlain(m) \/ Enqueue(m) \/ Commit(m) \/ RollBack(m) \/ Send(m) \/ ProducerDies(m)
-        \/ Duplicate(m) \/ Lose(m) \/ Relay(m) \/ Pause(m) \/ PromiseEnds(m)
+        \/ Duplicate(m) \/ Lose(m) \/ Revoke(m) \/ Requeue(m) \/ Relay(m) \/ Pause(m) \/ PromiseEnds(m)
     \/ \E w \in Workers :
-        \/ Step(w) \/ Fail(w) \/ GiveUp(w) \/ GiveBack(w) \/ Crash(w) \/ Revoke(w)
+        \/ Step(w) \/ Fail(w) \/ GiveUp(w) \/ GiveBack(w) \/ Crash(w) \/ Renew(w)
         \/ \E m \in Messages : Receive(w, m)
 
 Spec == Init /\ [][Next]_vars
@@ -442,6 +484,9 @@ S13 ==
 
 \* A message belongs to one run, and begins no body after that has ended.
 S14 == ~history.moved /\ ~history.again
+
+\* What is committed stays DONE.
+S6 == \A r \in Messages : history.by[r] # 0 => run[r].state = "DONE"
 
 \* A message is answered by the run that it belongs to, or because it was replaced. An enqueue trusts no
 \* run that has ended before.
