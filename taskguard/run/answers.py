@@ -73,7 +73,7 @@ class Answers:
     def _done(self, delivery: Delivery, found: Answer) -> Answered:
         self._events.about(delivery, Duplicate, reason="done", age_s=found.age_s)
         late = found.age_s > _LATE_ANSWER_S and not found.same_message
-        if late and not delivery.by_message:
+        if late and not (delivery.by_message or delivery.by_run):
             logger.warning(
                 "%s %s: a new message was answered with a result that is %.1f h old. If it "
                 'should run, say once_per="message", which runs each message, or once_per="run", '

@@ -215,6 +215,7 @@ def test_an_entry_of_beat_that_runs_once_is_found(
         ({"key": ["orders", "stock"]}, True),
         ({"key": "orders", "once_per": "key"}, False),
         ({"key": "orders", "once_per": "tick"}, False),
+        ({"key": "orders", "once_per": "run"}, False),
         ({"key": "orders", "once_per": "message", "limit": 2}, False),
         ({"key": "orders", "once_per": "order:<order>"}, False),
         ({"key": "order:<order>"}, False),

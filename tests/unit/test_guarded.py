@@ -77,6 +77,7 @@ def test_a_tick_is_one_work_in_whatever_messages_it_comes() -> None:
         ({"key": "orders", "once_per": "order:<order_id>"}, None),
         ({"key": "orders", "once_per": "message"}, None),
         ({"key": "orders", "once_per": "tick"}, None),
+        ({"key": "orders", "once_per": "run"}, None),
         ({"key": lambda order_id, express: "orders"}, None),
     ],
 )

@@ -80,7 +80,7 @@ class RunnerRig:
         numbers = {name: values.pop(name, 0) for name in ("retries", "deferrals")}
         fixed: dict[str, Any] = {
             name: values.pop(name)
-            for name in ("work", "published_at_s", "queue", "by_message")
+            for name in ("work", "published_at_s", "queue", "by_message", "by_run")
             if name in values
         }
         return Delivery(
@@ -251,6 +251,21 @@ def test_a_late_answer_to_a_new_message_names_once_per(
     rig.deliver(message="other")
     assert 'once_per="message"' in caplog.text
     assert 'once_per="run"' in caplog.text
+
+
+def test_a_late_answer_to_a_message_of_an_ended_run_is_not_logged(
+    rig: RunnerRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With `once_per="run"`, a message that joined a run gets its result, however late."""
+
+    def join(guard: Guard) -> None:
+        contextvars.Context().run(rig.deliver, message="other", by_run=True)
+
+    rig.deliver(join, by_run=True)
+    rig.change("update taskguard_work set finished = finished - 3600000000 - 1")
+    answer = rig.deliver(message="other", deferrals=1, by_run=True)
+    assert (type(answer), answer.same_message) == (Answered, False)
+    assert "once_per" not in caplog.text
 
 
 def test_a_deadlock_runs_the_body_again_under_the_same_lease(rig: RunnerRig) -> None:
