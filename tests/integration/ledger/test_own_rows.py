@@ -31,6 +31,7 @@ from taskguard.errors import (
     WorkRevokedError,
 )
 from taskguard.integration import Answered, Completed, Deferred, Dropped
+from taskguard.model.records import Once
 from taskguard.run.guard import Guard
 from taskguard.run.runner import Runner
 
@@ -602,6 +603,25 @@ def test_enqueueing_a_row_that_was_set_back_stores_its_call(shop: Shop) -> None:
     assert ship(message="first") == Answered("ship")
     assert shop.effects == ["ship order:7"] * 2
     assert shop.ledger.overdue(work="ship order:7") == []
+
+
+def test_a_call_whose_row_was_set_back_is_replaced_by_a_newer_one(shop: Shop) -> None:
+    """A debounce: each change sets the row back and replaces the call. The newest message runs."""
+    ship = shop.step()
+    ship()
+    for message in ("older", "newer"):
+        request = ship.request(message, call={"queue": "test"})
+        with orm.Session(shop.engine) as session:
+            session.execute(sa.update(ORDERS).values(status="PAID"))
+            once = Once(lambda _, request=request: request, replaces=True)
+            shop.ledger.enqueue(session.connection(), request, due_in_s=0, once=once)
+            session.commit()
+    assert [each.message.name for each in shop.ledger.overdue()] == ["newer"]
+    assert ship(message="older") == Dropped("replaced", by="newer")
+    assert shop.status == "PAID"
+    assert ship(message="newer") == Completed("ship")
+    assert shop.status == "SHIPPED"
+    assert shop.effects == ["ship order:7"] * 2
 
 
 @pytest.mark.parametrize("status", ["SHIPPED", "CANCELLED", None])
