@@ -39,9 +39,13 @@ def attempts(shop: Any) -> list[tuple[str, int]]:
     return sorted((row.state, row.attempts) for row in rows)
 
 
-def test_a_second_message_in_progress_is_answered_and_a_later_one_runs(shop: Any) -> None:
-    """A message that meets its own work is answered by it. One that is sent after its end runs."""
-    sync = shop.tasks.sync
+@pytest.mark.parametrize("name", ["sync", "sync_or_skip"])
+def test_a_second_message_in_progress_is_answered_and_a_later_one_runs(
+    shop: Any, name: str
+) -> None:
+    """A message that meets its own work is answered by it, whatever `busy=` says. One that is sent
+    after its end runs."""
+    sync = getattr(shop.tasks, name)
     with shop.worker(concurrency=2):
         first = sync.delay("a", "one", "go one")
         wait_for_step(shop, "began one")

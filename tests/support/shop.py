@@ -337,6 +337,13 @@ def sync(account: str, words: str, go: str = "", *, guard: Guard) -> str:
     return _sync(account, words, go, guard)
 
 
+@task(name="shop.sync_or_skip")
+@guarded_task(key="account:<account>", once_per="run", busy="skip", ttl_s=TTL_S)
+def sync_or_skip(account: str, words: str, go: str = "", *, guard: Guard) -> str:
+    """Runs again once it has ended, and is dropped if other work holds its key."""
+    return _sync(account, words, go, guard)
+
+
 @task(name="shop.sync_in_line")
 @guarded_task(key="account:<account>", once_per="run", busy="park", ttl_s=TTL_S)
 def sync_in_line(account: str, words: str, go: str = "", *, guard: Guard) -> str:

@@ -16,6 +16,7 @@ from taskguard.errors import AlreadyEnqueuedError
 from taskguard.ledger.parts import messages
 from taskguard.ledger.statements import runs as claiming
 from taskguard.ledger.tables import MESSAGES, RUNS, WORK
+from taskguard.model.bounds import Bounds, rate_of
 from taskguard.model.claims import Answer, Busy, Claimed, ClaimRequest, MessageRef
 from taskguard.model.records import Once
 from taskguard.model.runs import run_id
@@ -587,6 +588,36 @@ def test_a_repeated_enqueue_writes_nothing(runs: Runs) -> None:
     runs.ledger.complete_alone(first.claim, None)
     assert runs.enqueue("a") == "a"
     assert runs.pointer() == pointer
+
+
+# -- with other options ---------------------------------------------------------------------------
+
+
+def test_a_rate_holds_the_next_run_back(runs: Runs) -> None:
+    """With `rate=`, the next run starts when the rate allows it. The refused message opens
+    nothing."""
+    bounds = Bounds("order:1", 1, rate_of("1/h", 1))
+    runs.done("a", bounds=bounds)
+    found = runs.ledger.claim(runs.request("b", bounds=bounds))
+    assert isinstance(found, Busy)
+    assert found.too_early
+    assert "b" not in runs.members()
+    runs.book.pass_time(3_600_000_000)
+    assert runs.claim("b", bounds=bounds).attempt == 1
+
+
+def test_a_parked_message_opens_a_run_that_is_promoted_by_its_id(runs: Runs) -> None:
+    """A parked message of a run is promoted, claims that run, and ends it."""
+    other = runs.book.claim(work="other order:1")
+    assert runs.ledger.park(runs.request("a", stored=True, in_line=True))
+    runs.ledger.complete_alone(other.claim, None)
+    promoted = runs.ledger.promote_next("order:1", expected_s=30.0)
+    assert promoted is not None
+    assert (promoted.work, promoted.message.name) == (run_id(BASE, "a"), "a")
+    claimed = runs.claim("a", stored=True, in_line=True)
+    assert (claimed.waited, claimed.claim.work) == (True, promoted.work)
+    runs.ledger.complete_alone(claimed.claim, '"one"')
+    assert runs.ledger.promote_next("order:1", expected_s=30.0) is None
 
 
 # -- a guard that had once_per="key" --------------------------------------------------------------
