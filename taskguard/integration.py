@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from taskguard.periodic.ticks import interval_due_at as interval_due_at
     from taskguard.periodic.ticks import tick_name as tick_name
     from taskguard.run.guard import attempt_of as attempt_of
+    from taskguard.run.names import Names as Names
     from taskguard.run.runner import Runner as Runner
     from taskguard.settings import UNSET as UNSET
     from taskguard.settings import set_defaults as set_defaults
@@ -93,6 +94,7 @@ else:
             "taskguard.overrides": "Overrides overridden",
             "taskguard.periodic.ticks": "interval_due_at tick_name",
             "taskguard.run.guard": "attempt_of",
+            "taskguard.run.names": "Names",
             "taskguard.run.runner": "Runner",
             "taskguard.settings": "UNSET set_defaults",
         },

@@ -1,4 +1,4 @@
-"""Django's admin pages for keys and work: view, requeue, release.
+"""Django's admin pages for keys, work and workers: view, requeue, release.
 
 Guarantees: nobody can add, edit or delete rows. The two actions, requeue and release, use the
 ledger's own conditional statements. They need the permission to change the model, and the admin's
@@ -24,9 +24,9 @@ from django.utils.timezone import template_localtime
 
 from taskguard import TaskGuard, connect, errors
 from taskguard_django import conf
-from taskguard_django.models import Key, Work, time_of
+from taskguard_django.models import Key, Work, Worker, time_of
 
-__all__ = ["KeyAdmin", "WorkAdmin"]
+__all__ = ["KeyAdmin", "WorkAdmin", "WorkerAdmin"]
 
 _LIST = "admin/taskguard/confirm.html"
 _SHOWN = 100
@@ -175,7 +175,7 @@ class WorkAdmin(_ToLookAt):
     overdue = _time("due", "message overdue from")
     fieldsets = (
         (None, {"fields": ("id", "task", "key", "state", "final", "error")}),
-        ("Holder", {"fields": ("fence", "owner", "leased", "attempts", "crashes")}),
+        ("Holder", {"fields": ("fence", "process", "owner", "leased", "attempts", "crashes")}),
         ("Message", {"fields": ("message", "retries", "call", "overdue")}),
         ("Times", {"fields": ("made", "began", "ended")}),
         ("Stored", {"fields": ("fingerprint", "progress", "result")}),
@@ -248,7 +248,7 @@ class KeyAdmin(_ToLookAt):
     show_full_result_count = False
     actions = ("release",)
     leased = _time("lease_until", "leased until")
-    fieldsets = ((None, {"fields": ("key", "fence", "owner", "leased")}),)
+    fieldsets = ((None, {"fields": ("key", "fence", "process", "owner", "leased")}),)
 
     def get_queryset(self, request: HttpRequest) -> Any:
         """Return the keys, without the ledger's own row, which identifies the database."""
@@ -289,3 +289,20 @@ class KeyAdmin(_ToLookAt):
             if runtime.runner.locks is not None:
                 runtime.runner.locks.close()
         return None
+
+
+@admin.register(Worker)
+class WorkerAdmin(_ToLookAt):
+    """Workers, the last seen first."""
+
+    list_display = ("name", "kind", "host", "pid", "queues", "version", "began", "last_seen")
+    list_filter = ("kind",)
+    search_fields = ("number__startswith", "name", "host")
+    ordering = ("-seen", "number")
+    show_full_result_count = False
+    began = _time("started", "started")
+    last_seen = _time("seen", "last seen")
+    fieldsets = (
+        (None, {"fields": ("number", "kind", "name", "host", "pid", "queues", "version")}),
+        ("Times", {"fields": ("began", "last_seen")}),
+    )

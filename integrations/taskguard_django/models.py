@@ -1,4 +1,4 @@
-"""Read-only models of the ledger's keys and work. The ledger manages their tables.
+"""Read-only models of the ledger's keys, work and workers. The ledger manages their tables.
 
 Do not write to them: no guarantee of taskguard holds then. `admin.py` has the permitted actions.
 """
@@ -10,10 +10,11 @@ from typing import Any
 
 from django.db import models
 
+from taskguard.integration import Names
 from taskguard.locks import Owner
-from taskguard_django.conf import alias
+from taskguard_django.conf import alias, ledger
 
-__all__ = ["Key", "Work"]
+__all__ = ["Key", "Work", "Worker"]
 
 
 class _OfTheLedger(models.Manager):
@@ -26,6 +27,10 @@ class _OfTheLedger(models.Manager):
 def time_of(us: int | None) -> datetime | None:
     """Return µs since 1970 as a time in UTC, or None for None and 0."""
     return datetime.fromtimestamp(us / 1e6, UTC) if us else None
+
+
+def _process_of(owner: str) -> str:
+    return Names(ledger()).process(Owner.parse(owner))
 
 
 class Key(models.Model):
@@ -48,7 +53,7 @@ class Key(models.Model):
     @property
     def process(self) -> str:
         """The holder's process, as in error messages, or "" if the owner has none."""
-        return Owner.parse(self.owner).process
+        return _process_of(self.owner)
 
     def __str__(self) -> str:
         return str(self.key)
@@ -92,6 +97,7 @@ class Work(models.Model):
     parked = models.BigIntegerField(null=True)
     strict = models.SmallIntegerField(null=True)
     expires = models.BigIntegerField(null=True)
+    base = models.TextField(null=True)
     created = models.BigIntegerField()
     started = models.BigIntegerField(null=True)
     finished = models.BigIntegerField(null=True)
@@ -102,5 +108,33 @@ class Work(models.Model):
         managed = False
         db_table = "taskguard_work"
 
+    @property
+    def process(self) -> str:
+        """The process of its last holder, as in error messages, or "" if it had none."""
+        return _process_of(self.owner)
+
     def __str__(self) -> str:
         return str(self.id)
+
+
+class Worker(models.Model):
+    """A worker: a process with all processes that it forks. Its number begins its owners."""
+
+    number = models.TextField(primary_key=True)
+    kind = models.TextField()
+    name = models.TextField()
+    host = models.TextField()
+    pid = models.IntegerField()
+    version = models.TextField()
+    queues = models.TextField(blank=True)
+    started = models.BigIntegerField()
+    seen = models.BigIntegerField()
+
+    objects = _OfTheLedger()
+
+    class Meta:
+        managed = False
+        db_table = "taskguard_workers"
+
+    def __str__(self) -> str:
+        return str(self.name)

@@ -18,9 +18,10 @@ from taskguard.cli.targets import CommandError, add_url
 from taskguard.model.lease import Owner
 from taskguard.model.records import WorkView
 from taskguard.model.states import State
+from taskguard.run.names import Names
 
 if TYPE_CHECKING:
-    from taskguard.ledger.ports import DatabaseLedger, Records
+    from taskguard.ledger.ports import DatabaseLedger
 
 __all__ = ["add_waiting", "add_work", "count"]
 
@@ -67,38 +68,44 @@ def add_waiting(commands: Any) -> None:
     waiting.set_defaults(run=_waiting)
 
 
-def _waiting(ledger: Records, arguments: argparse.Namespace) -> None:
+def _waiting(ledger: DatabaseLedger, arguments: argparse.Namespace) -> None:
     found = ledger.waiting(arguments.key, limit=arguments.limit)
     positions: Counter[str] = Counter()
+    names = Names(ledger)
     for each in found:
         positions[each.key] += 1
         state = f"{each.line}, failed" if each.failed else str(each.line)
         state += f", sent again {each.sent_again} times" if each.sent_again else ""
+        holder = names.process(Owner.parse(each.owner))
+        state += f"  held by {printable(holder)}" if holder else ""
         since, key, work = _when(each.parked_s), printable(each.key), printable(each.work)
         print(f"{since}  {key}  {positions[each.key]}  {work}  {state}")
     if not found:
         print("no message waits" + (f" for {printable(arguments.key)}" if arguments.key else ""))
 
 
-def _list(ledger: Records, arguments: argparse.Namespace) -> None:
+def _list(ledger: DatabaseLedger, arguments: argparse.Namespace) -> None:
     found = ledger.list_work(State(arguments.state), limit=arguments.limit)
+    names = Names(ledger)
     for work in found:
-        error = f"  {printable(work.error.splitlines()[0])}" if work.error else ""
+        error = f"  {printable(names.told(work.error.splitlines()[0]))}" if work.error else ""
         print(f"{_when(work.started_s)}  attempts {work.attempts}  {printable(work.id)}{error}")
     if not found:
         print(f"no work is {arguments.state}")
 
 
 def _show(ledger: DatabaseLedger, arguments: argparse.Namespace) -> None:
-    work = _find(ledger, arguments.work)
+    work, names = _find(ledger, arguments.work), Names(ledger)
     for each in fields(work):
         value = getattr(work, each.name)
         if each.name.endswith("_s"):
             value = _when(value)
         elif isinstance(value, State):
             value = value.value
-        if each.name == "owner" and (process := Owner.parse(work.owner).process):
+        if each.name == "owner" and (process := names.process(Owner.parse(work.owner))):
             value = f"{value} ({process})"
+        if each.name == "error" and value is not None:
+            value = names.told(value)
         text = "-" if value in (None, "") else indented(value, by=16)
         print(f"{each.name.removesuffix('_s'):15} {text}")
 

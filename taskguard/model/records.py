@@ -71,6 +71,8 @@ class Waiting:
             message waits.
         failed: True if the body has failed, and the work keeps its position for the retry.
         sent_again: how often its message was sent again since it was promoted.
+        owner: the key's holder, if the message is the first of its line. "" if the key is free, or
+            has slots.
     """
 
     key: str
@@ -81,6 +83,7 @@ class Waiting:
     expected_until_s: float | None
     failed: bool = False
     sent_again: int = 0
+    owner: str = ""
 
 
 @value

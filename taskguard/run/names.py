@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import mmap
+import re
 import struct
 import time
 import zlib
@@ -31,6 +32,7 @@ logger = logging.getLogger("taskguard")
 
 SEEN_EVERY_S = 1200.0
 _AGAIN_S = 60.0
+_PROCESS = re.compile(r"\bworker ([0-9a-f]{8}), pid (\d+)")  # as `Owner.process` has it
 _MOST_NUMBERS = 4
 
 
@@ -139,10 +141,16 @@ class Names:
 
     def process(self, owner: Owner) -> str:
         """Return the holder's process, as "celery@web-3, pid 4711". "" if the nonce names none."""
-        plain = owner.process
-        if self._ledger is None or not plain:
+        return self.told(owner.process)
+
+    def told(self, text: str) -> str:
+        """Return a text on record with the names of the processes that it has."""
+        return _PROCESS.sub(lambda found: self._named(found[0], found[1], found[2]), text)
+
+    def _named(self, plain: str, number: str, pid: str) -> str:
+        """Return a process by the name of its worker, or `plain` if that is not known."""
+        if self._ledger is None:
             return plain
-        number, pid = owner.named
         label = nonces.worker().label if number == nonces.number else self._label(number)
         return f"{label}, pid {pid}" if label else plain
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
+from platform import node
 from typing import Any
 
 import pytest
@@ -18,10 +20,12 @@ from taskguard.integration import Delivery, Policy, attempt_of
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import KEYS, WORK
 from taskguard.model.claims import Claim, Claimed, ClaimRequest, MessageRef
-from taskguard.model.lease import new_owner
+from taskguard.model.lease import Owner, new_owner
+from taskguard.model.workers import Worker
 
 WORKS_PAGE = "/admin/taskguard/work/"
 KEYS_PAGE = "/admin/taskguard/key/"
+WORKERS_PAGE = "/admin/taskguard/worker/"
 LATER_US = 4_102_444_800_000_000  # the year 2100
 
 
@@ -45,11 +49,11 @@ class Office:
         client.force_login(User.objects.get(username=name))
         return client
 
-    def claim(self, order: int) -> Claim:
+    def claim(self, order: int, owner: Owner | None = None) -> Claim:
         granted = self.ledger.claim(
             ClaimRequest(
                 keys=(f"order:{order}",),
-                owner=new_owner(f"m{order}"),
+                owner=owner or new_owner(f"m{order}"),
                 ttl_s=600.0,
                 work=f"ship order:{order}",
                 task="ship",
@@ -114,10 +118,26 @@ def test_pages_show_works_and_keys_and_no_way_to_write(office: Office) -> None:
         assert name not in detail
     held = client.get(KEYS_PAGE + "?held=yes").content.decode()
     assert "order:8" in held
-    assert re.search(r"worker [0-9a-f]{8}, pid \d+", held)
-    for page in (WORKS_PAGE, KEYS_PAGE):
+    assert f" on {node()}, pid {os.getpid()}" in held
+    for page in (WORKS_PAGE, KEYS_PAGE, WORKERS_PAGE):
         assert client.get(page + "add/").status_code == 403
     assert client.get(change_page(7).replace("change", "delete")).status_code == 403
+
+
+def test_pages_name_workers(office: Office) -> None:
+    """Keys and work show the worker and pid of their holder. Workers are listed."""
+    other = Worker("1f2e3d4c", "celery", "celery@web-3", "web-3", 4700, "default,mail", "0.1.0")
+    assert office.ledger.register_worker(other)
+    office.claim(7, Owner(f"{other.number}{4711:06x}0123456789", "m7"))
+    client = office.client()
+    text = "celery@web-3, pid 4711"
+    assert text in client.get(KEYS_PAGE + "?held=yes").content.decode()
+    assert text in client.get(change_page(7)).content.decode()
+    workers = client.get(WORKERS_PAGE + "?q=web-3").content.decode()
+    for each in ("celery@web-3", "web-3", "4700", "default,mail"):
+        assert each in workers
+    page = client.get(f"{WORKERS_PAGE}{other.number}/change/").content.decode()
+    assert re.search(r"Last seen:.*?\d\d\d\d-\d\d-\d\d \d\d:\d\d:\d\d<", page, re.DOTALL)
 
 
 def test_posting_a_change_writes_nothing(office: Office) -> None:

@@ -177,9 +177,9 @@ def test_models_have_the_tables_columns(request: pytest.FixtureRequest, name: st
     """The models have the tables' columns, by name and by whether they may be NULL."""
     url = request.getfixturevalue(name)
     with django_on(default=url):
-        from taskguard_django.models import Key, Work
+        from taskguard_django.models import Key, Work, Worker
 
-        for model in (Key, Work):
+        for model in (Key, Work, Worker):
             fields = [(field.column, field.null) for field in model._meta.local_fields]
             table = columns(url)[model._meta.db_table]
             found = [(name, null) for name, kind, null in table if kind != "index"]

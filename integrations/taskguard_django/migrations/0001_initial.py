@@ -22,4 +22,5 @@ class Migration(migrations.Migration):
         # Without columns: the tables are not Django's to manage.
         migrations.CreateModel("Key", [], {"db_table": "taskguard_keys", "managed": False}),
         migrations.CreateModel("Work", [], {"db_table": "taskguard_work", "managed": False}),
+        migrations.CreateModel("Worker", [], {"db_table": "taskguard_workers", "managed": False}),
     ]

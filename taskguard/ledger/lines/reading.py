@@ -6,7 +6,7 @@ import sqlalchemy as sa
 
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.lines import states
-from taskguard.ledger.tables import WORK
+from taskguard.ledger.tables import KEYS, WORK
 from taskguard.model.line_states import LineState
 from taskguard.model.records import Waiting
 from taskguard.model.states import State
@@ -21,11 +21,14 @@ def waiting(database: Database, key: str | None, *, limit: int) -> list[Waiting]
     """Return the messages in the line of a key, or of all keys, in order."""
     columns = ("key", "id", "message", "parked", "line", "due", "state", "sends")
     failed = sa.and_(states.keeps(WORK), WORK.c.state == State.FAILED.value)
-    select = sa.select(*(WORK.c[name] for name in columns))
+    held = sa.and_(KEYS.c.key == WORK.c.key, KEYS.c.lease_until > database.now())
+    select = sa.select(*(WORK.c[name] for name in columns), KEYS.c.owner.label("owner"))
+    select = select.select_from(WORK.outerjoin(KEYS, held))
     select = select.where(sa.or_(states.is_in_line(WORK), failed))
     select = select.order_by(WORK.c.key, *states.in_order(), WORK.c.id).limit(limit)
     if key is not None:
         select = select.where(WORK.c.key == key)
+    first: dict[str, str] = {}
     with database.transaction(bounded=False) as db:
         return [
             Waiting(
@@ -37,6 +40,7 @@ def waiting(database: Database, key: str | None, *, limit: int) -> list[Waiting]
                 row.due and row.due / 1e6,
                 failed=row.state == State.FAILED.value,
                 sent_again=row.sends or 0,
+                owner=(row.owner or "") if first.setdefault(row.key, row.id) == row.id else "",
             )
             for row in db.execute(select)
         ]

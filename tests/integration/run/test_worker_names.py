@@ -22,6 +22,7 @@ from support.guarded_shop import GuardedShop, write
 from support.scripts import run_script
 from support.waiting import wait_until
 from taskguard import Guard
+from taskguard.cli import main
 from taskguard.errors import KeyBusyError, LedgerUnavailableError
 from taskguard.events import Contended, Takeover
 from taskguard.ledger.connections.libpq import Libpq
@@ -348,6 +349,61 @@ class TestNames:
         assert known.process(HOLDER) == known.process(HOLDER) == "worker 1f2e3d4c, pid 4711"
         assert ledger.asked == 1
         assert known.described(Owner("another program's", "")) == "an unknown holder"
+
+
+class TestCommands:
+    """`taskguard` names workers."""
+
+    def test_work_show_names_the_holder(
+        self, shop: GuardedShop, url: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """So do the errors of DEAD work, in the list and in the record."""
+        shop.ledger.register_worker(OTHER)
+        hold(shop)
+        assert main(["work", "show", "ship order:1", "--url", url]) == 0
+        text = f"owner           {HOLDER} (celery@web-3, pid 4711)\n"
+        assert text in capsys.readouterr().out
+        claims.end_leases(shop.engine)
+        shop.ledger.claim(claims.request(max_crashes=1))
+        why = "celery@web-3, pid 4711, message m-1 vanished\n"
+        assert main(["work", "list", "--url", url]) == 0
+        assert capsys.readouterr().out.endswith(f"ship order:1  {why}")
+        assert main(["work", "show", "ship order:1", "--url", url]) == 0
+        assert f"error           {why}" in capsys.readouterr().out
+
+    def test_waiting_names_the_holder_of_each_key(
+        self, shop: GuardedShop, url: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Once, and only while the key is held."""
+        shop.ledger.register_worker(OTHER)
+        hold(shop)
+        for number in (2, 3):
+            parked = claims.request(number, keys=("order:1",), call="{}")
+            assert shop.ledger.park(parked)
+        assert shop.ledger.park(claims.request(4, call="{}"))
+        assert main(["waiting", "--url", url]) == 0
+        first, second, other = capsys.readouterr().out.splitlines()
+        assert first.endswith("  1  ship order:2  waiting  held by celery@web-3, pid 4711")
+        assert second.endswith("  2  ship order:3  waiting")
+        assert other.endswith("  1  ship order:4  waiting")
+        claims.end_leases(shop.engine)
+        assert main(["waiting", "--url", url]) == 0
+        assert "held by" not in capsys.readouterr().out
+
+    def test_a_released_key_is_released_from_its_worker(
+        self,
+        shop: GuardedShop,
+        url: str,
+        capsys: pytest.CaptureFixture[str],
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        """The command and its log line name the process."""
+        shop.ledger.register_worker(OTHER)
+        hold(shop)
+        assert main(["keys", "release", "order:1", "--ledger", url, "--reason", "gone"]) == 0
+        text = "order:1: released from celery@web-3, pid 4711, message m-1"
+        assert f"{text}\n" in capsys.readouterr().out
+        assert f"{text}: gone" in caplog.text
 
 
 class TestSharedMemory:
