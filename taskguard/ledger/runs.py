@@ -25,9 +25,9 @@ from taskguard.ledger.tables import FREE, MESSAGES, NO_POSITION, RUNS, WORK, pro
 from taskguard.model.claims import Answer, Busy, Claim, ClaimRequest
 from taskguard.model.lease import Owner
 from taskguard.model.runs import FAILED_RUN, RUN, OpenRun, Resolved, resolve, run_ended, run_id
-from taskguard.model.states import Decision, State
+from taskguard.model.states import REPLACED_RETRIES, Decision, State
 
-__all__ = ["Run", "later_run", "of_run", "run_of"]
+__all__ = ["Run", "later_run", "of_run", "run_of", "will_be_sent"]
 
 _COLUMNS = ("id", "state", "final", "owner", "fence", "lease_until", "call", "due", "line")
 _NOBODY_CONTINUED = "no delivery continued it, and the run that follows took its place"
@@ -272,9 +272,14 @@ def _open_run(pointer: Any, row: Any, now_us: int) -> OpenRun | None:
         return None
     if row is None:
         return OpenRun(pointer.open, ended=True, lapsed=True)
-    will_be_sent = row.call is not None and (row.due is not None or row.line is not None)
     lives = row.state == State.DEAD.value or row.lease_until > now_us
-    return OpenRun(pointer.open, ended=_has_ended(row), lapsed=not lives and not will_be_sent)
+    lapsed = not lives and not will_be_sent(row)
+    return OpenRun(pointer.open, ended=_has_ended(row), lapsed=lapsed)
+
+
+def will_be_sent(row: Any) -> bool:
+    """Return whether a call is stored, and the ledger sends it. After many sendings it gives up."""
+    return row.call is not None and (row.due is not None or row.line is not None)
 
 
 def _record(database: Database, db: sa.Connection, work: str, *, fresh: bool = False) -> Any:
@@ -321,6 +326,9 @@ def _failed_of(database: Database, db: sa.Connection, works: list[str]) -> str |
 
 
 def _names(db: sa.Connection, base: str, message: str) -> bool:
-    """Return whether a record from before `once_per="run"` names this message."""
-    select = sa.select(WORK.c.id).where(WORK.c.id == base, WORK.c.message == message)
+    """Return whether a record from before `once_per="run"` names this message, or replaced it."""
+    noted = MESSAGES.c.message == message, MESSAGES.c.work == base
+    replaced = sa.exists().where(*noted, MESSAGES.c.retries == REPLACED_RETRIES)
+    theirs = sa.or_(WORK.c.message == message, replaced)
+    select = sa.select(WORK.c.id).where(WORK.c.id == base, theirs)
     return db.execute(select).first() is not None

@@ -318,7 +318,7 @@ def _write_run(
     run = run_of(database, db, request, fresh=True)
     if not run.found.joins:
         return run.found.work
-    following = None if run.found.opens else run.pointer.follows
+    following = None if run.found.opens else run.follows
     if following is not None:  # the newest call is that of the run that follows
         run.found = Resolved(following, joins=True)
         run.request = replace(run.request, work=following)

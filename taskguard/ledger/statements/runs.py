@@ -14,7 +14,7 @@ from taskguard.ledger.connections.database import Database
 from taskguard.ledger.decisions import CLAIMABLE
 from taskguard.ledger.own_rows import changes as rows
 from taskguard.ledger.records import message_of
-from taskguard.ledger.runs import Run, run_of
+from taskguard.ledger.runs import Run, run_of, will_be_sent
 from taskguard.ledger.statements.claims import LockedClaim, Seen, peek_in, settle
 from taskguard.model.claims import Answer, Busy, ClaimAnswer, Claimed, ClaimRequest
 from taskguard.model.states import Decision
@@ -66,10 +66,10 @@ def awaits_another(request: ClaimRequest, found: Seen) -> bool:
     """Return whether a run waits for the message of its stored call, which is not this one.
 
     A call that was stored by `duplicate="replace"` runs with its own arguments. The ledger sends
-    its message until the run ends.
+    its message until the run ends, or the sweep gives up.
     """
     row = found.row
-    if row is None or row.call is None or request.resumes or found.decision not in CLAIMABLE:
+    if row is None or not will_be_sent(row) or request.resumes or found.decision not in CLAIMABLE:
         return False
     return message_of(row) != request.message.name and found.decision is not Decision.SAME
 

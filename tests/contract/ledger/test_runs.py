@@ -553,6 +553,34 @@ def test_a_following_run_that_was_revoked_follows_no_more(runs: Runs) -> None:
     assert runs.pointer() == ("c", None)
 
 
+@pytest.mark.parametrize("how", ["replace", "attach", "answer"])
+def test_enqueue_joins_no_following_run_that_was_revoked(runs: Runs, how: str) -> None:
+    """The message of the run that follows is revoked while a body runs. After that `enqueue()`
+    looks at the open run. A `replace` stores the run that follows anew."""
+    first = runs.claim("a")
+    runs.put("b")
+    assert runs.ledger.revoke(run_id(BASE, "b"), message="b")
+    if how == "attach":
+        assert runs.attach("c") == "a"
+    elif how == "answer":
+        assert runs.enqueue("c") == "a"
+    else:
+        assert runs.put("c") == "c"
+        assert runs.pointer() == ("a", "c")
+        runs.ledger.complete_alone(first.claim, None)
+        assert runs.claim("c").attempt == 1
+
+
+def test_a_run_whose_call_is_sent_no_more_runs_by_any_message(runs: Runs) -> None:
+    """A sweep that has sent a call in vain gives up. Then no message waits for that one."""
+    runs.enqueue("a")
+    runs.book.make_due()
+    [overdue] = runs.ledger.overdue()
+    assert runs.ledger.abandon(overdue, error="sent in vain")
+    runs.done("b", '"one"')
+    assert runs.answer("a").result_json == '"one"'
+
+
 def test_the_run_that_follows_ends_a_lapsed_one(runs: Runs) -> None:
     """If nothing continues the open run, the message of the run that follows ends it as FAILED, and
     begins. The commit of its paused holder is refused."""
@@ -646,6 +674,17 @@ def test_a_record_of_the_former_option_is_continued_by_the_message_that_it_names
     assert again.claim.work == BASE
     runs.ledger.complete_alone(again.claim, '"again"')
     assert runs.answer("new").result_json == '"done"'
+
+
+def test_a_message_that_was_replaced_before_the_change_never_runs(runs: Runs) -> None:
+    """`duplicate="replace"` replaced a call before `"key"` was changed to `"run"`. Its message is
+    superseded after that, too."""
+    runs.enqueue("older", by_run=False)
+    newer = runs.request("newer", stored=True, by_run=False)
+    runs.ledger.enqueue(None, newer, once=Once(lambda existing: newer, replaces=True))
+    assert runs.answer("older").decision is Decision.SUPERSEDED
+    runs.done("newer")
+    assert runs.pointer() == (None, None)
 
 
 def test_an_old_holder_blocks_by_its_key(runs: Runs) -> None:
