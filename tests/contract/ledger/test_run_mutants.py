@@ -92,6 +92,11 @@ def any_message_runs_a_stored_call(made: Mutation) -> None:
         made.replace(module, "awaits_another", lambda *_: False)
 
 
+def a_call_that_was_given_up_is_awaited(made: Mutation) -> None:
+    """A run waits for a message that nothing sends."""
+    made.replace(claiming, "will_be_sent", lambda row: row.call is not None)
+
+
 def any_member_revokes(made: Mutation) -> None:
     """Each member ends the run if it is revoked."""
     made.replace(messages, "_may_end", lambda *_: True)
@@ -145,6 +150,10 @@ MUTANTS: list[tuple[Mutate, Callable[[Runs], None]]] = [
     (
         any_message_runs_a_stored_call,
         runs_tests.test_another_message_does_not_run_with_older_arguments,
+    ),
+    (
+        a_call_that_was_given_up_is_awaited,
+        runs_tests.test_a_run_whose_call_is_sent_no_more_runs_by_any_message,
     ),
     (any_member_revokes, runs_tests.test_revoking_another_member_ends_that_member_alone),
     (any_member_revokes, runs_tests.test_revoking_a_replaced_message_does_not_end_the_newer_call),
