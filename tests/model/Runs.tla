@@ -65,6 +65,7 @@ ASSUME Mutant \in {
     "member begins again",   \* a member of an ended run counts as a member of none
     "follows too early",     \* the run that follows is opened while the open one has not ended
     "replace dropped",       \* a "replace" while a body runs stores nothing
+    "late holder",           \* a "replace" stores its call in a run whose late holder may complete it
     "lapsed silences",       \* an enqueue attaches to a run that nothing continues
     "lapsed blocks",         \* the run that follows waits for one that nothing continues
     "following ignored",     \* a newcomer opens a run of its own, although another one follows
@@ -175,7 +176,9 @@ SendPlain(m) ==
 Plan(way, r) ==
     CASE r = 0 -> "new"
       [] way = "replace" /\ run[r].state = "PROCESSING" ->
-            IF Mutant = "replace dropped" THEN "join" ELSE "follow"
+            CASE Mutant = "replace dropped" -> "join"
+              [] Mutant = "late holder" /\ Lapsed(r) -> "store"
+              [] OTHER -> "follow"
       [] way = "replace" -> "change"
       [] Lapsed(r) -> IF way = "attach" /\ Mutant = "lapsed silences" THEN "silenced" ELSE "store"
       [] way = "attach" -> "attach"

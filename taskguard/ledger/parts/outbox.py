@@ -380,6 +380,9 @@ def write(
         _update(db, request, failed, fits, **fresh, fingerprint=named, final=0)
     # The row of a holder that is alive is left alone: this transaction would lock it.
     left = sa.and_(WORK.c.state == State.PROCESSING.value, WORK.c.lease_until <= now)
+    if once is not None and once.replaces and request.base is not None:
+        # Its late holder may still complete the run with older arguments. So another run follows.
+        left = sa.false()
     left = sa.or_(WORK.c.state == State.NEW.value, left)
     # Work that waits for its key is not due either, because its call is sent in its turn.
     unsent = sa.or_(WORK.c.call.is_(None), sa.and_(WORK.c.due.is_(None), WORK.c.line.is_(None)))

@@ -581,6 +581,18 @@ def test_a_run_whose_call_is_sent_no_more_runs_by_any_message(runs: Runs) -> Non
     assert runs.answer("a").result_json == '"one"'
 
 
+def test_a_replaced_holder_may_end_its_own_run_late(runs: Runs) -> None:
+    """`replace` stores the run that follows even if the holder's lease has ended, because the
+    holder may still complete its run with the older arguments."""
+    first = runs.claim("a")
+    runs.book.expire_all()
+    assert runs.put("b") == "b"
+    assert runs.pointer() == ("a", "b")
+    runs.ledger.complete_alone(first.claim, '"older"')
+    runs.done("b", '"newer"')
+    assert runs.answer("a").result_json == '"older"'
+
+
 def test_the_run_that_follows_ends_a_lapsed_one(runs: Runs) -> None:
     """If nothing continues the open run, the message of the run that follows ends it as FAILED, and
     begins. The commit of its paused holder is refused."""
