@@ -25,6 +25,7 @@ from taskguard.model.claims import Answer
 from taskguard.model.delivery import Answered, Codec, Delivery, Outcome
 from taskguard.model.states import Decision
 from taskguard.run.deferrals import Deferrals, drop
+from taskguard.run.names import Names
 from taskguard.run.parking import Line
 
 __all__ = ["Answers"]
@@ -38,13 +39,21 @@ class Answers:
     """Answers deliveries from records."""
 
     def __init__(
-        self, *, line: Line, deferrals: Deferrals, codec: Codec, events: Events, clock: Clock
+        self,
+        *,
+        line: Line,
+        deferrals: Deferrals,
+        codec: Codec,
+        events: Events,
+        clock: Clock,
+        names: Names,
     ) -> None:
         self._line = line
         self._deferrals = deferrals
         self._codec = codec
         self._events = events
         self._clock = clock
+        self._names = names
 
     def answer(self, delivery: Delivery, found: Answer) -> Outcome:
         """Return the outcome of a delivery that the record answers, or raise its error."""
@@ -132,10 +141,10 @@ class Answers:
         else:
             self._events.about(delivery, StillDead, age_s=found.age_s, crashes=found.crashes)
         kind = WorkDeadError if buried else WorkStillDeadError
+        last = f" (the last: {self._names.told(found.error)})" if found.error else ""
         return kind(
             f"{delivery.task} {delivery.key} is DEAD: {found.crashes} holders vanished "
-            f"while they ran it{f' (the last: {found.error})' if found.error else ''}. Find out "
-            "why it kills its workers, then let it run again: "
+            f"while they ran it{last}. Find out why it kills its workers, then let it run again: "
             f"taskguard work requeue {(found.recorded_as or delivery.work)!r} --reason …",
             key=delivery.key,
             crashes=found.crashes,

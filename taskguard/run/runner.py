@@ -119,7 +119,9 @@ class Runner:
             locks=locks, claiming=claiming, events=events, clock=clock, rng=rng, names=names
         )
         self._deferrals = deferrals = Deferrals(ledger=ledger, events=events, clock=clock, rng=rng)
-        answers = Answers(line=line, deferrals=deferrals, codec=codec, events=events, clock=clock)
+        answers = Answers(
+            line=line, deferrals=deferrals, codec=codec, events=events, clock=clock, names=names
+        )
         self._refusals = Refusals(
             claiming=claiming,
             line=line,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from taskguard.ledger.connections.database import WRITE_LOCK_S
 from taskguard.ledger.connections.retrying import retried
 from taskguard.ledger.parts.base import Part
 from taskguard.ledger.tables import WORKERS
@@ -30,7 +29,8 @@ class SqlWorkers(Part):
         values = {each: getattr(worker, each) for each in _NAMES}
         new = {**values, **seen, "started": self._database.now()}
         ours = (WORKERS.c[each] == values[each] for each in _IDENTITY)
-        with self._database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
+        # As short as a renewal: the thread that renews leases calls this.
+        with self._database.transaction(lock_timeout_s=self._database.lock_timeout_s) as db:
             db.execute(self._database.dialect.insert_missing(WORKERS, new))
             # MariaDB and MySQL do not say whether they inserted a row.
             found = db.execute(sa.update(WORKERS).where(*ours).values(**values, **seen))

@@ -23,7 +23,7 @@ from support.scripts import run_script
 from support.waiting import wait_until
 from taskguard import Guard
 from taskguard.cli import main
-from taskguard.errors import KeyBusyError, LedgerUnavailableError
+from taskguard.errors import KeyBusyError, LedgerUnavailableError, WorkDeadError
 from taskguard.events import Contended, Takeover
 from taskguard.ledger.connections.libpq import Libpq
 from taskguard.ledger.tables import KEYS, WORKERS
@@ -312,6 +312,16 @@ class TestNames:
         [event] = [each for each in shop.events if isinstance(each, Takeover)]
         assert event.held_by == "celery@web-3, pid 4711, message m-1"
         assert "the lease of celery@web-3, pid 4711, message m-1 ran out" in caplog.text
+
+    def test_the_error_of_dead_work_names_the_last_holder(self, shop: GuardedShop) -> None:
+        """The record has the number and pid, so the name is read when the error is raised."""
+        shop.ledger.register_worker(OTHER)
+        hold(shop)
+        claims.end_leases(shop.engine)
+        shop.ledger.claim(claims.request(max_crashes=1))
+        with pytest.raises(WorkDeadError) as caught:
+            shop.deliver(lambda guard: None)
+        assert "(the last: celery@web-3, pid 4711, message m-1 vanished)" in str(caught.value)
 
     def test_a_program_is_named_by_its_file_and_host(self, shop: GuardedShop, url: str) -> None:
         """A process that has died is named, with its pid."""
