@@ -59,7 +59,7 @@ class SqlMessages(Part):
             run = runs.run_of(self._database, db, request)
             if run.found.waits:
                 run.put_off(db, again_after_s=_AGAIN_AFTER_S)
-            elif not run.is_new and run.goes_on(db):
+            elif run.found.joins and not run.is_new and run.goes_on(db):
                 run.settle(self._database, db)
 
     @retried

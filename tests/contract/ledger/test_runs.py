@@ -606,6 +606,18 @@ def test_the_run_that_follows_ends_a_lapsed_one(runs: Runs) -> None:
     assert not runs.ledger.fail(first.claim, "late")
 
 
+def test_a_deferral_does_not_end_a_lapsed_run(runs: Runs) -> None:
+    """If the message of the run that follows is deferred because other work has the key, the open
+    run stays open, although it has lapsed."""
+    runs.claim("a")
+    runs.put("b")
+    runs.book.expire_all()
+    runs.book.claim(work="other order:1")
+    runs.ledger.join(runs.request("b"))
+    assert runs.pointer() == ("a", "b")
+    assert runs.record("a").state == State.PROCESSING
+
+
 def test_a_sweep_leaves_the_message_that_waits_to_its_queue(runs: Runs) -> None:
     """A deferral of the message of the run that follows puts its sweep off."""
     runs.claim("a")
