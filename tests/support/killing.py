@@ -38,17 +38,23 @@ class KillAt:
 
     Statements through libpq have one more boundary, between sending and waiting for the answer.
 
+    `statements`: False counts only what commits, before and after it.
+
     For a child alone: it counts calls past SQLAlchemy, to the driver itself, of all ledgers.
     """
 
-    def __init__(self, engine: sa.Engine, at: int) -> None:
+    def __init__(self, engine: sa.Engine, at: int, *, statements: bool = True) -> None:
         self._left = at
-        for event in ("before_cursor_execute", "after_cursor_execute"):
-            sa.event.listen(engine, event, self.count)
         # Not by a listener: if one exists, COMMIT is not sent in one message with the completion.
         dialect: Any = engine.dialect
-        dialect.do_commit = self.sent(dialect.do_commit)
-        for name in ("ask", "ask_and_commit", "ask_apart", "ask_in", "read"):
+        watch = self.sent if statements else self.around
+        dialect.do_commit = watch(dialect.do_commit)
+        names = ["ask", "ask_and_commit", "ask_apart"]
+        if statements:
+            names += ["ask_in", "read"]
+            for event in ("before_cursor_execute", "after_cursor_execute"):
+                sa.event.listen(engine, event, self.count)
+        for name in names:
             setattr(Database, name, self.around(getattr(Database, name)))
         for name in ("_rows", "_both"):
             setattr(Libpq, name, self.sent(getattr(Libpq, name)))
