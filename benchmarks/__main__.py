@@ -27,7 +27,7 @@ ALL = (
     "sweep",
     "idle",
 )
-BESIDE_LOAD = ("guarded", "drain")
+BESIDE_LOAD = ("locks", "guarded", "drain")
 PACKAGES = (
     "celery", "kombu", "rq", "redis", "psycopg", "pymysql", "sqlalchemy",
     "python-redis-lock", "mithril-locks", "fencekit", "pottery", "redlock-py", "etcd3gw",
@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument(
         "--beside-load",
         action="store_true",
-        help="measure guarded and drain once more beside a busy process on each processor",
+        help="measure locks, guarded and drain once more beside a busy process on each processor",
     )
     options = parser.parse_args()
     CONSOLE.print(

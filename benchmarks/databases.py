@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -33,19 +34,29 @@ class Database:
     clocks: dict[str, Callable[[], float]]
 
 
-def databases() -> Iterator[Database]:
-    """Yield each in turn. Print a line for each that is not installed."""
+def databases(*, without_flushes: bool = False) -> Iterator[Database]:
+    """Yield each in turn. Print a line for each that is not installed.
+
+    `without_flushes`: yield each PostgreSQL once more with `fsync=off`. What a flush costs its
+    server differs between machines, also in processor time.
+    """
     for kind in (Postgres, DebianPostgres, MariaDB):
         missing = kind.available()
         if missing is not None:
             CONSOLE.print(f"skipped: {missing}\n")
             continue
-        with kind() as server:
-            url = server.create_database("bench")
-            clocks = {"database": family(server.pid)}
-            yield Database(f"{kind.name.split()[0]} {_version(url)}", url, clocks)
+        yield from _server(kind, "")
+        if without_flushes and kind is not MariaDB:
+            yield from _server(kind, " without flushes", fsync="off")
     with _file() as url:
         yield Database(f"SQLite {_version(url)}", url, {})
+
+
+def _server(kind: Any, note: str, **settings: str) -> Iterator[Database]:
+    with kind(**settings) as server:
+        url = server.create_database("bench")
+        clocks = {"database": family(server.pid)}
+        yield Database(f"{kind.name.split()[0]} {_version(url)}{note}", url, clocks)
 
 
 @contextmanager

@@ -29,6 +29,7 @@ BY_HAND, BARE = "by hand, no effect", "taskguard, no effect"
 BY_HAND_WITH_EFFECT, WITH_EFFECT = "by hand, an effect with DONE", "taskguard, an effect with DONE"
 WITH_DATABASE = (BY_HAND, BARE, BY_HAND_WITH_EFFECT, WITH_EFFECT)
 LOCKS_ONLY = "taskguard, locks only"
+ROUNDS = 6
 _SLICE_S = 0.005
 _FIRST_ORDERS = itertools.count(0, 1_000_000)
 
@@ -143,7 +144,7 @@ def _measure(
 ) -> None:
     servers = {**database.clocks, "Redis": family(valkey.pid)}
     count = queue.count // 4 if quick else queue.count
-    rounds = 1 if quick else 6
+    rounds = 1 if quick else ROUNDS
 
     def one_round(number: int) -> dict[str, dict[str, float]]:
         found = {}

@@ -29,7 +29,8 @@ from mithril import Lock as MithrilLock
 from mithril.backends._redis import RedisBackend
 from redis.sentinel import Sentinel
 
-from benchmarks.measure import CONSOLE, in_turns, show
+from benchmarks.clocks import family
+from benchmarks.measure import CONSOLE, Parts, in_turns, one_round, show
 from taskguard.errors import LockServerUnavailableError
 from taskguard.lock_table import TableLocks
 from taskguard.locks.base import LockProvider
@@ -44,22 +45,31 @@ CLOCKS = [(time.perf_counter, "time"), (time.process_time, "processor time of th
 BY_HAND = "an advisory lock, and a row with its holder"
 
 
-def main(*, quick: bool) -> None:
-    """Print the table."""
+def main(*, quick: bool, beside_load: bool = False) -> None:
+    """Print the tables."""
     # By default mithril-locks prints two lines a cycle, which would be measured as well.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     with ExitStack() as stack:
         server = stack.enter_context(Valkey())
         client = stack.enter_context(redis.Redis.from_url(server.url))
         cases = _cases(server.url, client) | _behind_sentinel(server, stack)
-        trips = {name: f"{_round_trips(server, case)} round trips" for name, case in cases.items()}
-        for clock, what in CLOCKS:
-            # Short turns: a longer one may have a processor to itself that the next one has not.
-            found = in_turns(
-                cases, reference=PEER, rounds=10 if quick else 100, repeats=50, clock=clock
-            )
-            title = f"Lock cycle: acquire and release without contention: {what}"
-            show(title, "µs", found, notes=trips)
+        trips = {name: _round_trips(server, case) for name, case in cases.items()}
+        cases = {f"{name}: {trips[name]} round trips": case for name, case in cases.items()}
+        clocks = {
+            "Redis": family(server.pid),
+            "wall": time.perf_counter,
+            "client": time.process_time,
+        }
+        one_round(cases, 0, repeats=20, clocks=clocks)  # warms up
+        references = dict.fromkeys(cases, f"{PEER}: {trips[PEER]} round trips")
+        title = "Lock cycle: acquire and release without contention"
+        parts = Parts(title, references, beside_load=beside_load)
+        # Short turns: a longer one may have a processor to itself that the next one has not.
+        parts.measure(
+            lambda number: one_round(cases, number, repeats=50, clocks=clocks),
+            rounds=10 if quick else 100,
+        )
+        parts.show()
     _several(quick=quick)
     for unlogged in (True, False):
         _in_a_table(unlogged=unlogged, quick=quick)
