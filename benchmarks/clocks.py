@@ -20,8 +20,14 @@ from pathlib import Path
 __all__ = ["BusyNeighbours", "family", "flush_us"]
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-# It hashes a megabyte again and again, so it takes part of the processor's caches, too.
-_BUSY = "import hashlib; data = bytes(1 << 20)\nwhile True: hashlib.sha256(data)"
+# It hashes a megabyte again and again, so it takes part of the processor's caches, too. It ends
+# with its parent.
+_BUSY = """
+import hashlib, os
+data, parent = bytes(1 << 20), os.getppid()
+while os.getppid() == parent:
+    hashlib.sha256(data)
+"""
 _BLOCK = bytes(8192)
 
 

@@ -37,8 +37,8 @@ class Database:
 def databases(*, without_flushes: bool = False) -> Iterator[Database]:
     """Yield each in turn. Print a line for each that is not installed.
 
-    `without_flushes`: yield each PostgreSQL once more with `fsync=off`. What a flush costs its
-    server differs between machines, also in processor time.
+    `without_flushes`: yield each PostgreSQL once more with `fsync=off`. The processor time of
+    a flush differs between machines.
     """
     for kind in (Postgres, DebianPostgres, MariaDB):
         missing = kind.available()

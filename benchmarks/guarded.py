@@ -70,7 +70,7 @@ def main(*, quick: bool, beside_load: bool = False) -> None:
 
 
 def _measure(database: Database, valkey: Valkey, *, quick: bool, beside_load: bool) -> None:
-    rounds, repeats = (2, 10) if quick else (ROUNDS, 40)
+    rounds, repeats = (2, 4) if quick else (ROUNDS, 40)
     clocks = {
         **database.clocks,
         "Redis": family(valkey.pid),

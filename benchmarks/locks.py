@@ -69,7 +69,7 @@ def main(*, quick: bool, beside_load: bool = False) -> None:
             lambda number: one_round(cases, number, repeats=50, clocks=clocks),
             rounds=10 if quick else 100,
         )
-        parts.show()
+        parts.show(with_flush=False)
     _several(quick=quick)
     for unlogged in (True, False):
         _in_a_table(unlogged=unlogged, quick=quick)

@@ -163,11 +163,14 @@ class Parts:
                     with neighbours.running():
                         _collect(self._loaded, one_round(number))
 
-    def show(self) -> None:
-        """Print the table."""
-        low, middle, high = flush_us()
+    def show(self, *, with_flush: bool = True) -> None:
+        """Print the table, and how long a flush takes on this machine."""
         CONSOLE.print(f"[bold]{self._title}[/bold]; medians, in brackets quartiles")
-        CONSOLE.print(f"a flush takes {middle:,.0f} µs here, in brackets [{low:,.0f}–{high:,.0f}]")
+        if with_flush:
+            low, middle, high = flush_us()
+            CONSOLE.print(
+                f"a flush takes {middle:,.0f} µs here, in brackets [{low:,.0f}–{high:,.0f}]"
+            )
         table = Table("", "part")
         for name in ("", "beside load: ") if self._loaded else ("",):
             table.add_column(f"{name}µs", justify="right")

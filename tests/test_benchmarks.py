@@ -21,7 +21,7 @@ def _run(*names: str) -> str:
         check=False,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
