@@ -64,7 +64,7 @@ OWN_ROW = taskguard.GuardedRow(
 
 def main(*, quick: bool, beside_load: bool = False) -> None:
     """Print a table for each database."""
-    for database in databases(without_flushes=True):
+    for database in databases(without_flushes=not quick):
         with Valkey() as valkey:
             _measure(database, valkey, quick=quick, beside_load=beside_load)
 
