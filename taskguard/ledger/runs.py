@@ -60,6 +60,11 @@ class Run:
         """Whether the message would open a run that is not on record."""
         return self.found.opens and self.found.joins and self.found.work != self.follows
 
+    def has_just_ended(self, database: Database, db: sa.Connection) -> bool:
+        """Return whether the run has ended since it was found, before the message joined it."""
+        was_open = self.found.joins and not self.found.opens
+        return was_open and _has_ended(_record(database, db, self.found.work, fresh=True))
+
     @property
     def busy(self) -> Busy:
         """The answer for a message whose run follows one that has not ended."""

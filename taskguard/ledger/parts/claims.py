@@ -63,7 +63,11 @@ class SqlClaims(Part):
         row = seen.row
         if seen.decision not in CLAIMABLE and seen.decision is not Decision.BURY:
             answer = seen.answer(request)
-            return run.named(answer) if run and isinstance(answer, Answer) else answer
+            if run is None or not isinstance(answer, Answer):
+                return answer
+            if answer.decision is Decision.DEAD and run.found.joins:
+                return AWAITS_ANOTHER  # this message joins the run by a claim or a deferral
+            return run.named(answer)
         return Busy(None, None, same_work=False, started=row is not None and row.attempts > 0)
 
     def _check_own(self, row: RowRef) -> None:

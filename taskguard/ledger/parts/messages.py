@@ -107,9 +107,9 @@ class SqlMessages(Part):
         """Move the work of an expired message to FAILED, once its caller was notified.
 
         The work may be NEW, PROCESSING with an expired lease, or FAILED with its position in a
-        line. The message is not sent again, and blocks no other message. Other copies of it are
-        superseded, even after another message of the work has failed. FAILED is not final: another
-        message of the work runs. But a run ends.
+        line. It may also be a FAILED run that its queue retries. The message is not sent again, and
+        blocks no other message. Other copies of it are superseded, even after another message of
+        the work has failed. FAILED is not final: another message of the work runs. But a run ends.
 
         Return False if the work is in another state, or if a later retry or another message is on
         record for it.
@@ -180,5 +180,5 @@ def waits_for(row: Any, message: MessageRef, now_us: int) -> bool:
         return False
     if row.state == State.PROCESSING.value:
         return bool(row.lease_until <= now_us)
-    in_line = row.line is not None
-    return row.state == State.NEW.value or (row.state == State.FAILED.value and in_line)
+    is_awaited = row.line is not None or (row.base is not None and not row.final)
+    return row.state == State.NEW.value or (row.state == State.FAILED.value and is_awaited)

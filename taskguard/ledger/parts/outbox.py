@@ -325,6 +325,8 @@ def _write_run(
     sent = write(database, db, run.request, due_in_s=due_in_s, once=once)
     if sent is None:
         return run.found.work
+    if not sent.follows and run.has_just_ended(database, db):
+        return _write_run(database, db, request, due_in_s=due_in_s, once=once)
     run.request = sent.request
     if sent.follows:
         run.request = run.follow(database, db, sent.request)

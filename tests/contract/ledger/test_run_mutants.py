@@ -17,6 +17,7 @@ from taskguard.ledger.parts import claims, messages, records
 from taskguard.ledger.parts.endings import SqlEndings
 from taskguard.ledger.statements import runs as claiming
 from taskguard.model.runs import Resolved, resolve
+from taskguard.model.states import State
 
 pytestmark = pytest.mark.once
 
@@ -122,6 +123,16 @@ def the_message_that_resumes_is_not_named(made: Mutation) -> None:
     made.replace(runs.Run, "name_in_call", lambda *_: None)
 
 
+def expired_retries_end_no_runs(made: Mutation) -> None:
+    """A run goes on although its message has expired."""
+    known = messages.waits_for
+
+    def waits_for(row: Any, *args: Any) -> bool:
+        return row.state != State.FAILED and known(row, *args)
+
+    made.replace(messages, "waits_for", waits_for)
+
+
 def the_sweep_is_not_put_off(made: Mutation) -> None:
     """A sweep sends copies of a message that waits for its run."""
     made.replace(runs.Run, "put_off", lambda *_, **__: None)
@@ -170,6 +181,7 @@ MUTANTS: list[tuple[Mutate, Callable[[Runs], None]]] = [
         the_message_that_resumes_is_not_named,
         runs_tests.test_an_enqueued_run_that_failed_is_resumed_by_its_id,
     ),
+    (expired_retries_end_no_runs, runs_tests.test_a_retry_that_expires_ends_the_run),
     (the_sweep_is_not_put_off, runs_tests.test_a_sweep_leaves_the_message_that_waits_to_its_queue),
 ]
 

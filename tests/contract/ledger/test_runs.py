@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from contract.ledger.test_unique import Enqueued
 
 from taskguard.errors import AlreadyEnqueuedError
-from taskguard.ledger.parts import messages
+from taskguard.ledger.parts import messages, outbox
 from taskguard.ledger.statements import runs as claiming
 from taskguard.ledger.tables import MESSAGES, RUNS, WORK
 from taskguard.model.bounds import Bounds, rate_of
@@ -355,6 +355,17 @@ def test_a_promised_retry_silences_enqueue_until_it_is_overdue(runs: Runs) -> No
     assert runs.claim("c").attempt == 2
 
 
+def test_a_retry_that_expires_ends_the_run(runs: Runs) -> None:
+    """If the message of a promised retry expires, its run ends, and the next message opens
+    another."""
+    runs.enqueue("a")
+    runs.fail("a", again_in_s=60.0)
+    assert runs.ledger.expire(run_id(BASE, "a"), message=MessageRef("a", retries=1))
+    assert runs.overdue() == []
+    assert runs.answer("a", retries=2).decision is Decision.REVOKED
+    assert runs.claim("b").claim.work == run_id(BASE, "b")
+
+
 def test_dead_stays_open_until_an_operator_requeues_it(runs: Runs) -> None:
     """A DEAD run answers all messages of its work. After a requeue the next one continues it."""
     runs.claim("a")
@@ -363,6 +374,9 @@ def test_dead_stays_open_until_an_operator_requeues_it(runs: Runs) -> None:
         answer = runs.ledger.claim(runs.request(message, max_crashes=2))
     assert isinstance(answer, Answer)
     assert (answer.decision, answer.crashes) == (Decision.BURY, 2)
+    # A peek writes no membership. So it answers members only.
+    assert isinstance(runs.ledger.peek(runs.request("d")), Busy)
+    assert isinstance(runs.ledger.claim(runs.request("d")), Answer)
     assert runs.answer("d").decision is Decision.DEAD
     assert runs.members() == dict.fromkeys("abcd", "a")
     assert runs.ledger.requeue(run_id(BASE, "a"), reason="fixed")
@@ -539,6 +553,25 @@ def test_a_run_that_failed_is_continued_by_its_stored_call(runs: Runs) -> None:
     assert runs.busy("b").same_work
     assert runs.overdue() == ["a"]
     assert runs.claim("a", retries=1).attempt == 2
+
+
+def test_a_run_that_ends_while_its_call_is_replaced(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the open run ends while `replace` looks at it, the call gets a run of its own."""
+    if not runs.book.locks_rows:
+        pytest.skip("no other transaction writes meanwhile")
+    first, right, holder = runs.claim("a"), outbox.run_of, runs.book.again()
+
+    def run_of(*args: Any, **how: Any) -> Any:
+        run = right(*args, **how)
+        monkeypatch.undo()
+        holder.complete_alone(first.claim, None)
+        return run
+
+    monkeypatch.setattr(outbox, "run_of", run_of)
+    assert runs.put("b") == "b"
+    assert runs.claim("b").claim.work == run_id(BASE, "b")
 
 
 def test_a_following_run_that_was_revoked_follows_no_more(runs: Runs) -> None:
