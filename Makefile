@@ -11,7 +11,7 @@
 #   make storm   real workers under faults, compared with other libraries (SECONDS=60 SEED=7)
 #   make explore    the searching tests, with more cases than `make test` has time for (SEED=7)
 #   make simulate   the runner under a seeded scheduler with faults (SCHEDULES=1000000 SEED=7; LINES=1: with lines;
-#                   BOUNDS=1: with limits and rates)
+#                   BOUNDS=1: with limits and rates; RUNS=1: with runs)
 #   make foreign    Celery's, RQ's, redis-py's and python-redis-lock's own tests, on taskguard (SUITE=rq)
 #   make fuzz    random key templates and arguments, guided by coverage (SECONDS=600; INPUT=file repeats one)
 
@@ -143,7 +143,7 @@ bench:
 
 simulate: setup
 	@echo "seed $(SEED)"
-	@cd tests && "$(BIN)/python" -m simulation.explore $(if $(BOUNDS),--kind BoundedWorld,$(if $(LINES),--kind LineWorld)) --schedules $(SCHEDULES) --seed $(SEED)
+	@cd tests && "$(BIN)/python" -m simulation.explore $(if $(BOUNDS),--kind BoundedWorld,$(if $(LINES),--kind LineWorld,$(if $(RUNS),--kind RunWorld))) --schedules $(SCHEDULES) --seed $(SEED)
 
 # With the libraries that it compares with. STORM_ARGS='--only taskguard --faults' tests taskguard alone.
 storm:

@@ -21,6 +21,7 @@ from typing import Any
 from simulation.bounded_world import BoundedWorld
 from simulation.history import ViolationError
 from simulation.line_world import LineWorld
+from simulation.run_world import RunWorld
 from simulation.scheduler import Choices, StuckError
 from simulation.world import World
 
@@ -30,7 +31,8 @@ _SHRINK_S = 20.0
 Mistake = Callable[[Any], object]
 Kind = type[World]
 """What schedules are of."""
-KINDS: dict[str, Kind] = {kind.__name__: kind for kind in (World, LineWorld, BoundedWorld)}
+_KINDS: tuple[Kind, ...] = (World, LineWorld, BoundedWorld, RunWorld)
+KINDS = {kind.__name__: kind for kind in _KINDS}
 
 
 @dataclass

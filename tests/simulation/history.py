@@ -13,8 +13,16 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from simulation.ledger import KeyRow, MemoryTransaction, Work
+from simulation.run_checks import RunChecks, has_ended
 from simulation.scheduler import Process
-from taskguard.errors import MessageTooOldError, WorkDeadError, WorkRevokedError
+from simulation.violations import ViolationError
+from taskguard.errors import (
+    MessageTooOldError,
+    WorkDeadError,
+    WorkFailedError,
+    WorkRevokedError,
+)
+from taskguard.ledger.runs import _NOBODY_CONTINUED
 from taskguard.model.claims import Claim, Claimed
 from taskguard.model.delivery import Answered, Completed, Deferred, Dropped
 from taskguard.model.lease import Owner
@@ -59,19 +67,12 @@ class OwnWordError(Exception):
     """An error by which a body hides the end of its transaction. It never reaches the queue."""
 
 
-class ViolationError(AssertionError):
-    """An invariant does not hold."""
-
-    def __init__(self, name: str, text: str) -> None:
-        super().__init__(f"{name}: {text}")
-        self.name = name
-
-
 class History:
     """Events of one schedule so far."""
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self.runs = RunChecks(world)
         self._fences: dict[str, int] = {}
         self._owners: dict[str, Owner] = {}
         self._work_items: dict[str, Work] = {}
@@ -90,6 +91,7 @@ class History:
     def claimed(self, process: Process, found: Claimed) -> None:
         """S1: the fences of a key grow. S5: no other process trusts a lease on it."""
         claim = found.claim
+        self.runs.claimed(claim)
         things = set(map(thing_of, claim.keys))
         for key in claim.keys:
             thing = thing_of(key)
@@ -167,7 +169,7 @@ class History:
 
     def acknowledged(self, message: Message, outcome: Any) -> None:
         """S7: only done work is acknowledged. S8: each report to the queue is true."""
-        work = _record(self._world.ledger.work_items, message.task, message.id)
+        work = self.record(self._world.ledger.work_items, message.task, message.id)
         state = None if work is None else work.state
         self._world.counts[f"reported {type(outcome).__name__}"] += 1
         if isinstance(outcome, Completed | Answered):
@@ -183,13 +185,22 @@ class History:
             elif outcome.reason == "outdated":
                 self._world.counts["reported as outdated"] += 1
                 self._expect_newer(message, work)
-        elif isinstance(outcome, WorkDeadError):
-            if state is not State.DEAD:
-                raise ViolationError("S8", f"{message.id} was reported as DEAD, and it is {state}")
+        elif isinstance(outcome, WorkDeadError | WorkFailedError):
+            self._expect_end(message, outcome, work)
         elif isinstance(outcome, WorkRevokedError | MessageTooOldError | BoomError | GaveUpError):
             pass
         elif state is not State.DONE:
             raise ViolationError("S7", f"{message.id} was acknowledged with {outcome!r}, {state}")
+
+    def _expect_end(self, message: Message, outcome: Any, work: Work | None) -> None:
+        """Check that work that was reported as DEAD is DEAD, and that a FAILED run has ended."""
+        if isinstance(outcome, WorkFailedError):
+            true = work is not None and work.state is State.FAILED and has_ended(work)
+        else:
+            true = work is not None and work.state is State.DEAD
+        if not true:
+            name = type(outcome).__name__
+            raise ViolationError("S8", f"{message.id} was reported as {name}, and it is {work}")
 
     def _expect_later(self, message: Message) -> None:
         if not any(number > message.number for number in self._published[message.name]):
@@ -221,6 +232,7 @@ class History:
             for (message, _), task in self._world.published.items():
                 self._check_work(task, message)
             self._work_items = dict(ledger.work_items)
+            self.runs.check()
         if ledger.keys != self._keys:
             for key, row in ledger.keys.items():
                 if key in self._keys and row.fence < self._keys[key].fence:
@@ -244,8 +256,8 @@ class History:
             raise ViolationError("S6", f"{name} left {before.state.value}")
 
     def _check_work(self, task: Task, message: str) -> None:
-        before = _record(self._work_items, task, message)
-        after = _record(self._world.ledger.work_items, task, message)
+        before = self.record(self._work_items, task, message)
+        after = self.record(self._world.ledger.work_items, task, message)
         if before is None or after is None or before.state is after.state:
             return
         if (before.state, after.state) not in TRANSITIONS:
@@ -260,7 +272,8 @@ class History:
         self._check_leases()
 
     def _check_end(self, task: Task, message: str) -> None:
-        name, work = task.work(message), _record(self._world.ledger.work_items, task, message)
+        work = self.record(self._world.ledger.work_items, task, message)
+        name = work.id if work is not None and task.by_run else task.work(message)
         if work is None or work.state not in _FINAL:
             state = None if work is None else work.state.value
             raise ViolationError("L1", f"{name} was lost: {state}")
@@ -274,12 +287,34 @@ class History:
             if not self._has_newer(message, task, work):
                 raise ViolationError("L1", f"{name} was superseded, and nothing is newer")
             return
+        if task.by_run:
+            self._check_end_of_run(task, work)
         if work.final or (work.error and "Transaction" in work.error):
             return  # revoked; or the server ended its transactions again and again
         if task.body == "always exits" and work.state is not State.DEAD:
             raise ViolationError("L1", f"{name} is {work.state.value}, and it never returns")
         if work.state is State.FAILED and task.body not in _FAILING:
             raise ViolationError("L1", f"{name} is FAILED, and its body did not raise")
+
+    def _check_end_of_run(self, task: Task, run: Work) -> None:
+        """L1: no run is left FAILED and open, and none has ended although its queue retried it."""
+        if run.state is not State.FAILED or run.final == 1:
+            return
+        if not run.final:
+            raise ViolationError("L1", f"{run.id} is FAILED, and is still open")
+        if task.body != "gives up" and run.error != _NOBODY_CONTINUED:
+            raise ViolationError("L1", f"{run.id} has ended, and its message was retried")
+
+    def ids_of(self, task: Task, message: str) -> tuple[str, ...]:
+        """Return the ids of all records of a message's work. With runs, that is one run or none."""
+        return self.runs.of_message(task, message) if task.by_run else task.work_ids(message)
+
+    def record(self, work_items: dict[str, Work], task: Task, message: str) -> Work | None:
+        """Return the work's record: DONE under any of its ids, else the one written last."""
+        ids = self.ids_of(task, message)
+        found = [work_items[name] for name in ids if name in work_items]
+        said = [(work.state is State.DONE, work.fence, work.state in _FINAL) for work in found]
+        return found[said.index(max(said))] if found else None
 
     def _check_leases(self) -> None:
         world = self._world
@@ -319,10 +354,3 @@ def _supersedes(claim: Claim, other: Claim | None) -> bool:
 def is_outdated(work: Work) -> bool:
     """Return whether a newer message has superseded it for good."""
     return work.final and work.state is State.FAILED and (work.error or "").startswith(OUTDATED)
-
-
-def _record(work_items: dict[str, Work], task: Task, message: str) -> Work | None:
-    """Return the work's record: DONE under any of its ids, else the one written last."""
-    found = [work_items[name] for name in task.work_ids(message) if name in work_items]
-    said = [(work.state is State.DONE, work.fence, work.state in _FINAL) for work in found]
-    return found[said.index(max(said))] if found else None

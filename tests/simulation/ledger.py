@@ -18,10 +18,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from simulation.newest import KeyRow, NewestMessages
+from simulation.runs import Pointer, Runs
 from simulation.stored_calls import SUPERSEDED, StoredCalls
 from support.line_states import check_line
 from taskguard.clock import SYSTEM_CLOCK, Clock
-from taskguard.errors import LedgerUnavailableError, StaleTokenError
+from taskguard.errors import AlreadyEnqueuedError, LedgerUnavailableError, StaleTokenError
 from taskguard.ledger.decisions import (
     CLAIMABLE,
     Records,
@@ -33,6 +34,8 @@ from taskguard.ledger.decisions import (
 from taskguard.ledger.lines.park import position_of
 from taskguard.ledger.parts.endings import UNDECIDED_S
 from taskguard.ledger.parts.messages import is_over, waits_for
+from taskguard.ledger.records import message_of
+from taskguard.ledger.tables import NO_POSITION
 from taskguard.locks.base import Renewal
 from taskguard.model.bounds import is_slot
 from taskguard.model.claims import (
@@ -48,6 +51,7 @@ from taskguard.model.claims import (
 from taskguard.model.lease import Owner
 from taskguard.model.line_states import LineState
 from taskguard.model.records import WorkView
+from taskguard.model.runs import FAILED_RUN, run_id
 from taskguard.model.states import EXPIRED, Decision, State
 
 __all__ = ["FREE", "KeyRow", "MemoryLedger", "MemoryTransaction", "Work"]
@@ -71,7 +75,8 @@ class Work:
     lease_until: int
     created: int
     started: int | None
-    final: bool = False
+    base: str | None = None
+    final: int = 0
     attempts: int = 1
     crashes: int = 0
     crashed_owner: str = ""
@@ -119,6 +124,9 @@ class MemoryTransaction:
     work_items: dict[str, Work] = field(default_factory=dict)
     keys: dict[str, KeyRow] = field(default_factory=dict)
     numbers: dict[tuple[str, str | None], tuple[int, int]] = field(default_factory=dict)
+    pointers: dict[str, Pointer] = field(default_factory=dict)
+    # The runs that messages join, unless another transaction has written their numbers.
+    joined: dict[tuple[str, str | None], tuple[int, int]] = field(default_factory=dict)
     effects: list[Any] = field(default_factory=list)
     committed: bool = False
 
@@ -155,7 +163,7 @@ def records_of(work_items: Sequence[str]) -> list[tuple[str, str | None]]:
     return [("work", work) for work in work_items]
 
 
-class MemoryLedger(NewestMessages, StoredCalls):
+class MemoryLedger(NewestMessages, StoredCalls, Runs):
     """A `LineLedger` without a database."""
 
     def __init__(
@@ -170,11 +178,15 @@ class MemoryLedger(NewestMessages, StoredCalls):
         self.work_items: dict[str, Work] = WorkItems()
         # The highest number of a message in a work.
         self.numbers: dict[tuple[str, str | None], tuple[int, int]] = {}
+        # The open run of each work that has runs, and the one that follows it.
+        self.pointers: dict[str, Pointer] = {}
         self.effects: list[Any] = []
         # How much of the requested lease is granted: all of it, except for a mutant.
         self.lease_share = 1.0
         # How long a purge keeps the next start that a rate allows.
         self.starts_kept_us = 0
+        # For how long no sweep sends the message of a run that follows, after it was delivered.
+        self.put_off_s = 60.0
         self.lock_timeout_s = lock_timeout_s
         self._wait = wait or (lambda: clock.sleep(0.001))
         self._locked: dict[tuple[str, str | None], object] = {}
@@ -308,13 +320,19 @@ class MemoryLedger(NewestMessages, StoredCalls):
         return request.message.name, work
 
     def peek(self, request: ClaimRequest) -> ClaimAnswer:
+        return self.peek_run(request) if request.by_run else self.peek_work(request)
+
+    def claim(self, request: ClaimRequest) -> ClaimAnswer:
+        return self.claim_run(request) if request.by_run else self.claim_work(request)
+
+    def peek_work(self, request: ClaimRequest) -> ClaimAnswer:
         records, decision = self._decide(request)
         if decision not in CLAIMABLE and decision is not Decision.BURY:
             return records.answer(request, decision)
         row = records.speaking
         return Busy(None, None, same_work=False, started=row is not None and row.attempts > 0)
 
-    def claim(self, request: ClaimRequest) -> ClaimAnswer:
+    def claim_work(self, request: ClaimRequest) -> ClaimAnswer:
         records, decision = self._decide(request)
         try:
             if decision not in CLAIMABLE and decision is not Decision.BURY:
@@ -512,6 +530,7 @@ class MemoryLedger(NewestMessages, StoredCalls):
         """Return a record of work that has never been claimed."""
         return Work(
             id=str(request.work),
+            base=request.base,
             task=request.task,
             key=request.line,
             message=request.message.name,
@@ -562,7 +581,8 @@ class MemoryLedger(NewestMessages, StoredCalls):
         with self._mutex:
             self.work_items.update(tx.work_items)
             self.keys.update(tx.keys)
-            self.numbers.update(tx.numbers)
+            self.pointers.update(tx.pointers)
+            self.numbers = {**tx.joined, **self.numbers, **tx.numbers}
             self.effects.extend(tx.effects)
             tx.committed = True
             self.unlock(tx)
@@ -588,14 +608,18 @@ class MemoryLedger(NewestMessages, StoredCalls):
     def fail(self, claim: Claim, error: str, *, again_in_s: float | None = 0.0) -> bool:
         error = error.replace("\0", "\\0")
         now_us = self.now_us()
+        values: dict[str, Any] = {"lease_until": 0}
+        row = self.work_items.get(claim.work or "")
+        if claim.request.base is None:
+            values["due"] = now_us + int(UNDECIDED_S * 1e6) if claim.request.strict else None
+        elif again_in_s is None:
+            values |= {"final": FAILED_RUN, "due": None, **NO_POSITION}
+        else:
+            until_us = now_us + int(again_in_s * 1e6)
+            stored = row is not None and row.call is not None
+            values |= {"lease_until": until_us, "due": until_us if stored else None}
         return self._end(
-            claim,
-            state=State.FAILED,
-            error=error,
-            rounds=0,
-            lease_until=0,
-            finished=now_us,
-            due=now_us + int(UNDECIDED_S * 1e6) if claim.request.strict else None,
+            claim, state=State.FAILED, error=error, rounds=0, finished=now_us, **values
         )
 
     def end_round(
@@ -610,13 +634,19 @@ class MemoryLedger(NewestMessages, StoredCalls):
                 error=reason.replace("\0", "\\0"),
                 rounds=rounds,
                 owner=FREE,
-                lease_until=0,
+                lease_until=self._back_us(claim),
             )
             return State.NEW if ended else None
-        return State.FAILED if self.fail(claim, reason) else None
+        failed = self.fail(claim, reason, again_in_s=again_in_s)
+        return State.FAILED if failed else None
 
     def give_back(self, claim: Claim) -> bool:
-        return self._end(claim, state=State.NEW, owner=FREE, lease_until=0)
+        return self._end(claim, state=State.NEW, owner=FREE, lease_until=self._back_us(claim))
+
+    def _back_us(self, claim: Claim) -> int:
+        """Return until when the message of a run that was given back is expected. 0: it is none."""
+        run = claim.request.base is not None
+        return self.now_us() + int(claim.request.ttl_s * 1e6) if run else 0
 
     def crash(self, claim: Claim, error: str) -> bool:
         row, now_us = self.work_items.get(claim.work or ""), self.now_us()
@@ -656,12 +686,16 @@ class MemoryLedger(NewestMessages, StoredCalls):
         with self._at_once([("work", work)]):
             row = self.work_items.get(work)
             revocable = (State.NEW, State.PROCESSING, State.FAILED)
-            if row is None or row.message != message or row.state not in revocable:
+            if row is None or row.state not in revocable:
+                return False
+            if row.base is not None and not self._ends_run(row, message):
+                return self._leave_run(row, message)
+            if row.base is None and row.message != message:
                 return False
             self.work_items[work] = replace(
                 row,
                 state=State.FAILED,
-                final=True,
+                final=1,
                 owner=FREE,
                 lease_until=0,
                 error="revoked",
@@ -671,6 +705,22 @@ class MemoryLedger(NewestMessages, StoredCalls):
                 finished=self.now_us(),
             )
             return True
+
+    def _ends_run(self, row: Work, message: str) -> bool:
+        """Return whether this message ends a run if it is revoked: that of its call, or its
+        first."""
+        if row.call is not None:
+            return message_of(row) == message
+        return row.id == run_id(str(row.base), message)
+
+    def _leave_run(self, row: Work, message: str) -> bool:
+        """Return whether the message was at work. Other messages of its run may continue that."""
+        if row.state is not State.PROCESSING or row.message != message:
+            return False
+        due = None if row.call is None else self.now_us()
+        given_back = {"state": State.NEW, "owner": FREE, "lease_until": 0, "due": due}
+        self.work_items[row.id] = replace(row, **given_back)
+        return True
 
     def expire(
         self, work: str, *, message: MessageRef, retries: int | None = None, due: bool = False
@@ -687,7 +737,7 @@ class MemoryLedger(NewestMessages, StoredCalls):
             if row.state is not State.FAILED or not row.final:
                 now_us = self.now_us()
                 values = {"error": EXPIRED, "lease_until": 0, "finished": now_us, "owner": FREE}
-                row = replace(row, state=State.FAILED, final=False, **values)
+                row = replace(row, state=State.FAILED, final=int(row.base is not None), **values)
             self.work_items[work] = row
             named = message.name, work
             self.numbers[named] = max((again, 0), self.numbers.get(named, (0, 0)))
@@ -714,7 +764,7 @@ class MemoryLedger(NewestMessages, StoredCalls):
         return Renewal.RENEWED
 
     def defer(self, request: ClaimRequest, publish: Callable[[int], None]) -> bool:
-        by = object()
+        by, request = object(), self.of_run(request)
         row, deferrals = self.numbered(request, request.work), request.message.deferrals + 1
         number = request.message.retries, deferrals
         try:
@@ -730,22 +780,27 @@ class MemoryLedger(NewestMessages, StoredCalls):
 
     # -- for people ---------------------------------------------------------------------------
 
-    def of_run(self, request: ClaimRequest) -> ClaimRequest:
-        return request
-
-    def join(self, request: ClaimRequest) -> None:
-        pass
-
     def requeue(self, work: str, *, reason: str) -> bool:
-        """DEAD or FAILED -> NEW, and its messages' numbers are forgotten."""
-        with self._at_once(records_of([work])):
+        """DEAD or FAILED -> NEW, and its messages' numbers are forgotten.
+
+        Messages of a run stay its members.
+        """
+        before = self.work_items.get(work)
+        base = None if before is None else before.base
+        pointer = [] if base is None else [("run", base)]
+        with self._at_once([*pointer, *records_of([work])]):
             row = self.work_items.get(work)
             if row is None or row.state not in (State.DEAD, State.FAILED):
                 return False
+            later = None if base is None else self.later_run(base, work)
+            if later is not None:
+                raise AlreadyEnqueuedError(
+                    f"{later} is open", key=work, message_id=later, begun=True
+                )
             self.work_items[work] = replace(
                 row,
                 state=State.NEW,
-                final=False,
+                final=0,
                 retries=0,
                 owner=FREE,
                 lease_until=0,
@@ -761,9 +816,9 @@ class MemoryLedger(NewestMessages, StoredCalls):
                 finished=None,
             )
             self.numbers = {
-                each: number
+                each: number if each[1] != work or number == SUPERSEDED else (0, 0)
                 for each, number in self.numbers.items()
-                if each[1] != work or number == SUPERSEDED
+                if each[1] != work or number == SUPERSEDED or base is not None
             }
             return True
 

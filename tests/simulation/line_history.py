@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from simulation.history import GaveUpError, History, ViolationError, is_outdated
 from simulation.ledger import Work
 from simulation.stored_calls import SUPERSEDED, is_expected, is_in_line, is_unnotified, keeps
-from taskguard.errors import WorkDeadError
+from taskguard.errors import WorkDeadError, WorkFailedError
 from taskguard.ledger.records import message_of
 from taskguard.model.claims import ClaimRequest
 from taskguard.model.delivery import Answered, Completed, Dropped, Parked
@@ -26,7 +26,7 @@ __all__ = ["LineHistory"]
 
 # Sort position of work that is not queued: last within its rank.
 _LAST = 2**63 - 1
-_ANSWERS = Completed | Answered | WorkDeadError | GaveUpError
+_ANSWERS = Completed | Answered | WorkDeadError | WorkFailedError | GaveUpError
 
 
 class LineHistory(History):
@@ -43,6 +43,7 @@ class LineHistory(History):
         self._kept: set[tuple[str, str]] = set()
         self._replaced: set[tuple[str, str]] = set()
         self._gave_up: set[tuple[str, str]] = set()
+        self.revoked: set[str] = set()
         # Messages whose callers read that they expired, and those that the ledger knows of.
         self._reported_expired: set[tuple[str, str]] = set()
         # And the number of retries that had expired. A worker may hold a later retry.
@@ -140,7 +141,7 @@ class LineHistory(History):
 
     def _leave(self, name: tuple[str, str]) -> None:
         """Record that its work has ended, and keeps no position."""
-        for work in self._world.published[name].work_ids(name[0]):
+        for work in self.ids_of(self._world.published[name], name[0]):
             self._begun.pop(work, None)
             self._places.pop(work, None)
 
@@ -190,6 +191,9 @@ class LineHistory(History):
         self._expired[name] = max(retries, self._expired.get(name, 0))
         self._leave(name)
 
+    def enqueued(self, task: Task, message: str, duplicate: str) -> None:
+        """A call was enqueued, and that is committed."""
+
     def replaced(self, message: str, task: Task) -> None:
         """Record that a newer message replaced it, and that its caller was notified."""
         self._replaced.add((message, task.name))
@@ -200,7 +204,7 @@ class LineHistory(History):
             row = self._row(message.task, message.id)
             kept = row is not None and (is_in_line(row) or keeps(row))
             if row is None or not kept or message_of(row) != message.id:
-                self._lost.add(message.task.work(message.id))
+                self._lost |= self._names(message.task, message.id)
             else:
                 self._kept.add((message.id, message.task.name))
 
@@ -212,7 +216,7 @@ class LineHistory(History):
         relay ends that state.
         """
         return any(
-            (row.state in (State.NEW, State.PROCESSING) or keeps(row) or is_unnotified(row))
+            (_is_unfinished(row) or keeps(row) or is_unnotified(row))
             and (row.due is not None or row.parked is not None)
             and row.id not in self._lost
             and message_of(row) not in self._world.unreachable
@@ -221,11 +225,16 @@ class LineHistory(History):
         )
 
     def _row(self, task: Task, message: str) -> Work | None:
-        return self._world.ledger.work_items.get(task.work(message))
+        return self.record(self._world.ledger.work_items, task, message)
+
+    def _names(self, task: Task, message: str) -> set[str]:
+        """Return the ids of a message's work, or a name of its own if it has joined no run."""
+        return {*self.ids_of(task, message)} or {f"{task.work(message)} {message}"}
 
     def _is_replaced(self, message: str, task: str) -> bool:
-        work = self._world.tasks[task].work(message)
-        return self._world.ledger.numbers.get((message, work)) == SUPERSEDED
+        numbers = self._world.ledger.numbers
+        ids = self.ids_of(self._world.tasks[task], message)
+        return any(numbers.get((message, work)) == SUPERSEDED for work in ids)
 
     # -- what is ------------------------------------------------------------------------------
 
@@ -355,7 +364,13 @@ class LineHistory(History):
         unreachable = self._world.unreachable
         if row is not None and message_of(row) in unreachable and is_in_line(row):
             return True  # the work waits for a message that nothing can send
-        return task.work(message) in self._lost or message in unreachable
+        return bool(self._names(task, message) & self._lost) or message in unreachable
+
+
+def _is_unfinished(row: Work) -> bool:
+    """Return whether it is NEW or PROCESSING, or a FAILED run that has not ended."""
+    is_run = row.base is not None and row.state is State.FAILED and not row.final
+    return is_run or row.state in (State.NEW, State.PROCESSING)
 
 
 def in_line(row: Work) -> bool:

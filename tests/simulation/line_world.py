@@ -39,7 +39,7 @@ from taskguard.model.claims import (
 )
 from taskguard.model.delivery import NOT_BEFORE, Delivery, Dropped, MessageRef, stored_call
 from taskguard.model.policy import Policy
-from taskguard.outbox.enqueue import enqueue_in
+from taskguard.outbox.enqueue import Duplicate, enqueue_in
 from taskguard.outbox.relay import Relay
 from taskguard.outbox.sweep import Sweeper
 from taskguard.run.encoding import JSON
@@ -162,12 +162,10 @@ class LineWorld(World):
 
     def _enqueue_some(self, keys: list[str]) -> None:
         """Enqueue work of a key again and again, with a choice of `duplicate=`."""
-        duplicate = ("attach", "replace")[self.choices.pick((1, 2))]
+        duplicate = self._duplicate_choice()
         key = keys[self.choices.pick([1.0] * len(keys))]
-        policy = self._policy(key, ttl_s=1.0, busy="park", max_crashes=50)
-        task = Task("unique", key, "transaction", 0.02, policy, by_message=False)
-        self.tasks[task.name] = task
-        times = 2 + self.choices.pick((1, 1))
+        task = self.tasks["unique"] = self._unique_task(key)
+        times = self._calls_of_sender()
         process = Process("sender")
         self.senders += 1
 
@@ -179,6 +177,16 @@ class LineWorld(World):
 
         self.scheduler.spawn(process, enqueue)
 
+    def _calls_of_sender(self) -> int:
+        return 2 + self.choices.pick((1, 1))
+
+    def _duplicate_choice(self) -> Duplicate:
+        return ("attach", "replace")[self.choices.pick((1, 2))]
+
+    def _unique_task(self, key: str) -> Task:
+        policy = self._policy(key, ttl_s=1.0, busy="park", max_crashes=50)
+        return Task("unique", key, "transaction", 0.02, policy, by_message=False)
+
     def _enqueue(self, process: Process, task: Task, name: str, duplicate: Any) -> None:
         message = self._message(name, task)
         values = {"call": stored_call(self.call_of(message), MessageRef(name), "")}
@@ -188,6 +196,7 @@ class LineWorld(World):
             task=task.name,
             message=MessageRef(name),
             policy=task.policy,
+            by_run=task.by_run,
             published_at_s=message.sent_s,
             **{**self.options_of(message), **values},
         )
@@ -206,6 +215,7 @@ class LineWorld(World):
                 again_after_s=60.0,
             )
             self.counts[f"enqueued: {placed.outcome}"] += 1
+            self.history.enqueued(task, name, duplicate)
             if placed.outcome == "replaced" and placed.first is not None:
                 self.history.replaced(placed.first.message, task)
         self.sending[task.key] -= 1
@@ -331,7 +341,7 @@ class LineWorld(World):
         names = names or [name for name, _ in self.published]
         name = names[self.choices.pick([1.0] * len(names))]
         for (message, _), task in list(self.published.items()):
-            row = self.ledger.work_items.get(task.work(name))
+            row = self.history.record(self.ledger.work_items, task, name)
             if message == name and row is not None and keeps(row):
                 self.need_relay()  # no worker has its delivery, so none will promote the next
             if message == name:
@@ -339,9 +349,11 @@ class LineWorld(World):
                     self._revoke(task, name)
 
     def _revoke(self, task: Task, name: str) -> None:
-        if self.ledger.revoke(task.work(name), message=name):
-            self.counts["messages revoked"] += 1
-            self.say(f"message {name} REVOKED")
+        for work in self.history.ids_of(task, name):
+            if self.ledger.revoke(work, message=name):
+                self.counts["messages revoked"] += 1
+                self.history.revoked.add(name)
+                self.say(f"message {name} REVOKED")
 
     # -- what servers do ----------------------------------------------------------------------
 
@@ -384,7 +396,8 @@ class LineWorld(World):
         self.counts["messages expired"] += 1
         self.say(f"message {delivery.message.id} has EXPIRED")
         try:
-            ended = ledger.expire(str(delivery.work), message=delivery.message)
+            work = ledger.of_run(delivery.request(clock=self.clock)).work
+            ended = ledger.expire(str(work), message=delivery.message)
         except TaskguardError:
             self.needs_relay = True
         else:

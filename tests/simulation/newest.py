@@ -72,7 +72,7 @@ class NewestMessages:
         return replace(
             work,
             state=State.FAILED,
-            final=True,
+            final=1,
             owner=_FREE,
             lease_until=0,
             error=f"{OUTDATED}: {by}",

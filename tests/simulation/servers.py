@@ -203,9 +203,14 @@ class PortLedger(Boundary):
     def peek(self, request: ClaimRequest) -> ClaimAnswer:
         return self._ask("peek", lambda: self.world.ledger.peek(request))
 
-    def fail(self, claim: Claim, error: str, *, again_in_s: float | None = 0.0) -> bool:
-        fail = self.world.ledger.fail
-        return self._ask("fail", lambda: fail(claim, error, again_in_s=again_in_s))
+    def of_run(self, request: ClaimRequest) -> ClaimRequest:
+        return self._ask("of_run", lambda: self.world.ledger.of_run(request))
+
+    def join(self, request: ClaimRequest) -> None:
+        self._ask("join", lambda: self.world.ledger.join(request))
+
+    def fail(self, claim: Claim, error: str, **how: Any) -> bool:
+        return self._ask("fail", lambda: self.world.ledger.fail(claim, error, **how))
 
     def give_back(self, claim: Claim) -> bool:
         return self._ask("give_back", lambda: self.world.ledger.give_back(claim))
@@ -213,11 +218,8 @@ class PortLedger(Boundary):
     def crash(self, claim: Claim, error: str) -> bool:
         return self._ask("crash", lambda: self.world.ledger.crash(claim, error))
 
-    def end_round(
-        self, claim: Claim, reason: str, *, most: int, again_in_s: float | None = 0.0
-    ) -> State | None:
-        end, values = self.world.ledger.end_round, {"most": most, "again_in_s": again_in_s}
-        return self._ask("end_round", lambda: end(claim, reason, **values))
+    def end_round(self, claim: Claim, reason: str, **how: Any) -> State | None:
+        return self._ask("end_round", lambda: self.world.ledger.end_round(claim, reason, **how))
 
     def store_result(self, claim: Claim, result_json: str) -> None:
         self._ask("store_result", lambda: self.world.ledger.store_result(claim, result_json))
@@ -364,25 +366,23 @@ class PortLedger(Boundary):
         return self._ask("sent", lambda: self.world.ledger.sent(items, **how))
 
     def abandon(self, work: Overdue, *, error: str) -> bool:
-        return self._ask("abandon", lambda: self.world.ledger.abandon(work, error=error))
+        return self._ask("abandon", lambda: self.world.abandon(work, error=error))
 
-    def enqueue(self, db: None, request: ClaimRequest, **how: Any) -> None:
+    def enqueue(self, db: None, request: ClaimRequest, **how: Any) -> str:
         """Enqueue, never late: of several statements the server does only the COMMIT by itself."""
-
-        def do() -> None:
-            self.world.ledger.enqueue(db, request, **how)
-
+        work = ""
         for left in reversed(range(_TRIES)):
             self.world.boundary(self.process, "ledger.enqueue asked")
             lost = self.world.loses("ledger.enqueue")
             if lost != "question":
-                do()
+                work = self.world.enqueue(db, request, **how)
             self.world.boundary(self.process, "ledger.enqueue done")
             if lost is None:
-                return
+                return work
             self.world.scheduler.sleep(_TIMEOUT_S)
             if not left:
                 raise LedgerUnavailableError("enqueue: no answer")
+        raise AssertionError("unreachable")
 
     # -- not used by the runner --------------------------------------------------------------
 
@@ -400,12 +400,6 @@ class PortLedger(Boundary):
 
     def holds(self, keys: tuple[str, ...], owner: Owner) -> bool:
         return self._ask("holds", lambda: self.world.ledger.holds(keys, owner))
-
-    def of_run(self, request: ClaimRequest) -> ClaimRequest:
-        return self.world.ledger.of_run(request)
-
-    def join(self, request: ClaimRequest) -> None:
-        self._ask("join", lambda: self.world.ledger.join(request))
 
     def done_elsewhere(self, request: ClaimRequest) -> str | None:
         return self.world.ledger.done_elsewhere(request)

@@ -13,14 +13,17 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from simulation.runs import Pointer, RunOfMessage, join
 from taskguard.errors import LineFullError
 from taskguard.ledger.lines.park import position_of
 from taskguard.ledger.records import ToSend, expiry_of, message_of, overdue_of, waiting_values
 from taskguard.ledger.tables import NO_POSITION
+from taskguard.ledger.unique import Sent
 from taskguard.model.bounds import NO_RATES, Bounds, Rate, is_slot
 from taskguard.model.claims import Claim, ClaimRequest, Overdue
 from taskguard.model.line_states import LineState
 from taskguard.model.records import Existing, Once, Seen, Waiting
+from taskguard.model.runs import FAILED_RUN, Resolved, run_id
 from taskguard.model.states import State
 
 if TYPE_CHECKING:
@@ -66,6 +69,13 @@ class Rows(Protocol):
     def unlock(self, by: object) -> None: ...
     def begin_plain(self) -> MemoryTransaction: ...
     def commit(self, tx: MemoryTransaction) -> None: ...
+    def run_of(
+        self, request: ClaimRequest, tx: MemoryTransaction | None = None
+    ) -> RunOfMessage: ...
+    def settle(self, run: RunOfMessage, tx: MemoryTransaction | None = None) -> None: ...
+    def has_just_ended(self, run: RunOfMessage) -> bool: ...
+    def park_run(self, request: ClaimRequest, *, only_new: bool) -> bool: ...
+    def park_work(self, by: object, request: ClaimRequest, *, only_new: bool) -> bool: ...
 
 
 class StoredCalls:
@@ -80,13 +90,17 @@ class StoredCalls:
         *,
         due_in_s: float = 5.0,
         once: Once | None = None,
-    ) -> None:
-        """Store work in the user's transaction, or in one of its own."""
+    ) -> str:
+        """Store work in the user's transaction, or in one of its own. Return its id."""
         tx = self.begin_plain() if db is None else db
         try:
-            _Enqueue(self, tx, request, once, self.now_us() + int(due_in_s * 1e6)).write()
+            enqueue = _Enqueue(self, tx, request, once, self.now_us() + int(due_in_s * 1e6))
+            work = enqueue.write_run() if request.by_run else str(request.work)
+            if not request.by_run:
+                enqueue.write()
             if db is None:
                 self.commit(tx)
+            return work
         finally:
             if db is None:
                 self.unlock(tx)
@@ -157,7 +171,7 @@ class StoredCalls:
                 self.work_items[row.id] = replace(
                     row,
                     state=State.FAILED,
-                    final=False,
+                    final=0,
                     owner="",
                     lease_until=0,
                     error=error,
@@ -174,44 +188,52 @@ class StoredCalls:
     # -- lines --------------------------------------------------------------------------------
 
     def park(self: Rows, request: ClaimRequest, *, only_new: bool = False) -> bool:
-        by, now_us = object(), self.now_us()
+        if request.by_run:
+            return self.park_run(request, only_new=only_new)
+        by = object()
         try:
-            with self.locking(by, [("work", work) for work in (request.work, *request.formerly)]):
-                row = self.work_items.get(str(request.work))
-                former = _records(self, request.formerly)
-                message = request.message.name
-                numbered = (message, request.work) in self.numbers
-                if only_new and (row is not None or numbered):
-                    return False
-                of_work = (request.work, *request.formerly)
-                if any(self.numbers.get((message, work)) == SUPERSEDED for work in of_work):
-                    return False
-                if _is_full(self, (row, *former), request):
-                    fresh = row is not None and row.line is None and not row.attempts
-                    if fresh and row.message == message:
-                        refused = {"state": State.FAILED, "due": None, "finished": now_us}
-                        self.work_items[row.id] = replace(row, **refused)
-                    raise LineFullError(f"{request.max_waiting} messages wait", key=request.keys[0])
-                if not all(may_park(each, request) for each in (row, *former) if each):
-                    return False
-                kept = [each.parked for each in former if each.parked is not None]
-                for each in former:
-                    left = replace(each, call=None, sends=None, due=None)
-                    self.work_items[each.id] = replace(left, **NO_POSITION)
-                before = self.new_work(request) if row is None else row
-                place = position_of(request, now_us, LineState.WAITING)
-                if before.parked is not None:
-                    place["parked"] = before.parked
-                elif kept:
-                    place["parked"] = min(kept)
-                elif before.state is State.FAILED and not request.strict:
-                    place["parked"] = now_us
-                waits = waits_again(before, request, due=None)
-                place["expires"] = expiry_of(before, request)
-                self.work_items[before.id] = replace(waits, **place)
-                return True
+            return self.park_work(by, request, only_new=only_new)
         finally:
             self.unlock(by)
+
+    def park_work(self: Rows, by: object, request: ClaimRequest, *, only_new: bool) -> bool:
+        """Park in the transaction `by`."""
+        now_us = self.now_us()
+        with self.locking(by, [("work", work) for work in (request.work, *request.formerly)]):
+            row = self.work_items.get(str(request.work))
+            former = _records(self, request.formerly)
+            message = request.message.name
+            numbered = (message, request.work) in self.numbers
+            if only_new and (row is not None or numbered):
+                return False
+            of_work = (request.work, *request.formerly)
+            if any(self.numbers.get((message, work)) == SUPERSEDED for work in of_work):
+                return False
+            if _is_full(self, (row, *former), request):
+                fresh = row is not None and row.line is None and not row.attempts
+                if fresh and row.message == message:
+                    refused = {"state": State.FAILED, "due": None, "finished": now_us}
+                    refused["final"] = 0 if row.base is None else FAILED_RUN
+                    self.work_items[row.id] = replace(row, **refused)
+                raise LineFullError(f"{request.max_waiting} messages wait", key=request.keys[0])
+            if not all(may_park(each, request) for each in (row, *former) if each):
+                return False
+            kept = [each.parked for each in former if each.parked is not None]
+            for each in former:
+                left = replace(each, call=None, sends=None, due=None)
+                self.work_items[each.id] = replace(left, **NO_POSITION)
+            before = self.new_work(request) if row is None else row
+            place = position_of(request, now_us, LineState.WAITING)
+            if before.parked is not None:
+                place["parked"] = before.parked
+            elif kept:
+                place["parked"] = min(kept)
+            elif before.state is State.FAILED and not request.strict:
+                place["parked"] = now_us
+            waits = waits_again(before, request, due=None)
+            place["expires"] = expiry_of(before, request)
+            self.work_items[before.id] = replace(waits, **place)
+            return True
 
     def keep(self: Rows, claim: Claim, *, retries: int, call: str | None, due_in_s: float) -> bool:
         again: dict[str, Any] = {} if call is None else {"call": call, "sends": None}
@@ -518,11 +540,45 @@ class _Enqueue:
         self.due_us = due_us
         self.work = str(request.work)
 
-    def write(self) -> None:
+    def write_run(self) -> str:
+        """Write the work as the open run, or as the one that follows it. Return that run's id."""
+        ledger, tx, asked = self.ledger, self.tx, self.request
+        with ledger.locking(tx, [("run", self.work)]):
+            pass
+        while True:
+            run = ledger.run_of(asked, tx)
+            if not run.found.joins:
+                return run.found.work  # an earlier COMMIT got no answer
+            if run.follows is not None and not run.found.opens:
+                run.found = Resolved(run.follows, joins=True)
+                run.request = replace(run.request, work=run.follows)
+            self._ask(run.request)
+            sent = self.write()
+            if sent is None:
+                return run.found.work
+            if sent.follows or not ledger.has_just_ended(run):
+                break
+        run.request = sent.request
+        if sent.follows:
+            work = run_id(run.base, sent.request.message.name)
+            run.request = replace(sent.request, work=work)
+            tx.pointers[run.base] = Pointer(run.pointer.open, follows=work)
+            join(tx.joined, run.request)
+            self.once = None
+            self._ask(run.request)
+            self.write()
+        else:
+            ledger.settle(run, tx)
+        return str(run.request.work)
+
+    def _ask(self, request: ClaimRequest) -> None:
+        self.request, self.work = request, str(request.work)
+
+    def write(self) -> Sent | None:
+        """Write the work, and return what is sent."""
         row = self._row()
         if row is not None and row.state is State.PROCESSING and self._is_alive(row):
-            self._tell(row)  # the row of a live holder is not locked
-            return
+            return self._tell(row)  # the row of a live holder is not locked
         with self.ledger.locking(self.tx, [("work", self.work)]):
             row = self._row()
             if row is None:
@@ -531,7 +587,7 @@ class _Enqueue:
                 self._put(row)
             else:
                 row = self._again(row)
-            self._tell(row)
+            return self._tell(row)
 
     def _place(self) -> dict[str, Any]:
         """Return the columns of its position, if the request is strict."""
@@ -546,7 +602,7 @@ class _Enqueue:
         self.tx.work_items[self.work] = row
 
     def _is_alive(self, row: Work) -> bool:
-        return not _left(row, self.ledger.now_us())
+        return row.lease_until > self.ledger.now_us()
 
     def _again(self, row: Work) -> Work:
         """Enqueue known work again: FAILED becomes NEW, and work that nothing would send gets this
@@ -555,18 +611,20 @@ class _Enqueue:
         fits = known is None or request.fingerprint is None or known == request.fingerprint
         if self._was_replaced():
             return row
-        if row.state is State.FAILED and not row.final:
+        resumed = request.resumes and row.final == FAILED_RUN
+        if row.state is State.FAILED and (not row.final or resumed):
             replaces = self.once is not None and self.once.replaces
-            if not replaces and not fits:
+            promised = self.once is not None and self._is_promised(row)
+            if not replaces and (promised or not fits):
                 return row
             values: dict[str, Any] = {"fingerprint": request.fingerprint, **NO_POSITION}
             if not replaces:
                 values = {"fingerprint": known or request.fingerprint}
             elif row.message != request.message.name:
                 self._supersede(row.message)
-            values |= self._place()
+            values |= {"final": 0, **self._place()}
             self._put(waits_again(row, request, due=self.due_us, **values))
-        elif row.state is State.NEW or _left(row, self.ledger.now_us()):
+        elif row.state is State.NEW or self._takes_over(row):
             unsent = row.call is None or (row.due is None and row.line is None)
             if fits and unsent:
                 self._put(replace(row, call=request.call, sends=None, due=self.due_us))
@@ -580,22 +638,37 @@ class _Enqueue:
     def _supersede(self, message: str) -> None:
         self.tx.numbers[message, self.work] = SUPERSEDED
 
-    def _tell(self, row: Work) -> None:
+    def _takes_over(self, row: Work) -> bool:
+        """Return whether the call is stored for work whose holder has gone. A replacing call gets a
+        run of its own, because the late holder may still complete the run."""
+        replaces = self.once is not None and self.once.replaces and self.request.base is not None
+        return _left(row, self.ledger.now_us()) and not replaces
+
+    def _is_promised(self, row: Work) -> bool:
+        """Return whether a retry of the FAILED work's message is expected."""
+        return row.state is State.FAILED and not row.final and self._is_alive(row)
+
+    def _tell(self, row: Work) -> Sent | None:
         """Report the work on record if it has another message, and replace it if `duplicate=` says
-        so."""
-        message = message_of(row)
-        if self.once is None or row.state not in _OPEN or message == self.request.message.name:
-            return
-        if self.once.replaces and self._was_replaced():
-            return
+        so. Return what is sent."""
+        message, request, once = message_of(row), self.request, self.once
+        is_open = row.state in _OPEN or self._is_promised(row)
+        if once is None or not is_open or message == request.message.name:
+            return Sent(request)
+        if once.replaces and self._was_replaced():
+            return Sent(request)
         begun = row.state is not State.NEW or row.progress is not None
         existing = Existing(row.id, message, row.call, row.fingerprint, begun)
-        instead = self.once.found(existing)
+        instead = once.found(existing)
         if instead is None:
-            return
+            return None
+        instead = replace(instead, work=request.work, base=request.base, by_run=False)
+        if begun:
+            return Sent(instead, follows=True)
         values: dict[str, Any] = {"fingerprint": instead.fingerprint, **NO_POSITION}
         kept = {"lease_until": row.lease_until, "owner": row.owner, "error": row.error}
         again = waits_again(row, instead, due=self.due_us, **kept)
         self._put(replace(again, **values))
         if message != instead.message.name:
             self._supersede(message)
+        return Sent(instead)

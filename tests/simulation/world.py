@@ -57,7 +57,7 @@ from taskguard.events import (
     Takeover,
 )
 from taskguard.locks.memory import MemoryLocks
-from taskguard.model.claims import Claim, ClaimAnswer, Claimed, ClaimRequest
+from taskguard.model.claims import Claim, ClaimAnswer, Claimed, ClaimRequest, Overdue
 from taskguard.model.delivery import Delivery, MessageRef, Parking
 from taskguard.model.lease import Owner
 from taskguard.model.policy import Policy
@@ -70,6 +70,9 @@ __all__ = ["Message", "Task", "World"]
 # Nothing, a kill, a pause, a duplicate, an emptied lock server, a clock that jumps, an ended
 # transaction, a wrong clock of the lock server, a purge.
 _FAULT_WEIGHTS = (300, 2, 3, 2, 1, 1, 1, 1, 2)
+
+# After a failed attempt.
+_RETRY_S = 0.5
 
 _BODIES = (
     "transaction",
@@ -100,9 +103,10 @@ class Task:
     policy: Policy
     by_message: bool
     changed: str = ""
+    by_run: bool = False
 
     def work(self, message: str) -> str:
-        """Return the work's id before the deploy."""
+        """Return the work's id before the deploy. It is the base of work that has runs."""
         return self._work(self.key, message)
 
     def work_ids(self, message: str) -> tuple[str, ...]:
@@ -222,7 +226,10 @@ class PortQueue:
     longest_wait_s: float = math.inf
 
     def retries_in_s(self, error: BaseException) -> float | None:
-        return 0.0
+        """Return in at most how many seconds a retry arrives, even if the broker lost it once."""
+        if isinstance(error, GaveUpError | OwnWordError):
+            return None
+        return _RETRY_S + self.worker.world.visibility_s
 
     def publish_again(self, deferrals: int, delay_s: float) -> None:
         if not self.worker.world.publishes_again:
@@ -294,7 +301,8 @@ class Worker:
                 outcome: Any = self._deliver(message)
                 if isinstance(outcome, BoomError):
                     # As autoretry_for: the retry is published before this message is acknowledged.
-                    self.publish(message, deferrals=message.deferrals, delay_s=0.5, retries=1)
+                    number = {"deferrals": message.deferrals, "retries": 1}
+                    self.publish(message, delay_s=_RETRY_S, **number)
                 world.report(self, message, outcome)
             except BrokerError:
                 world.broker.reject(tag)
@@ -326,6 +334,7 @@ class Worker:
             policy=task.policy,
             queue=PortQueue(self, message, max_delay_s=self.world.visibility_s / 4),
             by_message=task.by_message,
+            by_run=task.by_run,
             published_at_s=message.sent_s,
             parking=self.world.parking_of(self, message),
             promoted=message.promoted,
@@ -346,6 +355,8 @@ class Worker:
     def _body(self, message: Message, guard: Guard) -> str:
         world, task = self.world, message.task
         work = task.work(message.id)
+        if task.by_run:
+            work = guard._attempt.work
         with world.history.running(work, self.process):
             world.scheduler.sleep(task.takes_s)
             if task.body == "fails once" and guard.attempt == 1:
@@ -464,6 +475,8 @@ class World:
                 by_message=busy != "retry" or self.choices.one_in(4),
                 changed=self._change() if self.deploys and busy == "retry" else "",
             )
+            if busy == "retry" and not task.changed and self.choices.one_in(3):
+                task = replace(task, by_message=False, by_run=True)
             sent_s: dict[str, float] = {}
             for copy in range(1 + self.choices.pick((1, 2, 1)) + 2 * (busy != "retry")):
                 # The same message again, or another one for the same key.
@@ -473,7 +486,7 @@ class World:
                 # In any order, some at the same moment.
                 when_s = self.clock.wall_s() - 60.0 + self.choices.pick((1, 1, 1, 1))
                 ready_s = self.scheduler.now_s + (0.0, 0.3, 1.5)[self.choices.pick((2, 1, 1))]
-                ready_s = ready_s if busy != "retry" else 0.0
+                ready_s = ready_s if busy != "retry" or task.by_run else 0.0
                 message = Message(
                     name, task, ready_at_s=ready_s, sent_s=sent_s.setdefault(name, when_s)
                 )
@@ -692,6 +705,12 @@ class World:
         before = len(guards)
         guards.add(bool(claim.formerly))
         self.counts["work claimed under two guards"] += (before, len(guards)) == (1, 2)
+
+    def enqueue(self, db: None, request: ClaimRequest, **how: Any) -> str:
+        return self.ledger.enqueue(db, request, **how)
+
+    def abandon(self, work: Overdue, *, error: str) -> bool:
+        return self.ledger.abandon(work, error=error)
 
     def expire(self, work: str, message: MessageRef) -> bool:
         return self.ledger.expire(work, message=message)
