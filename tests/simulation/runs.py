@@ -169,7 +169,8 @@ class Runs:
                 run = self.run_of(request)
                 if run.found.waits:
                     return run.busy
-                if self.awaits_another(run.request):
+                peeked = self.peek_work(run.request)
+                if not isinstance(peeked, Answer) and self.awaits_another(run.request):
                     return AWAITS_ANOTHER
                 answer = self.claim_work(run.request)
                 if isinstance(answer, Claimed) or _is_dead(answer):
@@ -208,11 +209,13 @@ class Runs:
     def peek_run(self: _Rows, request: ClaimRequest) -> ClaimAnswer:
         """Return what a claim would find, without claiming."""
         run = self.run_of(request)
+        found = self.peek_work(run.request)
+        if isinstance(found, Answer) and found.decision is Decision.SUPERSEDED:
+            return run.named(found)
         if run.found.waits:
             return run.busy
         if self.awaits_another(run.request):
             return AWAITS_ANOTHER
-        found = self.peek_work(run.request)
         if isinstance(found, Answer) and found.decision is Decision.DEAD and run.found.joins:
             return AWAITS_ANOTHER  # this message joins the run by a claim or a deferral
         return run.named(found)

@@ -53,7 +53,7 @@ class SqlClaims(Part):
         run = None
         if request.by_run:
             run, seen = peek_run(self._database, request)
-            if run.found.waits:
+            if run.found.waits and seen.decision is not Decision.SUPERSEDED:
                 return run.busy
             request = run.request
             if awaits_another(request, seen):

@@ -522,6 +522,18 @@ def test_replace_while_a_body_runs_stores_the_run_that_follows(runs: Runs) -> No
     assert runs.answer("a").result_json == '"one"'
 
 
+def test_a_replaced_message_of_a_run_that_follows_reads_that(runs: Runs) -> None:
+    """While a run waits for the open one to end, its replaced message reads what replaced it. Its
+    deferral is refused."""
+    runs.claim("a")
+    runs.put("b")
+    runs.put("c")
+    assert not runs.ledger.defer(runs.request("b"), lambda number: None)
+    found = runs.ledger.peek(runs.request("b"))
+    assert isinstance(found, Answer)
+    assert (found.decision, found.replaced_by) == (Decision.SUPERSEDED, "c")
+
+
 def test_attach_looks_at_the_run_that_follows_first(runs: Runs) -> None:
     """While a run follows, `attach` finds its message, and an answering message joins it."""
     first = runs.claim("a")
