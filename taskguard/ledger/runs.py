@@ -62,8 +62,10 @@ class Run:
 
     def has_just_ended(self, database: Database, db: sa.Connection) -> bool:
         """Return whether the run has ended since it was found, before the message joined it."""
-        was_open = self.found.joins and not self.found.opens
-        return was_open and _has_ended(_record(database, db, self.found.work, fresh=True))
+        work = self.found.work
+        if self.found.opens or not self.found.joins:
+            return False
+        return _has_ended(_committed(database, work, _records(database, db, work).get(work)))
 
     @property
     def busy(self) -> Busy:
@@ -180,18 +182,18 @@ def run_of(
         db.execute(database.dialect.insert_missing(RUNS, new))
         select = select.with_for_update()
     pointer = db.execute(select).first()
-    now_us = database.now_us(db)
-    open_row, follows = None, None
-    if pointer is not None and pointer.open is not None:
-        open_row = _record(database, db, pointer.open, fresh=fresh)
-    if pointer is not None and pointer.follows is not None:
-        after = _record(database, db, pointer.follows, fresh=fresh)
-        follows = None if _has_ended(after) else pointer.follows
     joined, sent_before = _runs_of_message(db, base, request, lock=lock)
-    if joined is None and sent_before:
-        joined = _failed_of(database, db, sent_before)
+    runs = {} if pointer is None else {pointer.open, pointer.follows}
+    known = _records(database, db, base, joined, *runs, *sent_before)
+    now_us = next((row.now_us for row in known.values()), None) or database.now_us(db)
+    if fresh:
+        known |= {work: _committed(database, work, known.get(work)) for work in runs if work}
+    open_row = None if pointer is None else known.get(pointer.open)
+    follows = None if pointer is None or _has_ended(known.get(pointer.follows)) else pointer.follows
+    if joined is None:
+        joined = next((work for work in sent_before if _gave_up(known.get(work))), None)
         request = request if joined is None else replace(request, resumes=True)
-    if joined is None and _names(db, base, message.name):
+    if joined is None and base in known and _names(db, base, message.name):
         joined = base
     found = resolve(
         run_id(base, message.name),
@@ -205,7 +207,7 @@ def run_of(
     request = replace(request, work=found.work, base=of_run, by_run=False)
     run = Run(request, found, base, pointer, open_row, follows, now_us)
     if joined is not None and not found.waits:
-        _of_member(run, _record(database, db, found.work))
+        _of_member(run, known.get(joined))
     return run
 
 
@@ -237,8 +239,9 @@ def later_run(database: Database, db: sa.Connection, base: str, work: str) -> st
     db.execute(database.dialect.insert_missing(RUNS, new))
     select = sa.select(RUNS).where(RUNS.c.work == base).with_for_update()
     pointer = db.execute(select).one()
+    known = _records(database, db, pointer.follows, pointer.open)
     for later in (pointer.follows, pointer.open):
-        if later not in (None, work) and not _has_ended(_record(database, db, later)):
+        if later not in (None, work) and not _has_ended(known.get(later)):
             return str(later)
     now_us = database.now_us(db)
     resumed = {"open": work, "follows": None, "updated": now_us}
@@ -287,20 +290,26 @@ def will_be_sent(row: Any) -> bool:
     return row.call is not None and (row.due is not None or row.line is not None)
 
 
-def _record(database: Database, db: sa.Connection, work: str, *, fresh: bool = False) -> Any:
-    """Return the columns of a record that decide, or None.
+def _records(database: Database, db: sa.Connection, *works: str | None) -> dict[str, Any]:
+    """Return the columns of these records that decide, and the database's clock, by their ids."""
+    columns = database.now().label("now_us"), *(WORK.c[name] for name in _COLUMNS)
+    these = sorted({work for work in works if work is not None})
+    rows = db.execute(sa.select(*columns).where(WORK.c.id.in_(these)))
+    return {row.id: row for row in rows}
 
-    `fresh`: the snapshot of `db` may be older than the record's end. So read what others have
-    committed, too, without a lock, because the holder would wait for the user's transaction.
+
+def _committed(database: Database, work: str, found: Any) -> Any:
+    """Return the record as others have committed it, if that shows more than `found` does.
+
+    The user's transaction may have an older snapshot. There is no lock, because the holder would
+    wait for that transaction.
     """
-    select = sa.select(*(WORK.c[name] for name in _COLUMNS)).where(WORK.c.id == work)
-    found = db.execute(select).first()
-    if fresh and not database.dialect.one_writer and (found is None or not _has_ended(found)):
-        with database.transaction() as own:
-            committed = own.execute(select).first()
-        if committed is not None and (found is None or _has_ended(committed)):
-            return committed
-    return found
+    if database.dialect.one_writer or (found is not None and _has_ended(found)):
+        return found
+    with database.transaction() as own:
+        committed = _records(database, own, work).get(work)
+    shows_more = committed is not None and (found is None or _has_ended(committed))
+    return committed if shows_more else found
 
 
 def _runs_of_message(
@@ -321,13 +330,9 @@ def _runs_of_message(
     return mine, [row.work for row in rows if row.message != name]
 
 
-def _failed_of(database: Database, db: sa.Connection, works: list[str]) -> str | None:
-    """Return the run of these that has given up, or None."""
-    for work in works:
-        row = _record(database, db, work)
-        if row is not None and row.state == State.FAILED.value and row.final == FAILED_RUN:
-            return work
-    return None
+def _gave_up(row: Any) -> bool:
+    """Return whether the run of this record has failed, and is retried no more."""
+    return row is not None and row.state == State.FAILED.value and row.final == FAILED_RUN
 
 
 def _names(db: sa.Connection, base: str, message: str) -> bool:

@@ -12,6 +12,7 @@ import pytest
 import sqlalchemy as sa
 from contract.ledger.test_unique import Enqueued
 
+from support.proxy import Proxy
 from taskguard.errors import AlreadyEnqueuedError
 from taskguard.ledger.parts import messages, outbox
 from taskguard.ledger.statements import runs as claiming
@@ -766,3 +767,34 @@ def test_an_old_holder_blocks_by_its_key(runs: Runs) -> None:
 
 def _with(request: ClaimRequest, message: MessageRef) -> ClaimRequest:
     return replace(request, message=message)
+
+
+# -- what a claim costs ---------------------------------------------------------------------------
+
+
+def test_a_claim_of_a_run_takes_sixteen_round_trips_on_postgresql(
+    runs: Runs, postgres: Any
+) -> None:
+    """A claim that opens a run takes sixteen round trips, and one more for the first run of a key.
+    A message of an ended run is answered in eight, and a completion alone takes one."""
+    if runs.book.kind != "postgresql":
+        pytest.skip("only PostgreSQL's protocol is counted")
+    with Proxy(postgres.port) as proxy:
+        url = runs.book.url.replace(f":{postgres.port}/", f":{proxy.port}/")
+        runs.ledger = runs.book.again(url)
+
+        def trips(ask: Callable[[], Any]) -> tuple[int, Any]:
+            before = proxy.requests
+            found = ask()
+            return proxy.requests - before, found
+
+        for number in range(8):  # connected and prepared
+            runs.done(f"w{number}")
+            runs.answer(f"w{number}")
+        count, claimed = trips(lambda: runs.claim("a"))
+        assert count == 16
+        assert trips(lambda: runs.ledger.complete_alone(claimed.claim, None))[0] == 1
+        asked = runs.request("a")
+        assert trips(lambda: runs.ledger.claim(asked))[0] == 8
+        first = replace(runs.request("b"), keys=("order:2",), work="ship order:2")
+        assert trips(lambda: runs.ledger.claim(first))[0] == 17
