@@ -63,7 +63,7 @@ class Run:
     def has_just_ended(self, database: Database, db: sa.Connection) -> bool:
         """Return whether the run has ended since it was found, before the message joined it."""
         work = self.found.work
-        if self.found.opens or not self.found.joins:
+        if self.is_new or not self.found.joins:
             return False
         return _has_ended(_committed(database, work, _records(database, db, work).get(work)))
 

@@ -57,8 +57,8 @@ def decide(
 
     Return what is sent, or None if nothing is.
     """
-    row = _locked_new(db, request) if once.replaces else None
-    row = row or _open(database, db, request)
+    waiting = _locked_new(db, request) if once.replaces else None
+    row = waiting or _open(database, db, request)
     if row is None or message_of(row) == request.message.name:
         return Sent(request)  # the work has ended, or the record is this request's own
     if once.replaces and was_replaced(db, request):
@@ -68,7 +68,10 @@ def decide(
         message=message_of(row),
         call=row.call,
         fingerprint=row.fingerprint,
-        begun=row.state != State.NEW.value or row.progress is not None,
+        # If it is NEW in an older snapshot alone, a body has begun it since.
+        begun=row.state != State.NEW.value
+        or row.progress is not None
+        or (once.replaces and waiting is None),
     )
     instead = once.found(found)
     if instead is None:

@@ -314,6 +314,9 @@ def _write_run(
 
     The message joins the run, unless `once` sends nothing. A message that has joined one before is
     enqueued once more, because an earlier COMMIT got no answer. That writes nothing.
+
+    The run may end after it was found, because its end needs no pointer. Then the message is for
+    the next run.
     """
     run = run_of(database, db, request, fresh=True)
     if not run.found.joins:

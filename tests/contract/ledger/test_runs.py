@@ -279,6 +279,44 @@ def test_a_run_that_ends_within_a_claim_does_not_answer_a_new_message(
             assert "b" not in runs.members()
 
 
+@pytest.mark.parametrize("how", ["replace", "attach", "answer"])
+@pytest.mark.parametrize("ends", ["open", "following", "next"])
+def test_a_run_that_ends_within_an_enqueue_takes_no_message(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, ends: str, how: str
+) -> None:
+    """If the open run ends after `enqueue()` has read it, its message opens the next one. So it does
+    if the next one is revoked. If a run that still follows is revoked, it is for the open run."""
+    if not runs.book.locks_rows:
+        pytest.skip("an enqueue stops all writers")
+    first, holder, ended = runs.claim("a"), runs.book.again(), []
+    if ends != "open":
+        runs.put("b")
+    if ends == "next":
+        holder.complete_alone(first.claim, '"one"')
+    known = outbox.run_of
+
+    def find(*args: Any, **kwargs: Any) -> Any:
+        run = known(*args, **kwargs)
+        if not ended:
+            if ends == "open":
+                holder.complete_alone(first.claim, '"one"')
+            else:
+                holder.revoke(run_id(BASE, "b"), message="b")
+            ended.append(ends)
+        return run
+
+    with monkeypatch.context() as patch:
+        patch.setattr(outbox, "run_of", find)
+        {"replace": runs.put, "attach": runs.attach, "answer": runs.enqueue}[how]("c")
+    if ends != "following":
+        assert runs.pointer() == ("c", None)
+        assert runs.claim("c").attempt == 1
+    elif how == "replace":
+        assert runs.pointer() == ("a", "c")
+    else:
+        assert runs.members().get("c") == ("a" if how == "answer" else None)
+
+
 # -- (c) members of an ended run ------------------------------------------------------------------
 
 
@@ -533,6 +571,26 @@ def test_a_replaced_message_of_a_run_that_follows_reads_that(runs: Runs) -> None
     found = runs.ledger.peek(runs.request("b"))
     assert isinstance(found, Answer)
     assert (found.decision, found.replaced_by) == (Decision.SUPERSEDED, "c")
+
+
+@pytest.mark.parametrize("waits", ["open", "following"])
+def test_replace_follows_a_body_that_began_after_the_snapshot(runs: Runs, waits: str) -> None:
+    """Under REPEATABLE READ, `replace` learns that a body has begun the call that waits in its own
+    snapshot. It stores the run that follows."""
+    if runs.book.kind not in ("mariadb", "mariadb in steps", "mysql"):
+        pytest.skip("PostgreSQL refuses to write there, and SQLite has one writer")
+    if waits == "following":
+        first = runs.claim("first")
+        runs.put("a")
+    else:
+        runs.enqueue("a")
+    with runs.book.engine.execution_options(isolation_level="REPEATABLE READ").begin() as db:
+        db.execute(sa.select(WORK)).all()
+        if waits == "following":
+            runs.ledger.complete_alone(first.claim, None)
+        runs.claim("a")
+        assert runs.put("b", db) == "b"
+    assert runs.pointer() == ("a", "b")
 
 
 def test_attach_looks_at_the_run_that_follows_first(runs: Runs) -> None:
