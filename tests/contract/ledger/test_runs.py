@@ -284,8 +284,8 @@ def test_a_run_that_ends_within_a_claim_does_not_answer_a_new_message(
 def test_a_run_that_ends_within_an_enqueue_takes_no_message(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, ends: str, how: str
 ) -> None:
-    """If the open run ends after `enqueue()` has read it, its message opens the next one. So it does
-    if the next one is revoked. If a run that still follows is revoked, it is for the open run."""
+    """If the open run ends after `enqueue()` has read it, its message opens the next one. The same
+    holds if the next one is revoked. If that one still follows, the message is for the open run."""
     if not runs.book.locks_rows:
         pytest.skip("an enqueue stops all writers")
     first, holder, ended = runs.claim("a"), runs.book.again(), []
