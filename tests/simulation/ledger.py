@@ -406,7 +406,9 @@ class MemoryLedger(NewestMessages, StoredCalls, Runs):
     def _claim(self, request: ClaimRequest) -> ClaimAnswer:
         records, decision = self._decide(request)
         runs = decision in CLAIMABLE or decision is Decision.BURY
-        if request.newest is not None and runs and decision is not Decision.SAME:
+        mine = all(self.keys.get(key, KeyRow()).owner == str(request.owner) for key in request.keys)
+        again = decision is Decision.SAME and mine
+        if request.newest is not None and runs and not again:
             turned_away = self.turn_away(request, records)
             if turned_away is not None:
                 return turned_away

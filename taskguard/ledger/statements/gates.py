@@ -225,7 +225,7 @@ class Newest(Gate):
         self._db = db
 
     def refuse(self, view: View) -> Busy | Answer | None:
-        if view.decision is Decision.SAME:
+        if view.is_again:
             return None
         newer = self._newer(view)
         if newer is None:
@@ -255,8 +255,7 @@ class Newest(Gate):
         if newest_row.work != work:
             self._end_older(view, newest_row, by=work)
         # If the owner repeats its request, it has superseded them. Later ones are newer than it.
-        again = view.decision is Decision.SAME
-        replaced = () if again else self._line(view).replace(by=work)
+        replaced = () if view.is_again else self._line(view).replace(by=work)
         newest_row.move(fence=claimed.claim.fence, work=work, stamp_us=view.sent_us)
         over = [Owner.parse(key.owner) for key in view.live]
         return replace(claimed, over=over[0] if over else None, replaced=replaced)

@@ -302,6 +302,17 @@ class TestWaiting:
         assert refused(book, 0)
         claim(book, 3)
 
+    def test_a_late_claim_of_one_that_has_crashed(self, book: Any) -> None:
+        """A claim that the database executes late, after its own work has crashed, is no grant if a
+        newer message waits by then."""
+        asked = delivery(1)
+        older = book.ledger.claim(asked)
+        book.ledger.crash(older.claim, "killed")
+        parked(book, 2)
+        assert isinstance(book.ledger.claim(asked), Answer)
+        assert is_outdated(book, 1)
+        assert waiting(book) == ["m2"]
+
     def test_one_that_comes_when_the_key_is_free(self, book: Any) -> None:
         """A newer message that finds the key free goes before the waiting older one, and supersedes
         it."""
