@@ -61,6 +61,7 @@ class _Rows(Protocol):
     ) -> RunOfMessage: ...
     def settle(self, run: RunOfMessage, tx: MemoryTransaction | None = None) -> None: ...
     def has_just_ended(self, run: RunOfMessage) -> bool: ...
+    def locked_run_of(self, by: object, request: ClaimRequest) -> RunOfMessage: ...
     def awaits_another(self, request: ClaimRequest) -> bool: ...
     def put_off(self, row: Work, request: ClaimRequest) -> None: ...
     def park_work(self, by: object, request: ClaimRequest, *, only_new: bool) -> bool: ...
@@ -166,7 +167,7 @@ class Runs:
             with self.locking(by, [("run", request.work)], self.lock_timeout_s):
                 pass
             while True:
-                run = self.run_of(request)
+                run = self.locked_run_of(by, request)
                 if run.found.waits:
                     return run.busy
                 peeked = self.peek_work(run.request)
@@ -183,6 +184,14 @@ class Runs:
         finally:
             self.unlock(by)
 
+    def locked_run_of(self: _Rows, by: object, request: ClaimRequest) -> RunOfMessage:
+        """Return the run of a request, and lock the record of a run that it would end."""
+        run = self.run_of(request)
+        if run.found.ends is None:
+            return run
+        with self.locking(by, [("work", run.found.ends)], self.lock_timeout_s):
+            return self.run_of(request)
+
     def has_just_ended(self: _Rows, run: RunOfMessage) -> bool:
         """Return whether the open run ended while a message that is no member waited for it."""
         was_open = run.found.joins and not run.found.opens
@@ -198,7 +207,8 @@ class Runs:
         by = object()
         try:
             with self.locking(by, [("run", request.work)]):
-                run = self.run_of(request)
+                pass
+            run = self.locked_run_of(by, request)
             parked = not run.found.waits and self.park_work(by, run.request, only_new=only_new)
             if parked:
                 self.settle(run)
