@@ -50,7 +50,7 @@ def park(database: Database, request: ClaimRequest, *, only_new: bool = False) -
             run = None
             if request.by_run:
                 run = run_of(database, db, request)
-                if run.found.waits:
+                if run.found.waits or run.found.ends is not None:
                     return False
                 request = run.request
             if only_new and is_on_record(db, request):

@@ -717,6 +717,7 @@ def test_a_deferral_does_not_end_a_lapsed_run(runs: Runs) -> None:
     runs.put("b")
     runs.book.expire_all()
     runs.book.claim(work="other order:1")
+    assert not runs.ledger.park(runs.request("b", stored=True, in_line=True))
     runs.ledger.join(runs.request("b"))
     assert runs.pointer() == ("a", "b")
     assert runs.record("a").state == State.PROCESSING
