@@ -52,6 +52,8 @@ ELSEWHERE = {
     "locks.holders": "an operator releases a key; tests/integration/operations/test_release.py",
     "ledger.has_lines": "a relay starts; tests/celery/test_deploys.py",
     "ledger.count_waiting": "a worker or the doctor starts; tests/celery/test_deploys.py",
+    "ledger.join": 'once_per="run" only; test_run_crashes.py',
+    "ledger.of_run": "the same",
     "ledger.now_us": "an enqueue with a delay; tests/celery/test_unique.py",
 }
 
