@@ -85,11 +85,6 @@ def _failed_for_ever(world: World) -> None:
     world.ledger.fail = fail  # type: ignore[method-assign]
 
 
-def _answered_by_another_run(world: World) -> None:
-    """A claim or an enqueue that waited for the open run to end takes it for its own."""
-    world.ledger.has_just_ended = lambda run: False  # type: ignore[method-assign]
-
-
 def _replace_forgotten(world: World) -> None:
     """A call that comes while a body runs joins that run."""
     world.patch(stored_calls, "Sent", lambda request, follows=False: Sent(request))
@@ -119,7 +114,6 @@ RUN_MUTANTS = (
     *RUN_MUTANTS_OF_SHOP,
     Mutant("following run begins too early", _begins_too_early, ("S13",)),
     Mutant("failed run stays open", _failed_for_ever, ("L1",)),
-    Mutant("answered by another run", _answered_by_another_run, ("S15", "S8")),
     Mutant("replace forgotten", _replace_forgotten, ("S15",)),
     Mutant("any message runs a stored call", _any_message_runs, ("S15",)),
     Mutant("ended by a replaced message", _ended_by_a_replaced_message, ("S15",)),

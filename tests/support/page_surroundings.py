@@ -492,7 +492,7 @@ def alembic(place: Place) -> Iterator[None]:
     yield
     with operations() as db:
         place.upgrade()
-        assert len(_tables(db)) == 5
+        assert len(_tables(db)) == 6
     with operations() as db:
         place.downgrade()
         assert _tables(db) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -199,3 +200,40 @@ def test_a_ledger_that_forgets_a_rule_does_not_pass(
         made = Mutation(monkeypatch, book.kind)
         mutate(made)
         catch(book, made, lambda each: test(Runs(each)))
+
+
+@pytest.mark.parametrize(
+    ("home", "name", "test"),
+    [
+        (
+            runs.Run,
+            "has_just_ended",
+            functools.partial(
+                runs_tests.test_a_run_that_ends_within_an_enqueue_takes_no_message,
+                ends="open",
+                how="replace",
+            ),
+        ),
+        (
+            claiming,
+            "_ended_meanwhile",
+            functools.partial(
+                runs_tests.test_a_run_that_ends_within_a_claim_does_not_answer_a_new_message,
+                step="claim",
+            ),
+        ),
+    ],
+)
+def test_an_end_that_is_overlooked_does_not_pass(
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    home: Any,
+    name: str,
+    test: Callable[..., None],
+) -> None:
+    """The open run ends between two statements of one transaction. On SQLite it cannot."""
+    with making_books(request, "postgresql") as make:
+        book = make()
+        made = Mutation(monkeypatch, book.kind)
+        made.replace(home, name, lambda *_: False)
+        catch(book, made, lambda each: test(Runs(each), monkeypatch))

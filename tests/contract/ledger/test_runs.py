@@ -626,25 +626,6 @@ def test_a_run_that_failed_is_continued_by_its_stored_call(runs: Runs) -> None:
     assert runs.claim("a", retries=1).attempt == 2
 
 
-def test_a_run_that_ends_while_its_call_is_replaced(
-    runs: Runs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """If the open run ends while `replace` looks at it, the call gets a run of its own."""
-    if not runs.book.locks_rows:
-        pytest.skip("no other transaction writes meanwhile")
-    first, right, holder = runs.claim("a"), outbox.run_of, runs.book.again()
-
-    def run_of(*args: Any, **how: Any) -> Any:
-        run = right(*args, **how)
-        monkeypatch.undo()
-        holder.complete_alone(first.claim, None)
-        return run
-
-    monkeypatch.setattr(outbox, "run_of", run_of)
-    assert runs.put("b") == "b"
-    assert runs.claim("b").claim.work == run_id(BASE, "b")
-
-
 def test_a_following_run_that_was_revoked_follows_no_more(runs: Runs) -> None:
     """If the message of the run that follows is revoked, the next message opens a run of its
     own."""

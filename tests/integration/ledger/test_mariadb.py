@@ -96,7 +96,7 @@ def test_two_create_the_tables_at_once(url: str, spelling: Any) -> None:
         tables = sa.text(
             "select engine from information_schema.tables where table_schema = database()"
         )
-        assert list(db.execute(tables).scalars()) == ["InnoDB"] * 4
+        assert list(db.execute(tables).scalars()) == ["InnoDB"] * 6
     engine.dispose()
     for ledger in ledgers:
         ledger.close()
