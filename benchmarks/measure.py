@@ -25,11 +25,11 @@ class Figure:
     """One line of a table.
 
     Attributes:
-        name: of the line.
-        median: of all rounds.
-        ratio: the median of the rounds' own ratios to the reference.
-        low: their lower quartile.
-        high: their upper quartile.
+        name: the name of the line.
+        median: the median of all rounds.
+        ratio: the median of the ratios to the reference. Each round has a ratio.
+        low: the lower quartile of these ratios.
+        high: the upper quartile of these ratios.
         quartiles: the lower and the upper quartile of all rounds.
     """
 
@@ -50,11 +50,11 @@ def in_turns(
     clock: Callable[[], float] = time.perf_counter,
     but: Mapping[str, str] = {},
 ) -> list[Figure]:
-    """µs per call of each case; in each round every case runs `repeats` times.
+    """Return µs per call of each case. In each round every case runs `repeats` times.
 
-    The ratio is the median of the rounds' own ratios: a slow minute is slow for both. `clock`:
-    `time.process_time` for the time that this process's threads have on a processor. `but`: cases
-    that have another reference.
+    The ratio is the median of the ratios of all rounds, because a slow minute is slow for both.
+    With `time.process_time` as `clock`, the figures are processor time of this process. `but` has
+    the cases with another reference.
     """
     samples: dict[str, list[float]] = {name: [] for name in cases}
     for number in range(-1, rounds):  # the first round warms up

@@ -326,8 +326,9 @@ class LockOverruled(Event):
     name: ClassVar[str] = "lock_overruled"
     level: ClassVar[int] = logging.WARNING
     text: ClassVar[str] = (
-        "%(key)s has a value at the lock server that is no lease, or outlives every one (another "
-        "application's, or a clock set back; %(remaining_s).0f s left): the ledger alone decides"
+        "%(key)s has a value at the lock server that is no lease, or outlives every lease "
+        "(%(remaining_s).0f s left). Another application wrote it, or a clock was set back. The "
+        "ledger alone decides"
     )
     holder: str = ""
     remaining_s: float = 0.0

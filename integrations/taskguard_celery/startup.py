@@ -146,7 +146,7 @@ def _check_servers(app: Any, rows: list[Any], *, registers: bool) -> None:
             if registers:
                 runtime.runner.names.register()
     except errors.LedgerUnavailableError as error:
-        logger.warning("the ledger is down; deliveries will be deferred: %s", error)
+        logger.warning("the ledger is down; messages will be deferred: %s", error)
         return
     finally:
         runtime.close()

@@ -96,8 +96,8 @@ def _seconds(when: datetime) -> str:
 @functools.cache
 def _warn_of_rq_scheduler(name: str) -> None:
     logger.warning(
-        "%s comes from rq-scheduler, which uses one job for all its messages: taskguard tells them "
-        "apart by when they were enqueued, so a message that is enqueued twice counts as two. Set "
+        "%s comes from rq-scheduler, which uses one job for all its messages. taskguard tells them "
+        "apart by when they were enqueued. A message that is enqueued twice counts as two. Set "
         "message_id= in @guarded_job if the job has a better id.",
         name,
     )

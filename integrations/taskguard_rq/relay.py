@@ -88,8 +88,8 @@ class RQRelay:
 @functools.cache
 def _warn_of_unknown_ledger() -> None:
     logger.warning(
-        'A job has busy="park", and this worker does not know the ledger, so it has no relay: '
-        "after a holder is killed, the next holder of its key promotes the messages that wait. Set "
+        'A job has busy="park", and this worker does not know the ledger, so it has no relay. '
+        "After a holder is killed, the next holder of its key promotes the messages that wait. Set "
         "TASKGUARD_LEDGER_URL, or run `taskguard relay --rq …`."
     )
 

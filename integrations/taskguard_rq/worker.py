@@ -79,7 +79,7 @@ def _load(connection: Any) -> None:
         if "ledger_away" not in {finding.name for finding in found}:
             load(connection)
     except LedgerUnavailableError as error:
-        logger.warning("the ledger is down; jobs will be deferred: %s", error)
+        logger.warning("the ledger is down; messages will be deferred: %s", error)
     except ConfigurationError as error:
         logger.critical("the worker does not start: %s", error)
         raise SystemExit(f"taskguard: {error}") from error

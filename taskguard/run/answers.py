@@ -84,9 +84,9 @@ class Answers:
         late = found.age_s > _LATE_ANSWER_S and not found.same_message
         if late and not (delivery.by_message or delivery.by_run):
             logger.warning(
-                "%s %s: a new message was answered with a result that is %.1f h old. If it "
-                'should run, say once_per="message", which runs each message, or once_per="run", '
-                "which runs again if the former run has ended.",
+                "%s %s: a new message was answered with a result that is %.1f h old. If each "
+                'message should run, say once_per="message". If a message should run once the '
+                'former run has ended, say once_per="run".',
                 delivery.task,
                 delivery.key,
                 found.age_s / 3_600,

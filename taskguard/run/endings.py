@@ -236,7 +236,7 @@ class Endings:
             )
             return
         logger.warning(
-            "%s %s: the body raised %s, and no signal told this process to stop, so it counts as a "
+            "%s %s: the body raised %s. No signal told this process to stop, so it counts as a "
             "crash. Let the body return, or raise an Exception.",
             delivery.task,
             delivery.key,
