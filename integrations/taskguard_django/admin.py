@@ -8,6 +8,7 @@ confirmed. Its form does not grow with the list.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -210,8 +211,12 @@ class WorkAdmin(_ToLookAt):
         ledger = conf.ledger()
 
         def act(work: Any) -> str | None:
-            requeued = ledger.requeue(work.pk, reason=f"{reason} ({request.user})")
-            return f"requeued: {reason}" if requeued else None
+            with contextlib.suppress(
+                errors.AlreadyEnqueuedError
+            ):  # a later run of the work is open
+                if ledger.requeue(work.pk, reason=f"{reason} ({request.user})"):
+                    return f"requeued: {reason}"
+            return None
 
         across = _is_across(request)
         chosen = ended.filter(finished__lte=_until(request)) if across else rows

@@ -176,12 +176,10 @@ def run_of(
         fresh: whether `db` may have an older snapshot, because the transaction is the user's.
     """
     base, message = str(request.work), request.message
-    select = sa.select(RUNS).where(RUNS.c.work == base)
     if lock:
-        new = {"work": base, "open": None, "follows": None, "updated": database.now()}
-        db.execute(database.dialect.insert_missing(RUNS, new))
-        select = select.with_for_update()
-    pointer = db.execute(select).first()
+        pointer = _locked_pointer(database, db, base)
+    else:
+        pointer = db.execute(sa.select(RUNS).where(RUNS.c.work == base)).first()
     joined, sent_before = _runs_of_message(db, base, request, lock=lock)
     runs = {} if pointer is None else {pointer.open, pointer.follows}
     known = _records(database, db, base, joined, *runs, *sent_before)
@@ -235,10 +233,7 @@ def later_run(database: Database, db: sa.Connection, base: str, work: str) -> st
 
     Otherwise the run becomes the open one again.
     """
-    new = {"work": base, "open": None, "follows": None, "updated": database.now()}
-    db.execute(database.dialect.insert_missing(RUNS, new))
-    select = sa.select(RUNS).where(RUNS.c.work == base).with_for_update()
-    pointer = db.execute(select).one()
+    pointer = _locked_pointer(database, db, base)
     known = _records(database, db, pointer.follows, pointer.open)
     for later in (pointer.follows, pointer.open):
         if later not in (None, work) and not _has_ended(known.get(later)):
@@ -247,6 +242,13 @@ def later_run(database: Database, db: sa.Connection, base: str, work: str) -> st
     resumed = {"open": work, "follows": None, "updated": now_us}
     db.execute(sa.update(RUNS).where(RUNS.c.work == base).values(**resumed))
     return None
+
+
+def _locked_pointer(database: Database, db: sa.Connection, base: str) -> Any:
+    """Return the pointer, which is made if it is missing, and lock it."""
+    new = {"work": base, "open": None, "follows": None, "updated": database.now()}
+    db.execute(database.dialect.insert_missing(RUNS, new))
+    return db.execute(sa.select(RUNS).where(RUNS.c.work == base).with_for_update()).one()
 
 
 def _of_member(run: Run, row: Any) -> None:

@@ -11,6 +11,7 @@ from taskguard.model.bounds import MOST_SLOTS, Rate, rate_of
 from taskguard.values import value
 
 __all__ = [
+    "AGAIN_AFTER_S",
     "DAY_S",
     "LEAST_PURGE_AGE_S",
     "MOST_ROWS",
@@ -36,6 +37,9 @@ OnLost = Literal["fence", "interrupt"]
 DAY_S = 86_400.0
 LEAST_PURGE_AGE_S = 3_600.0
 """Minimum age of ended work that a purge deletes."""
+
+AGAIN_AFTER_S = 3_600.0
+"""Default time without a claim after which a message that was sent counts as lost, in seconds."""
 
 # A hundred years: a longer time does not fit into the clocks of databases and lock servers.
 MOST_S = 36_500 * DAY_S

@@ -32,7 +32,7 @@ from taskguard.errors import (
 from taskguard.ledger.transactions.external import ExternalConnection
 from taskguard.model.claims import ClaimRequest
 from taskguard.model.delivery import NOT_BEFORE, Delivery, MessageRef
-from taskguard.model.policy import DAY_S, check_number
+from taskguard.model.policy import AGAIN_AFTER_S, DAY_S, check_number
 from taskguard.model.records import Existing, Once
 from taskguard.run.current import guard_on
 
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from taskguard.ledger.ports import LineLedger
 
 __all__ = [
-    "AGAIN_AFTER_S",
     "Duplicate",
     "OutcomeOfEnqueue",
     "Placed",
@@ -56,9 +55,6 @@ logger = logging.getLogger("taskguard")
 
 Send = Callable[[dict[str, Any], MessageRef], None]
 """Sends a stored call again, with these numbers; raises unless the broker took it."""
-
-AGAIN_AFTER_S = 3_600.0
-"""Default time without a claim after which a message that was sent counts as lost, in seconds."""
 
 Duplicate = Literal["answer", "attach", "skip", "replace", "raise"]
 """The choice for `enqueue()` if the same work is waiting or in progress."""

@@ -33,8 +33,8 @@ from typing import TYPE_CHECKING, Any
 from taskguard.api import TaskGuard
 from taskguard.errors import ConfigurationError, StoredCallError
 from taskguard.model.delivery import NOT_BEFORE
-from taskguard.model.policy import MOST_ROWS, check_number
-from taskguard.outbox.enqueue import AGAIN_AFTER_S, Send, outbox_of, waits_s
+from taskguard.model.policy import AGAIN_AFTER_S, MOST_ROWS, check_number
+from taskguard.outbox.enqueue import Send, outbox_of, waits_s
 from taskguard.values import value
 
 if TYPE_CHECKING:

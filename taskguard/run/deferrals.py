@@ -94,13 +94,17 @@ class Deferrals:
             published = True
 
         try:
-            request = delivery.request(clock=self._clock)
-            if self._ledger is not None and delivery.by_run:
-                self._ledger.join(request)
-            if self._ledger is None or delivery.work is None or not queue.new_message_per_deferral:
+            ledger, counted = self._ledger, queue.new_message_per_deferral
+            if ledger is None or delivery.work is None or not (counted or delivery.by_run):
                 publish(deferrals)
-            elif not self._ledger.defer(request, publish):
-                return self._drop_old(delivery, self._ledger)
+            else:
+                request = delivery.request(clock=self._clock)
+                if delivery.by_run:
+                    ledger.join(request)
+                if not counted:
+                    publish(deferrals)
+                elif not ledger.defer(request, publish):
+                    return self._drop_old(delivery, ledger)
         except TROUBLE:
             if not published:
                 publish(deferrals)

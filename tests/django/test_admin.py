@@ -12,6 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 import taskguard
+from support.claims import request
 from support.django_shop import django_on
 from support.guarded_shop import NotingQueue
 from taskguard import Guard
@@ -172,6 +173,21 @@ def test_requeue_asks_for_a_reason_and_takes_failed_works_alone(office: Office) 
     assert view.error == "requeued: carrier is back (root)"
     entry = LogEntry.objects.get()
     assert (entry.object_id, entry.change_message) == ("ship order:7", "requeued: carrier is back")
+
+
+def test_requeue_skips_a_run_if_a_later_one_is_open(office: Office) -> None:
+    """A FAILED run is skipped if a later run of the same work is open. Other work is requeued."""
+    ledger = office.ledger
+    runs = [request(7, message=MessageRef(name), by_run=True) for name in ("one", "two")]
+    first = ledger.claim(runs[0])
+    assert isinstance(first, Claimed)
+    ledger.fail(first.claim, "no carrier", again_in_s=None)
+    assert isinstance(ledger.claim(runs[1]), Claimed)
+    ledger.fail(office.claim(8), "no carrier")
+    chosen = ["ship order:7 run:one", "ship order:8"]
+    done = post(office.client(), WORKS_PAGE, chosen, action="requeue", reason="carrier is back")
+    assert "Requeued: ship order:8" in done.content.decode()
+    assert "Skipped, because it has changed: ship order:7 run:one" in done.content.decode()
 
 
 def test_release_takes_a_key_from_the_holder_that_was_shown(office: Office) -> None:

@@ -22,7 +22,7 @@ _METHODS: Mapping[str, tuple[Event, ...]] = {
     "fail": (Event.END,),
     "give_back": (),
     "crash": (),
-    "end_round": (),
+    "end_round": (Event.END,),
     "uncount_crash": (),
     "revoke": (Event.END,),
     "expire": (Event.END,),

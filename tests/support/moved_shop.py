@@ -32,6 +32,9 @@ app.conf.ONCE = {
 }
 app.conf.singleton_backend_url = LOCKS
 guarded = guarded_task(key="account:<account>", once_per="run", ttl_s=TTL_S)
+moved = guarded_task(
+    key="account:<account>", once_per=os.environ.get("MOVED_ONCE_PER", "run"), ttl_s=TTL_S
+)
 
 
 def _begin(account: str, words: str, go: str = "") -> None:
@@ -110,9 +113,7 @@ def retried_run(self: Task, account: str) -> int:
 
 
 @task(name="moved.run")
-@guarded_task(
-    key="account:<account>", once_per=os.environ.get("MOVED_ONCE_PER", "run"), ttl_s=TTL_S
-)
+@moved
 def run(account: str, words: str, go: str = "", *, guard: Guard) -> str:
     _begin(account, words, go)
     with guard.transaction() as db:
@@ -121,15 +122,17 @@ def run(account: str, words: str, go: str = "", *, guard: Guard) -> str:
     return words
 
 
-@task(name="moved.guarded_once", base=QueueOnce, once={"keys": ["account"]})
-@guarded_task(
-    key="account:<account>", once_per=os.environ.get("MOVED_ONCE_PER", "run"), ttl_s=TTL_S
-)
-def guarded_once(account: str, words: str, *, guard: Guard) -> str:
+def _guarded(account: str, words: str, guard: Guard) -> str:
     _begin(account, words)
     with guard.transaction() as db:
         _end(db, account, words)
     return words
+
+
+@task(name="moved.guarded_once", base=QueueOnce, once={"keys": ["account"]})
+@moved
+def guarded_once(account: str, words: str, *, guard: Guard) -> str:
+    return _guarded(account, words, guard)
 
 
 @task(
@@ -138,14 +141,9 @@ def guarded_once(account: str, words: str, *, guard: Guard) -> str:
     unique_on=["account"],
     raise_on_duplicate=True,
 )
-@guarded_task(
-    key="account:<account>", once_per=os.environ.get("MOVED_ONCE_PER", "run"), ttl_s=TTL_S
-)
+@moved
 def guarded_singleton(account: str, words: str, *, guard: Guard) -> str:
-    _begin(account, words)
-    with guard.transaction() as db:
-        _end(db, account, words)
-    return words
+    return _guarded(account, words, guard)
 
 
 def _enqueued(*args: str) -> Any:

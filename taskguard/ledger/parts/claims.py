@@ -10,20 +10,15 @@ from taskguard.errors import TransactionRetryError
 from taskguard.ledger import runs
 from taskguard.ledger.connections.errors import LockTimeoutError
 from taskguard.ledger.connections.retrying import retried
-from taskguard.ledger.decisions import CLAIMABLE, view_of
+from taskguard.ledger.decisions import view_of
 from taskguard.ledger.own_rows import changes as rows
 from taskguard.ledger.parts.base import Part
-from taskguard.ledger.statements.runs import (
-    AWAITS_ANOTHER,
-    awaits_another,
-    claim_run,
-    peek_run,
-)
+from taskguard.ledger.statements.claims import peeked
+from taskguard.ledger.statements.runs import claim_run, peek_run
 from taskguard.ledger.tables import KEYS
-from taskguard.model.claims import Answer, Busy, Claim, ClaimAnswer, ClaimRequest, RowRef
+from taskguard.model.claims import Busy, Claim, ClaimAnswer, ClaimRequest, RowRef
 from taskguard.model.lease import Owner
 from taskguard.model.records import WorkView
-from taskguard.model.states import Decision
 
 __all__ = ["SqlClaims"]
 
@@ -50,25 +45,9 @@ class SqlClaims(Part):
         """Return what a claim would find, without claiming."""
         if request.row is not None:
             self._check_own(request.row)
-        run = None
         if request.by_run:
-            run, seen = peek_run(self._database, request)
-            if run.found.waits and seen.decision is not Decision.SUPERSEDED:
-                return run.busy
-            request = run.request
-            if awaits_another(request, seen):
-                return AWAITS_ANOTHER
-        else:
-            seen = self._statements.peek(request)
-        row = seen.row
-        if seen.decision not in CLAIMABLE and seen.decision is not Decision.BURY:
-            answer = seen.answer(request)
-            if run is None or not isinstance(answer, Answer):
-                return answer
-            if answer.decision is Decision.DEAD and run.found.joins:
-                return AWAITS_ANOTHER  # this message joins the run by a claim or a deferral
-            return run.named(answer)
-        return Busy(None, None, same_work=False, started=row is not None and row.attempts > 0)
+            return peek_run(self._database, request)
+        return peeked(request, self._statements.peek(request))
 
     def _check_own(self, row: RowRef) -> None:
         """Check the table of the user's own row, once in a process."""

@@ -36,8 +36,7 @@ class SqlEndings(Part):
     def fail(self, claim: Claim, error: str, *, again_in_s: float | None = 0.0) -> bool:
         """Move PROCESSING -> FAILED, and end the lease."""
         final, until = self._awaited(claim, again_in_s)
-        due = self._undecided(claim, again_in_s)
-        ended: dict[str, None] = {"due": None, **NO_POSITION} if final else {}
+        position: dict[str, Any] = {**NO_POSITION} if final else {}
         return self._end(
             claim,
             state=State.FAILED.value,
@@ -45,8 +44,9 @@ class SqlEndings(Part):
             error=self._storable(error),
             lease_until=until,
             rounds=None,
+            due=self._undecided(claim, again_in_s),
             finished=self._database.now(),
-            **{"due": due, **ended},
+            **position,
         )
 
     def _awaited(self, claim: Claim, again_in_s: float | None) -> tuple[int, Any]:
@@ -62,10 +62,12 @@ class SqlEndings(Part):
 
         Only the message of a run's stored call may continue the run. So that one is sent again.
         """
-        now = self._database.now()
+        now, is_run = self._database.now(), claim.request.base is not None
+        if is_run and again_in_s is None:
+            return None
         if claim.request.strict:
             return now + int(UNDECIDED_S * 1e6)
-        if claim.request.base is None or again_in_s is None:
+        if not is_run or again_in_s is None:
             return None
         return sa.case((WORK.c.call.is_not(None), now + int(again_in_s * 1e6)))
 
@@ -91,6 +93,10 @@ class SqlEndings(Part):
         final, until = self._awaited(claim, again_in_s)
         rounds = sa.func.coalesce(WORK.c.rounds, 0) + 1
         last = rounds >= most
+        left = NO_POSITION if final else ()
+        position: dict[str, Any] = {
+            each: sa.case((last, None), else_=WORK.c[each]) for each in left
+        }
         ended = self._end(
             claim,
             state=sa.case((last, State.FAILED.value), else_=State.NEW.value),
@@ -101,6 +107,7 @@ class SqlEndings(Part):
             lease_until=sa.case((last, until), else_=self._back(claim)),
             due=sa.case((last, self._undecided(claim, again_in_s)), else_=WORK.c.due),
             finished=sa.case((last, self._database.now()), else_=None),
+            **position,
             # This comes last: MariaDB and MySQL evaluate an assignment with the values set before.
             rounds=sa.case((last, None), else_=rounds),
         )

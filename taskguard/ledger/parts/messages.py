@@ -20,13 +20,11 @@ from taskguard.ledger.parts.base import Part
 from taskguard.ledger.records import message_of
 from taskguard.ledger.tables import FREE, NO_POSITION, WORK
 from taskguard.model.claims import ClaimRequest, MessageRef
+from taskguard.model.policy import AGAIN_AFTER_S
 from taskguard.model.runs import run_id
 from taskguard.model.states import EXPIRED, State
 
 __all__ = ["SqlMessages", "is_over", "waits_for"]
-
-# For how long a sweep does not send the message of a run that follows, after it was delivered.
-_AGAIN_AFTER_S = 3_600.0
 
 
 class SqlMessages(Part):
@@ -58,7 +56,7 @@ class SqlMessages(Part):
         with self._database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
             run = runs.run_of(self._database, db, request)
             if run.found.waits:
-                run.put_off(db, again_after_s=_AGAIN_AFTER_S)
+                run.put_off(db, again_after_s=AGAIN_AFTER_S)
             elif run.found.joins and not run.is_new and run.goes_on(db):
                 run.settle(self._database, db)
 
@@ -66,9 +64,7 @@ class SqlMessages(Part):
     def revoke(self, work: str, *, message: str) -> bool:
         """Move NEW, PROCESSING or FAILED work of this message -> FAILED, for good."""
         states = State.NEW.value, State.PROCESSING.value, State.FAILED.value
-        opened = WORK.c.base.is_not(None)
-        theirs = sa.or_(opened, WORK.c.message == message)
-        mine = WORK.c.id == work, theirs, WORK.c.state.in_(states)
+        mine = WORK.c.id == work, WORK.c.state.in_(states)
         values = {
             "state": State.FAILED.value,
             "final": 1,
@@ -80,15 +76,16 @@ class SqlMessages(Part):
             "finished": self._database.now(),
         }
         with self._database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
-            select = sa.select(WORK.c.base, WORK.c.call, WORK.c.message).where(WORK.c.id == work)
-            run = db.execute(select.where(opened)).first()
-            if run is not None and not _may_end(run, work, message):
-                return self._leave_run(db, work, message)
+            columns = sa.select(WORK.c.base, WORK.c.call, WORK.c.message)
+            # Locked: an enqueue may be about to replace the call of a run.
+            row = db.execute(columns.where(WORK.c.id == work).with_for_update()).first()
+            if row is None or not _may_end(row, work, message):
+                return row is not None and self._leave_run(db, work, message)
             return db.execute(sa.update(WORK).where(*mine).values(**values)).rowcount == 1
 
     def _leave_run(self, db: sa.Connection, work: str, message: str) -> bool:
         """Move PROCESSING by this message -> NEW, because other messages of the run may do it."""
-        mine = WORK.c.id == work, WORK.c.message == message
+        mine = WORK.c.id == work, WORK.c.message == message, WORK.c.base.is_not(None)
         at_work = WORK.c.state == State.PROCESSING.value
         due = sa.case((WORK.c.call.is_not(None), self._database.now()))
         new = {"state": State.NEW.value, "owner": FREE, "lease_until": 0, "due": due}
@@ -159,11 +156,16 @@ class SqlMessages(Part):
             return found
 
 
-def _may_end(run: Any, work: str, message: str) -> bool:
-    """Return whether this message ends a run if it is revoked: that of its call, or its first."""
-    if run.call is not None:
-        return message_of(run) == message
-    return work == run_id(run.base, message)
+def _may_end(row: Any, work: str, message: str) -> bool:
+    """Return whether the work ends if this message is revoked.
+
+    A run ends with the message of its stored call or, without one, with that which opened it.
+    """
+    if row.base is None:
+        return bool(row.message == message)
+    if row.call is not None:
+        return message_of(row) == message
+    return work == run_id(row.base, message)
 
 
 def is_over(row: Any, now_us: int) -> bool:

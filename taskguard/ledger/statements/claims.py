@@ -31,7 +31,7 @@ from taskguard.model.claims import Answer, Busy, ClaimAnswer, Claimed, ClaimRequ
 from taskguard.model.line_states import LineState
 from taskguard.model.states import Decision, State
 
-__all__ = ["LockedClaim", "Seen", "claim", "decision_of", "peek", "peek_in", "settle"]
+__all__ = ["LockedClaim", "Seen", "claim", "decision_of", "peek", "peek_in", "peeked", "settle"]
 
 
 # The columns that decide a claim, and those that its answer contains.
@@ -123,6 +123,14 @@ def peek(database: Database, request: ClaimRequest) -> Seen:
     """Return the records and the decision of a claim, without making it."""
     with database.transaction() as db:
         return peek_in(database, db, request)
+
+
+def peeked(request: ClaimRequest, seen: Seen) -> ClaimAnswer:
+    """Return what a claim would find, as an answer of `ports.peek()`."""
+    if seen.decision not in CLAIMABLE and seen.decision is not Decision.BURY:
+        return seen.answer(request)
+    started = seen.row is not None and seen.row.attempts > 0
+    return Busy(None, None, same_work=False, started=started)
 
 
 def peek_in(database: Database, db: sa.Connection, request: ClaimRequest) -> Seen:

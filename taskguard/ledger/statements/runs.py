@@ -15,11 +15,11 @@ from taskguard.ledger.decisions import CLAIMABLE
 from taskguard.ledger.own_rows import changes as rows
 from taskguard.ledger.records import message_of
 from taskguard.ledger.runs import Run, run_of, will_be_sent
-from taskguard.ledger.statements.claims import LockedClaim, Seen, peek_in, settle
+from taskguard.ledger.statements.claims import LockedClaim, Seen, peek_in, peeked, settle
 from taskguard.model.claims import Answer, Busy, ClaimAnswer, Claimed, ClaimRequest
 from taskguard.model.states import Decision
 
-__all__ = ["AWAITS_ANOTHER", "awaits_another", "claim_run", "peek_run"]
+__all__ = ["awaits_another", "claim_run", "peek_run"]
 
 AWAITS_ANOTHER = Busy(None, None, same_work=True, started=True)
 """The answer to a message of a run for which the message of another call is stored."""
@@ -80,12 +80,24 @@ def _is_dead(answer: ClaimAnswer) -> bool:
     return isinstance(answer, Answer) and answer.decision in dead
 
 
-def peek_run(database: Database, request: ClaimRequest) -> tuple[Run, Seen]:
-    """Return the run of the message, and what `peek()` returns for it."""
+def peek_run(database: Database, request: ClaimRequest) -> ClaimAnswer:
+    """Return what `ports.peek()` says of the run of this message."""
     with database.transaction() as db:
-        run = run_of(database, db, request, lock=False)
-        found = peek_in(database, db, run.request)
+        run, found = _peek(database, db, request)
         if not run.found.waits and _ended_meanwhile(run, found.answer(run.request)):
-            run = run_of(database, db, request, lock=False)
-            found = peek_in(database, db, run.request)
-        return run, found
+            run, found = _peek(database, db, request)
+    if run.found.waits and found.decision is not Decision.SUPERSEDED:
+        return run.busy
+    if awaits_another(run.request, found):
+        return AWAITS_ANOTHER
+    answer = peeked(run.request, found)
+    if not isinstance(answer, Answer):
+        return answer
+    if answer.decision is Decision.DEAD and run.found.joins:
+        return AWAITS_ANOTHER  # this message joins the run by a claim or a deferral
+    return run.named(answer)
+
+
+def _peek(database: Database, db: sa.Connection, request: ClaimRequest) -> tuple[Run, Seen]:
+    run = run_of(database, db, request, lock=False)
+    return run, peek_in(database, db, run.request)

@@ -14,7 +14,7 @@ from contract.ledger.test_mutants import Mutation, catch
 from contract.ledger.test_runs import Runs
 
 from taskguard.ledger import runs
-from taskguard.ledger.parts import claims, messages, records
+from taskguard.ledger.parts import messages, records
 from taskguard.ledger.parts.endings import SqlEndings
 from taskguard.ledger.statements import runs as claiming
 from taskguard.model.runs import Resolved, resolve
@@ -90,8 +90,7 @@ def failures_end_no_runs(made: Mutation) -> None:
 
 def any_message_runs_a_stored_call(made: Mutation) -> None:
     """A message with older arguments runs in the place of the newest call."""
-    for module in (claims, claiming):
-        made.replace(module, "awaits_another", lambda *_: False)
+    made.replace(claiming, "awaits_another", lambda *_: False)
 
 
 def a_call_that_was_given_up_is_awaited(made: Mutation) -> None:

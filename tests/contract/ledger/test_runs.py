@@ -446,6 +446,43 @@ def test_revoking_a_replaced_message_does_not_end_the_newer_call(runs: Runs) -> 
     assert runs.answer("b").decision is Decision.REVOKED
 
 
+def test_a_call_that_is_stored_during_a_revocation_is_not_lost(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call replaces the one whose message is being revoked. It replaces it before, so that the
+    older message ends nothing, or it opens the next run."""
+    runs.enqueue("a")
+    other, known = Runs(runs.book), messages._may_end
+    other.ledger = runs.book.again()
+    replacing = threading.Thread(target=other.put, args=("b",))
+
+    def may_end(*args: Any) -> bool:
+        replacing.start()
+        replacing.join(0.2)  # it waits for the lock of the revocation
+        return known(*args)
+
+    monkeypatch.setattr(messages, "_may_end", may_end)
+    runs.ledger.revoke(run_id(BASE, "a"), message="a")
+    replacing.join()
+    assert runs.overdue() == ["b"]
+    assert runs.claim("b").attempt == 1
+
+
+@pytest.mark.parametrize("how", ["fails", "loses its transaction"])
+def test_a_run_that_gave_up_leaves_its_line(runs: Runs, how: str) -> None:
+    """Work with `order="strict"` keeps its position for a retry. A run that has no retry left gives
+    the position up."""
+    claimed = runs.claim("a", stored=True, in_line=True, strict=True)
+    if how == "fails":
+        assert runs.ledger.fail(claimed.claim, "boom", again_in_s=None)
+    else:
+        ended = runs.ledger.end_round(claimed.claim, "boom", most=1, again_in_s=None)
+        assert ended is State.FAILED
+    record = runs.record("a")
+    assert (record.final, record.line, record.parked, record.due) == (2, None, None, None)
+    assert runs.answer("a").decision is Decision.FAILED
+
+
 # -- (e) a lapsed run -----------------------------------------------------------------------------
 
 
