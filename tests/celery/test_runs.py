@@ -39,7 +39,7 @@ def attempts(shop: Any) -> list[tuple[str, int]]:
     return sorted((row.state, row.attempts) for row in rows)
 
 
-@pytest.mark.parametrize("name", ["sync", "sync_or_skip"])
+@pytest.mark.parametrize("name", ["sync", "sync_or_skip", "sync_or_raise"])
 def test_a_second_message_in_progress_is_answered_and_a_later_one_runs(
     shop: Any, name: str
 ) -> None:
@@ -67,7 +67,7 @@ def test_replace_while_a_body_runs_never_loses_the_newest_call(shop: Any, name: 
         first = enqueue(sync, ("a", "one", "go one"), duplicate="replace")
         wait_for_step(shop, "began one")
         second = enqueue(sync, ("a", "two"), duplicate="replace")
-        third = enqueue(sync, ("a", "three"), duplicate="replace")
+        third = enqueue(sync, ("a", "three"), duplicate="replace", delay_s=1)
         assert second.result.id != first.result.id
         assert third.result.id == second.result.id
         shop.let_go("go one")

@@ -344,6 +344,13 @@ def sync_or_skip(account: str, words: str, go: str = "", *, guard: Guard) -> str
     return _sync(account, words, go, guard)
 
 
+@task(name="shop.sync_or_raise")
+@guarded_task(key="account:<account>", once_per="run", busy="raise", ttl_s=TTL_S)
+def sync_or_raise(account: str, words: str, go: str = "", *, guard: Guard) -> str:
+    """Runs again once it has ended, and fails if other work holds its key."""
+    return _sync(account, words, go, guard)
+
+
 @task(name="shop.sync_in_line")
 @guarded_task(key="account:<account>", once_per="run", busy="park", ttl_s=TTL_S)
 def sync_in_line(account: str, words: str, go: str = "", *, guard: Guard) -> str:
