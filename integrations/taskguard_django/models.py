@@ -43,6 +43,7 @@ class Key(models.Model):
     slots = models.IntegerField(null=True)
     next_start = models.BigIntegerField(null=True)
     stamp = models.BigIntegerField(null=True)
+    works = models.TextField(null=True)
 
     objects = _OfTheLedger()
 
@@ -98,6 +99,10 @@ class Work(models.Model):
     strict = models.SmallIntegerField(null=True)
     expires = models.BigIntegerField(null=True)
     base = models.TextField(null=True)
+    history = models.TextField(null=True)
+    flag = models.SmallIntegerField(null=True)
+    since = models.BigIntegerField(null=True)
+    trace = models.TextField(null=True)
     created = models.BigIntegerField()
     started = models.BigIntegerField(null=True)
     finished = models.BigIntegerField(null=True)

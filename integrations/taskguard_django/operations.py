@@ -13,6 +13,10 @@ from taskguard_django.conf import alias
 __all__ = ["CreateLedger", "UpgradeLedger"]
 
 TABLES = (
+    "taskguard_snapshot",
+    "taskguard_counts",
+    "taskguard_actions",
+    "taskguard_happenings",
     "taskguard_workers",
     "taskguard_runs",
     "taskguard_messages",

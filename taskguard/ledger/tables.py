@@ -14,7 +14,10 @@ from taskguard.model.claims import Claim
 from taskguard.model.states import State
 
 __all__ = [
+    "ACTIONS",
+    "COUNTS",
     "FREE",
+    "HAPPENINGS",
     "KEYS",
     "MESSAGES",
     "METADATA",
@@ -22,6 +25,7 @@ __all__ = [
     "RUNS",
     "SCHEMA",
     "SCHEMA_VERSION",
+    "SNAPSHOT",
     "WORK",
     "WORKERS",
     "claimed_by",
@@ -89,6 +93,7 @@ _KEY = _Exact(key_chars=768)
 _TEXT = _Exact()
 _JSON = _Large()
 _LONG = sa.BigInteger()
+_ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")  # the type that SQLite numbers by itself
 
 SCHEMA = sa.Table(
     "taskguard_schema",
@@ -109,6 +114,8 @@ KEYS = sa.Table(
     sa.Column("next_start", _LONG),
     # When the newest message that has begun was sent; see `ledger/lines/newest.py`.
     sa.Column("stamp", _LONG),
+    # The last works of the key, the newest first, one in a line. See `ledger/history.py`.
+    sa.Column("works", _TEXT),
 )
 
 WORK = sa.Table(
@@ -155,6 +162,16 @@ WORK = sa.Table(
     sa.Column("strict", sa.SmallInteger),
     # When the message of work in a line expires. NULL: never.
     sa.Column("expires", _LONG),
+    # What happened to it other than a claim and its completion, one happening in a line, the newest
+    # last. NULL: nothing. See `model/history.py`.
+    sa.Column("history", _JSON),
+    # One of `model.history.Flag`, and since when. NULL: nothing is wrong. Most work never has a
+    # flag, so that its changes stay cheap. No index may have `state`, not even in its condition:
+    # then no completion is a HOT update on PostgreSQL.
+    sa.Column("flag", sa.SmallInteger),
+    sa.Column("since", _LONG),
+    # The W3C traceparent of the span that claimed it. NULL: none was sampled.
+    sa.Column("trace", _TEXT),
     sa.Column("created", _LONG, nullable=False),
     sa.Column("started", _LONG),
     sa.Column("finished", _LONG),
@@ -177,6 +194,14 @@ sa.Index(
     WORK.c.rank,
     WORK.c.parked,
     info={"where": WORK.c.parked.is_not(None), "length": {"key": 255}},
+)
+
+# This index has only work that an operator may look for.
+sa.Index(
+    "taskguard_work_flag",
+    WORK.c.flag,
+    WORK.c.since,
+    info={"where": WORK.c.flag.is_not(None)},
 )
 
 # The numbers of a message of a work. Several works may have messages with one id.
@@ -216,6 +241,65 @@ WORKERS = sa.Table(
     sa.Column("started", _LONG, nullable=False),
     # A worker that takes keys changes it about three times an hour.
     sa.Column("seen", _LONG, nullable=False),
+)
+
+# What happened to keys and work without a change of their rows: duplicates, deferrals, lost leases.
+# Rows are only added. Equal happenings of one process are one row, with their number.
+HAPPENINGS = sa.Table(
+    "taskguard_happenings",
+    METADATA,
+    sa.Column("id", _ID, sa.Identity(), primary_key=True),
+    sa.Column("at", _LONG, nullable=False),
+    sa.Column("key", _TEXT, nullable=False),
+    sa.Column("task", _TEXT, nullable=False),
+    sa.Column("work", _TEXT),
+    # One of `model.history.Happened`.
+    sa.Column("what", _TEXT, nullable=False),
+    sa.Column("owner", _TEXT, nullable=False),
+    sa.Column("fence", _LONG),
+    sa.Column("n", sa.Integer, nullable=False),
+    sa.Column("detail", _TEXT),
+)
+sa.Index(
+    "taskguard_happenings_of_key", HAPPENINGS.c.key, HAPPENINGS.c.at, info={"length": {"key": 255}}
+)
+
+# What operators changed, and why. Rows are only added.
+ACTIONS = sa.Table(
+    "taskguard_actions",
+    METADATA,
+    sa.Column("id", _ID, sa.Identity(), primary_key=True),
+    sa.Column("at", _LONG, nullable=False),
+    # One of `model.history.Action`.
+    sa.Column("action", _TEXT, nullable=False),
+    sa.Column("actor", _TEXT, nullable=False),
+    sa.Column("reason", _TEXT, nullable=False),
+    sa.Column("key", _TEXT),
+    sa.Column("task", _TEXT),
+    sa.Column("work", _TEXT),
+    sa.Column("detail", _TEXT),
+)
+
+# How many deliveries of a task had which outcome, and other counters of `metrics.py`. Bucket 0 has
+# the totals. The others are minutes since 1970, and are kept for two days.
+COUNTS = sa.Table(
+    "taskguard_counts",
+    METADATA,
+    sa.Column("bucket", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("task", _Exact(key_chars=500), primary_key=True),
+    sa.Column("what", _Exact(key_chars=100), primary_key=True),
+    # Seconds of histograms have fractions.
+    sa.Column("n", sa.Double, nullable=False),
+)
+
+# What the exporter, the page and `taskguard top` show. One row: the viewer that finds it old takes
+# a new one, and all others read it. See `ledger/operations/snapshot.py`.
+SNAPSHOT = sa.Table(
+    "taskguard_snapshot",
+    METADATA,
+    sa.Column("number", sa.SmallInteger, primary_key=True, autoincrement=False),
+    sa.Column("taken", _LONG, nullable=False),
+    sa.Column("json", _JSON),
 )
 
 

@@ -118,8 +118,7 @@ class Faults:
             said = str(origin.args[-1] if origin.args else origin).partition("\n")[0]
             return LedgerSchemaError(
                 f"The database {self.place} refused a statement of the ledger: {said}. Its user "
-                "needs SELECT, INSERT and UPDATE on taskguard_keys, taskguard_work, "
-                "taskguard_messages, taskguard_runs and taskguard_workers, and SELECT on "
+                "needs SELECT, INSERT and UPDATE on each table taskguard_*, and SELECT on "
                 "taskguard_schema. If a column is missing, the tables have another version: run "
                 "`taskguard ledger upgrade`. Until then, nothing runs."
             )

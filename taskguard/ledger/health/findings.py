@@ -50,9 +50,8 @@ PRIVILEGES = FindingTemplate(
     Level.ERROR,
     what="{problem}",
     why="No guarded task can run.",
-    fix="GRANT SELECT, INSERT, UPDATE on taskguard_keys, taskguard_work, taskguard_messages, "
-    "taskguard_runs and taskguard_workers, and SELECT on taskguard_schema. If a column is missing, "
-    "the tables are of another version.",
+    fix="GRANT SELECT, INSERT, UPDATE on each table taskguard_*, and SELECT on taskguard_schema. "
+    "If a column is missing, the tables are of another version.",
     link="docs/how-to/production.md#before-the-first-deploy",
 )
 OWN_TABLE = FindingTemplate(

@@ -14,11 +14,21 @@ import sqlalchemy as sa
 from taskguard.errors import LedgerSchemaError
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.own_rows.guarded_row import GuardedRow
-from taskguard.ledger.tables import KEYS, MESSAGES, RUNS, WORK, WORKERS
+from taskguard.ledger.tables import (
+    ACTIONS,
+    COUNTS,
+    HAPPENINGS,
+    KEYS,
+    MESSAGES,
+    RUNS,
+    SNAPSHOT,
+    WORK,
+    WORKERS,
+)
 
 __all__ = ["check_privileges", "check_privileges_on_row"]
 
-_TABLES = (KEYS, WORK, MESSAGES, RUNS, WORKERS)
+_TABLES = (KEYS, WORK, MESSAGES, RUNS, WORKERS, HAPPENINGS, ACTIONS, COUNTS, SNAPSHOT)
 
 
 def check_privileges(database: Database) -> None:

@@ -26,6 +26,10 @@ TABLES = (
     "taskguard_messages",
     "taskguard_runs",
     "taskguard_workers",
+    "taskguard_happenings",
+    "taskguard_actions",
+    "taskguard_counts",
+    "taskguard_snapshot",
 )
 PRIVILEGES = ("select", "insert", "update")
 
