@@ -36,6 +36,7 @@ from taskguard.settings import (
 if TYPE_CHECKING:
     from taskguard.decorated import Decorator
     from taskguard.ledger.ports import DatabaseLedger
+    from taskguard.operations import Operations
     from taskguard.options import CallOptions
 
 __all__ = ["TaskGuard", "connect"]
@@ -428,6 +429,13 @@ class TaskGuard:
             if found:
                 return found
         return []
+
+    @property
+    def operations(self) -> Operations:
+        """An operator's questions, and changes that are recorded. They need a ledger."""
+        from taskguard.operations import Operations  # not for deliveries
+
+        return Operations(self.runner, namespace=prefix_of(self.namespace))
 
     def close(self) -> None:
         """Close the connections of the lock provider and the ledger."""
