@@ -1,32 +1,18 @@
 """Safe texts for a terminal: names and errors from a ledger cannot control it.
 
-Guarantees: `printable()` returns one line. `indented()` returns lines of which only the first
-begins at the margin. Neither contains a character that controls a terminal (escapes, C1 controls),
-changes the order of a text (bidirectional overrides), or is invisible. Such characters are escaped
-as in Python and in `$'…'` of a shell: `\x1b`, `\u202e`.
-
-Log lines of the library during a command are escaped, too.
-
-Does not guarantee that two texts look different: letters of two scripts may look alike.
+Guarantees: `indented()` returns lines of which only the first begins at the margin. They are
+escaped as by `printable()`, and so are log lines of the library during a command.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import unicodedata
 from collections.abc import Iterator
 
+from taskguard.model.texts import printable
+
 __all__ = ["indented", "logged_printably", "printable"]
-
-# Categories of controls, invisible format characters, line and paragraph separators, and lone
-# surrogates, which no terminal can encode.
-_OBEYED = frozenset({"Cc", "Cf", "Zl", "Zp", "Cs"})
-
-
-def printable(text: object) -> str:
-    """Return the text as one line, with special characters escaped."""
-    return "".join(_shown(sign) for sign in str(text))
 
 
 def indented(text: object, *, by: int) -> str:
@@ -54,9 +40,3 @@ def logged_printably() -> Iterator[None]:
         yield
     finally:
         logger.removeHandler(handler)
-
-
-def _shown(sign: str) -> str:
-    if unicodedata.category(sign) not in _OBEYED:
-        return sign
-    return sign.encode("unicode_escape", "surrogatepass").decode("ascii")

@@ -1,0 +1,29 @@
+"""Texts of users (keys, names, errors) without characters that control a terminal.
+
+Guarantees: `printable()` returns one line. It contains no character that controls a terminal
+(escapes, C1 controls), changes the order of a text (bidirectional overrides), or is invisible. Such
+characters are escaped as in Python and in `$'…'` of a shell: `\\x1b`, `\\u202e`.
+
+Does not guarantee that two texts look different: letters of two scripts may look alike.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+
+__all__ = ["printable"]
+
+# Categories of controls, invisible format characters, line and paragraph separators, and lone
+# surrogates, which no terminal can encode.
+_OBEYED = frozenset({"Cc", "Cf", "Zl", "Zp", "Cs"})
+
+
+def printable(text: object) -> str:
+    """Return the text as one line, with special characters escaped."""
+    return "".join(_shown(sign) for sign in str(text))
+
+
+def _shown(sign: str) -> str:
+    if unicodedata.category(sign) not in _OBEYED:
+        return sign
+    return sign.encode("unicode_escape", "surrogatepass").decode("ascii")
