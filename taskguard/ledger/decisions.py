@@ -71,6 +71,8 @@ class DecidingRow(Protocol):
     def error(self) -> str | None: ...
     @property
     def finished(self) -> int | None: ...
+    @property
+    def trace(self) -> str | None: ...
 
 
 class BegunRow(DecidingRow, Protocol):
@@ -221,6 +223,7 @@ def claimed(
         vanished=Owner.parse(row.owner) if takeover else None,
         crashes=0 if again else row.crashes + takeover,
         progress_json=None if again and row.state == State.DONE.value else row.progress,
+        trace=row.trace if takeover else None,
     )
 
 
@@ -245,6 +248,7 @@ def answer(
             (row.lease_until - now_us) / 1e6,
             same_work=True,
             started=True,
+            trace=row.trace,
         )
     if decision not in _OF_RECORDS:
         replaced = decision is Decision.SUPERSEDED and recorded[0] == REPLACED_RETRIES
@@ -260,6 +264,7 @@ def answer(
         owner=Owner.parse(row.owner),
         same_message=row.message == request.message.name,
         age_s=max(0.0, (now_us - (row.finished or now_us)) / 1e6),
+        trace=row.trace,
     )
 
 

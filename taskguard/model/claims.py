@@ -158,6 +158,7 @@ class ClaimRequest:
             run the message belongs.
         base: `work` is a run of this base. None: it is no run.
         resumes: its message was sent again after its run had failed, to resume it.
+        trace: the W3C traceparent of the span that claims. None: no span is sampled.
     """
 
     keys: tuple[str, ...]
@@ -186,6 +187,7 @@ class ClaimRequest:
     by_run: bool = False
     base: str | None = None
     resumes: bool = False
+    trace: str | None = None
 
     @property
     def replaces_holder(self) -> bool:
@@ -298,6 +300,7 @@ class Claimed:
         over: the holder, alive or paused, whose lease this claim superseded. None: there was none.
         replaced: work whose waiting messages this one superseded. Send those messages again, so
             that their callers are notified.
+        trace: the traceparent of the vanished holder's claim. None: there is none.
     """
 
     claim: Claim
@@ -310,6 +313,7 @@ class Claimed:
     began_as: str | None = None
     over: Owner | None = None
     replaced: tuple[Overdue, ...] = ()
+    trace: str | None = None
 
 
 @value
@@ -331,6 +335,7 @@ class Busy:
         key: the key that is taken, if the lock server named it.
         unread: no record was read: what this says of the work is a guess.
         too_early: the rate allows the next start in `retry_after_s`. The key may be free.
+        trace: the traceparent of the holder's claim, if it does this very work. None: unknown.
     """
 
     owner: Owner | None
@@ -340,6 +345,7 @@ class Busy:
     key: str | None = None
     unread: bool = False
     too_early: bool = False
+    trace: str | None = None
 
 
 @value
@@ -363,6 +369,7 @@ class Answer:
         later: the run that is open now, if the message's own run has ended. None: there is none.
         replaced_by: if SUPERSEDED because the message's call was replaced, the message that the
             record names now. None: a live copy of the message has higher numbers.
+        trace: the traceparent of the last claim of the work. None: unknown.
     """
 
     decision: Decision
@@ -376,6 +383,7 @@ class Answer:
     recorded_as: str | None = None
     later: str | None = None
     replaced_by: str | None = None
+    trace: str | None = None
 
 
 ClaimAnswer = Claimed | Busy | Answer

@@ -189,12 +189,13 @@ class Claiming:
         found = self._ledger.peek(request)
         if isinstance(found, Busy):
             same, started = found.same_work, found.started
-            return replace(refused, same_work=same, started=started, unread=False)
+            trace = found.trace
+            return replace(refused, same_work=same, started=started, unread=False, trace=trace)
         assert isinstance(found, Answer)  # noqa: S101  # a peek never claims
         done = found.decision is Decision.DONE
         if done and found.result_json is None and holder is not None and found.owner == holder:
             # DONE is committed, but its body has not ended: its return value may still come.
-            return replace(refused, same_work=True, started=True, unread=False)
+            return replace(refused, same_work=True, started=True, unread=False, trace=found.trace)
         if holder is None:
             return _until_body_ends(found, delivery.policy.ttl_s)
         return found
@@ -218,7 +219,7 @@ def _until_body_ends(found: Answer, ttl_s: float) -> Answer | Busy:
     ended = found.result_json is not None or found.owner is None or left_s <= 0
     if found.decision is not Decision.DONE or ended:
         return found
-    return Busy(None, left_s, same_work=True, started=True)
+    return Busy(None, left_s, same_work=True, started=True, trace=found.trace)
 
 
 def _is_plain(request: ClaimRequest) -> bool:

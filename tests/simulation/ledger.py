@@ -94,6 +94,7 @@ class Work:
     expires: int | None = None
     strict: int | None = None
     finished: int | None = None
+    trace: str | None = None
 
 
 class WorkItems(dict[str, Work]):

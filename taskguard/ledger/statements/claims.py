@@ -38,7 +38,7 @@ __all__ = ["LockedClaim", "Seen", "claim", "decision_of", "peek", "peek_in", "pe
 _COLUMNS = (
     "id", "state", "final", "owner", "fence", "lease_until", "message", "retries", "crashes",
     "fingerprint", "attempts", "progress", "result", "error", "call", "due", "finished", "created",
-    "line", "parked", "crashed_owner", "rounds",
+    "line", "parked", "crashed_owner", "rounds", "trace",
 )  # fmt: skip
 _KEY_COLUMNS = tuple(
     KEYS.c[name] for name in ("key", "fence", "owner", "lease_until", "slots", "next_start")
@@ -338,6 +338,7 @@ class LockedClaim:
             "owner": self.owner,
             "lease_until": until_us,
             "started": self.now_us,
+            "trace": request.trace,
             "sends": None,
             **NO_POSITION,
             "error": None,

@@ -43,6 +43,7 @@ WORK = st.fixed_dictionaries(
         "fingerprint": st.sampled_from([None, "f", "g"]),
         "progress": st.sampled_from([None, "[1]"]),
         "result": st.sampled_from([None, "2"]),
+        "trace": st.sampled_from([None, "00-aa-bb-01"]),
     }
 )
 KEY = st.fixed_dictionaries({"fence": FENCES, "owner": OWNERS, "lease_until": LEASES})
@@ -62,6 +63,7 @@ KEY = st.fixed_dictionaries({"fence": FENCES, "owner": OWNERS, "lease_until": LE
     may_create=st.booleans(),
     max_crashes=st.integers(1, 4),
     fingerprint=st.sampled_from([None, "f"]),
+    trace=st.sampled_from([None, "00-cc-dd-01"]),
     by_first=st.booleans(),
 )
 def test_sql_decides_as_the_table_of_states_does(book: Any, **case: Any) -> None:
@@ -78,6 +80,7 @@ def test_sql_decides_as_the_table_of_states_does(book: Any, **case: Any) -> None
         may_create=case["may_create"],
         max_crashes=case["max_crashes"],
         fingerprint=case["fingerprint"],
+        trace=case["trace"],
     )
     before = book.work()
     decision = decide_row(request, before, case["recorded"], now_us=1000)
@@ -117,12 +120,14 @@ def _expect_grant(
         assert fence >= key["fence"] + (not mine)
     if before is None:
         assert (answer.attempt, answer.crashes, answer.progress_json) == (1, 0, None)
-        assert after.fingerprint == request.fingerprint
+        assert (after.fingerprint, after.trace) == (request.fingerprint, request.trace)
         return
     again = decision is Decision.SAME
     takeover = decision is Decision.TAKEOVER
     assert answer.takeover is takeover
     assert answer.vanished == (Owner.parse(before.owner) if takeover else None)
+    assert answer.trace == (before.trace if takeover else None)
+    assert again or after.trace == request.trace
     assert after.attempts == before.attempts + (not again) == answer.attempt
     assert after.crashes == before.crashes + takeover == answer.crashes
     assert after.crashed_owner == (before.owner if takeover else before.crashed_owner)
@@ -144,12 +149,12 @@ def _expect_refusal(book: Any, answer: Any, decision: Decision, before: Any, key
     elif decision is Decision.BUSY:
         assert isinstance(answer, Busy)
         assert answer.same_work
-        assert answer.owner == Owner.parse(before.owner)
+        assert (answer.owner, answer.trace) == (Owner.parse(before.owner), before.trace)
     else:
         assert isinstance(answer, Answer)
         assert answer.decision is decision
         if decision is Decision.DONE:
-            assert (answer.decision, answer.result_json) == (Decision.DONE, before.result)
+            assert (answer.result_json, answer.trace) == (before.result, before.trace)
 
 
 def test_asked_twice_by_one_owner_it_is_one_grant(book: Any) -> None:

@@ -54,6 +54,7 @@ class _Found(NamedTuple):
     result: str | None = None
     error: str | None = None
     finished: int | None = None
+    trace: str | None = None
 
 
 class MariaDBStatements(Statements):
@@ -78,6 +79,7 @@ class MariaDBStatements(Statements):
             "may_create": request.may_create,
             "fingerprint": request.fingerprint,
             "call": request.call,
+            "trace": request.trace,
             "recoverable": request.call is not None,  # so that the call is sent only once
         }
         try:

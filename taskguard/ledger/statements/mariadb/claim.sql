@@ -24,7 +24,8 @@ begin not atomic
         select
             timestampdiff(microsecond, '1970-01-01', utc_timestamp(6)), null, owner, lease_until,
             recorded_retries, recorded_deferrals,
-            state, final, message, retries, fence, crashes, fingerprint, result, error, finished
+            state, final, message, retries, fence, crashes, fingerprint, result, error, finished,
+            trace
         from taskguard_work where id = %(work)s;
         rollback;
     else
@@ -52,13 +53,13 @@ begin not atomic
             where `key` = %(key)s and fence = last_fence and lease_until = held_until;
             insert into taskguard_work (
                 id, task, `key`, message, retries, state, final, fence, owner, lease_until,
-                attempts, crashes, crashed_owner, fingerprint, `call`, due, created, started
+                attempts, crashes, crashed_owner, fingerprint, `call`, due, created, started, trace
             )
             values (
                 %(work)s, %(task)s, %(key)s, %(message)s, %(retries)s,
                 'PROCESSING', 0, granted_fence, %(owner)s, now_us + %(ttl_us)s,
                 1, 0, '', %(fingerprint)s, %(call)s,
-                case when %(recoverable)s then now_us + %(ttl_us)s end, now_us, now_us
+                case when %(recoverable)s then now_us + %(ttl_us)s end, now_us, now_us, %(trace)s
             );
             commit;
             select now_us, granted_fence;

@@ -167,6 +167,7 @@ class PostgreSQLStatements(Statements):
             "may_create": request.may_create or request.row is not None,
             "fingerprint": request.fingerprint,
             "call": request.call,
+            "trace": request.trace,
             "rank": request.rank,
             "strict": request.strict,
             "sent_us": request.sent_us,

@@ -39,6 +39,7 @@ class Found(NamedTuple):
     finished: int | None
     fingerprint: str | None
     line: str | None
+    trace: str | None
     eligible: bool
     granted_fence: int | None
     claimed_attempts: int | None
@@ -79,6 +80,7 @@ class _Recorded(NamedTuple):
     error: str | None
     finished: int | None
     fingerprint: str | None
+    trace: str | None
     recorded_retries: int | None
     recorded_deferrals: int | None
     holder: str | None
@@ -135,6 +137,7 @@ def answer_of(
             vanished=Owner.parse(found.owner) if takeover else None,
             crashes=found.claimed_crashes,
             progress_json=found.claimed_progress,
+            trace=found.trace if takeover else None,
         )
     if fence is not None or decision is Decision.BURY:
         return None

@@ -17,7 +17,7 @@ found as materialized (
         coalesce(m.deferrals, 0) as recorded_deferrals,
         w.id, w.message, w.retries, w.state, w.final, w.fence, w.owner, w.lease_until,
         w.attempts, w.crashes, w.progress, w.result, w.error, w.finished, w.fingerprint,
-        w.line,
+        w.line, w.trace,
         case
             when w.state = 'PROCESSING' and w.owner = %(owner)s::text then true
             when w.message <> %(message)s::text
@@ -55,7 +55,7 @@ granted as (
 claimed as (
     insert into taskguard_work as w (
         id, task, key, message, retries, state, final, fence, owner, lease_until,
-        attempts, crashes, crashed_owner, fingerprint, call, due, created, started
+        attempts, crashes, crashed_owner, fingerprint, call, due, created, started, trace
         --| position_columns
     )
     select
@@ -63,7 +63,7 @@ claimed as (
         'PROCESSING', 0, granted.fence, granted.owner, granted.lease_until,
         1, 0, '', %(fingerprint)s::text,
         %(call)s::text, case when %(call)s::text is not null then granted.lease_until end,
-        found.now_us, found.now_us
+        found.now_us, found.now_us, %(trace)s::text
         --| position_values
     from granted, found
     on conflict (id) do update set
@@ -88,6 +88,7 @@ claimed as (
         due = case when coalesce(excluded.call, w.call) is not null then excluded.lease_until end,
         --| position
         started = excluded.started,
+        trace = excluded.trace,
         error = null
     where case
         when w.state = 'PROCESSING' and w.owner = excluded.owner then true

@@ -26,7 +26,7 @@ granted as (
 claimed as (
     insert into taskguard_work (
         id, task, key, message, retries, state, final, fence, owner, lease_until,
-        attempts, crashes, crashed_owner, fingerprint, call, due, created, started
+        attempts, crashes, crashed_owner, fingerprint, call, due, created, started, trace
         --| position_columns
     )
     select
@@ -34,7 +34,7 @@ claimed as (
         'PROCESSING', 0, granted.fence, %(owner)s::text, granted.lease_until,
         1, 0, '', %(fingerprint)s::text,
         %(call)s::text, case when %(call)s::text is not null then granted.lease_until end,
-        granted.fence, granted.fence
+        granted.fence, granted.fence, %(trace)s::text
         --| position_values
     from granted
     on conflict (id) do nothing
@@ -53,7 +53,7 @@ select
             select json_build_array(
                 w.id, w.message, w.retries, w.state, w.final, w.fence, w.owner, w.lease_until,
                 w.attempts, w.crashes, w.progress, w.result, w.error, w.finished, w.fingerprint,
-                m.retries, m.deferrals, k.owner, k.lease_until
+                w.trace, m.retries, m.deferrals, k.owner, k.lease_until
             )::text
             from (select) one
             left join taskguard_work w on w.id = %(work)s::text
