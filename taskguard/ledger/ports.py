@@ -40,6 +40,7 @@ from taskguard.model.claims import (
 from taskguard.model.lease import Owner
 from taskguard.model.policy import DAY_S
 from taskguard.model.records import Once, Purged, Seen, Waiting, WorkView
+from taskguard.model.snapshots import SnapshotView
 from taskguard.model.states import EXPIRED, State
 from taskguard.model.workers import Worker
 
@@ -60,6 +61,7 @@ __all__ = [
     "Outbox",
     "Promotions",
     "Records",
+    "Snapshots",
     "Tables",
     "Upkeep",
 ]
@@ -527,6 +529,17 @@ class Workers(Protocol):
         ...
 
 
+class Snapshots(Protocol):
+    """Read figures of the whole ledger, for the exporter, the page and `taskguard top`."""
+
+    def snapshot(self, max_age_s: float = 15.0) -> SnapshotView:
+        """Return the gauges of `metrics.py`, taken anew if they are older than `max_age_s`.
+
+        Of several processes that find them old, one takes them, and the others get the old ones.
+        """
+        ...
+
+
 class Tables(Protocol):
     """Make, upgrade and check the ledger's tables."""
 
@@ -578,5 +591,5 @@ class Upkeep(Protocol):
         ...
 
 
-class DatabaseLedger(LineLedger, Records, Workers, Tables, Upkeep, Protocol):
+class DatabaseLedger(LineLedger, Records, Workers, Snapshots, Tables, Upkeep, Protocol):
     """A complete ledger, such as `SqlLedger`. `connect()` takes one."""

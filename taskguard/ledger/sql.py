@@ -22,6 +22,7 @@ from taskguard.ledger.parts.lines import SqlLines
 from taskguard.ledger.parts.messages import SqlMessages
 from taskguard.ledger.parts.outbox import SqlOutbox
 from taskguard.ledger.parts.records import SqlRecords
+from taskguard.ledger.parts.snapshots import SqlSnapshots
 from taskguard.ledger.parts.upkeep import SqlUpkeep
 from taskguard.ledger.parts.workers import SqlWorkers
 from taskguard.ledger.transactions.core import Transactions
@@ -39,6 +40,7 @@ class SqlLedger(
     SqlLines,
     SqlRecords,
     SqlWorkers,
+    SqlSnapshots,
     SqlUpkeep,
 ):
     """A `Ledger` on PostgreSQL, MariaDB, MySQL or SQLite.

@@ -1,0 +1,1 @@
+"""Statements of the ledger for operators: questions, changes, and counts."""
