@@ -37,6 +37,7 @@ from taskguard.model.claims import (
     Overdue,
     ParkedNewest,
 )
+from taskguard.model.counts import Count, Noted
 from taskguard.model.lease import Owner
 from taskguard.model.policy import DAY_S
 from taskguard.model.records import Once, Purged, Seen, Waiting, WorkView
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Claims",
+    "Counts",
     "DatabaseLedger",
     "Effects",
     "Endings",
@@ -540,6 +542,36 @@ class Snapshots(Protocol):
         ...
 
 
+class Counts(Protocol):
+    """Add and read counts, and what happened to keys: `run/flush.py`."""
+
+    def add_counts(
+        self,
+        rows: Sequence[Count],
+        *,
+        happened: Sequence[Noted] = (),
+        committing: Callable[[], None] = ...,
+    ) -> None:
+        """Add numbers to the present minute and to the totals, and store happenings.
+
+        Call `committing` directly before the COMMIT. If it was called and an error follows, the
+        rows may have been added.
+        """
+        ...
+
+    def note_happenings(self, rows: Sequence[Noted]) -> None:
+        """Store what happened to keys."""
+        ...
+
+    def begin_counts(self, tasks: Sequence[str]) -> None:
+        """Store a zero for each counter of these tasks, and of none, that has no row yet."""
+        ...
+
+    def counts(self, since_s: float | None = None) -> list[Count]:
+        """Return the totals, or the numbers of each minute of the last `since_s` seconds."""
+        ...
+
+
 class Tables(Protocol):
     """Make, upgrade and check the ledger's tables."""
 
@@ -591,5 +623,5 @@ class Upkeep(Protocol):
         ...
 
 
-class DatabaseLedger(LineLedger, Records, Workers, Snapshots, Tables, Upkeep, Protocol):
+class DatabaseLedger(LineLedger, Records, Workers, Snapshots, Counts, Tables, Upkeep, Protocol):
     """A complete ledger, such as `SqlLedger`. `connect()` takes one."""

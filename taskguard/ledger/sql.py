@@ -16,6 +16,7 @@ from typing import Any
 
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.parts.claims import SqlClaims
+from taskguard.ledger.parts.counts import SqlCounts
 from taskguard.ledger.parts.effects import SqlEffects
 from taskguard.ledger.parts.endings import SqlEndings
 from taskguard.ledger.parts.lines import SqlLines
@@ -41,6 +42,7 @@ class SqlLedger(
     SqlRecords,
     SqlWorkers,
     SqlSnapshots,
+    SqlCounts,
     SqlUpkeep,
 ):
     """A `Ledger` on PostgreSQL, MariaDB, MySQL or SQLite.

@@ -118,6 +118,10 @@ class Dialect(ABC):
         """Return an INSERT that skips and does not change rows whose primary keys exist."""
 
     @abstractmethod
+    def insert_or_add(self, table: sa.Table, values: Any, number: sa.Column[Any]) -> Any:
+        """Return an INSERT that adds to `number` in rows whose primary keys exist."""
+
+    @abstractmethod
     def raise_numbers(
         self,
         db: sa.Connection,

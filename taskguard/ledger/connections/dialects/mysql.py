@@ -184,6 +184,11 @@ class MySQL(Dialect):
         key = next(iter(table.primary_key))
         return insert(table).values(values).on_duplicate_key_update({key.name: key})
 
+    def insert_or_add(self, table: sa.Table, values: Any, number: sa.Column[Any]) -> Any:
+        statement = insert(table).values(values)
+        added = statement.inserted[number.name]
+        return statement.on_duplicate_key_update({number.name: number + added})
+
     def raise_numbers(
         self,
         db: sa.Connection,
