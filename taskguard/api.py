@@ -22,7 +22,7 @@ from taskguard.periodic.leader import Leader
 from taskguard.plain_calls import call, guarded, in_thread
 from taskguard.run.encoding import JSON
 from taskguard.run.lock import Lock
-from taskguard.run.releasing import release
+from taskguard.run.releasing import released
 from taskguard.run.runner import Runner
 from taskguard.run.watchdog import Watchdog
 from taskguard.settings import (
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from taskguard.ledger.ports import DatabaseLedger
     from taskguard.operations import Operations
     from taskguard.options import CallOptions
+    from taskguard.run.parking import Send
 
 __all__ = ["TaskGuard", "connect"]
 
@@ -104,6 +105,8 @@ class TaskGuard:
 
     Attributes:
         events: the events. Add listeners here.
+        senders: how this process sends stored calls, by the name of their queue. An integration
+            adds its own.
     """
 
     def __init__(
@@ -125,6 +128,7 @@ class TaskGuard:
         self._codec = codec
         self._clock = clock
         self._runner: Runner | None = None
+        self.senders: dict[str, Send] = {}
 
     @overrides.until_changed
     def runner(self) -> Runner:
@@ -370,6 +374,7 @@ class TaskGuard:
         key: str,
         *,
         reason: str | None = None,
+        actor: str | None = None,
         fence: int | None = None,
         owner: str | None = None,
     ) -> bool:
@@ -379,14 +384,15 @@ class TaskGuard:
         statement that names its owner: a holder that came meanwhile keeps the key.
 
         A holder that is still alive learns of this at its next renewal, within a third of its
-        `ttl_s`. With a ledger, its commit is refused once another process has claimed the key. The
-        next delivery is a takeover, which counts towards `max_crashes`. With locks only, both may
-        work at the same time until that renewal.
+        `ttl_s`. With a ledger, its late commit is refused, and its delivery is repeated. The next
+        delivery is a takeover, which counts towards `max_crashes`. With locks only, both may work
+        at the same time until that renewal.
 
         Args:
             key: the key, as `lock()` takes it or as errors show it, with or without this
                 application's namespace.
-            reason: why, for the log.
+            reason: why, for the log and the record.
+            actor: who, for the record. By default the user and the host of this process.
             fence: the holder's fence, as its lease, its guard or the ledger has it.
             owner: the holder, as `KeyBusyError.owner` or the ledger names it, or its part before /.
 
@@ -400,42 +406,40 @@ class TaskGuard:
             ConfigurationError: the locks are advisory ones, which only their own session releases.
             LockServerUnavailableError: with locks only, if the lock server gave no answer.
         """
-        return bool(self.released(key, reason=reason, fence=fence, owner=owner))
+        return bool(self.released(key, reason=reason, actor=actor, fence=fence, owner=owner))
 
     def released(
         self,
         key: str,
         *,
         reason: str | None = None,
+        actor: str | None = None,
         fence: int | None = None,
         owner: str | None = None,
     ) -> list[Holder]:
         """Release a key as `release()` does, and return the holders that it was taken from."""
-        if not key:
-            raise ConfigurationError('release() needs a key, for example "inventory:42".')
-        prefix = prefix_of(self.namespace)
-        own = key.removeprefix(prefix)
-        # The key as errors show it, then as lock() takes it. Another application's needs its owner.
-        names = [prefix + own, prefix + finish_key(own or key), *([key] if owner else [])]
-        for name in dict.fromkeys(names):
-            found = release(
-                name,
-                locks=self.runner.locks,
-                ledger=self.ledger,
-                reason=reason,
-                fence=fence,
-                owner=owner,
-            )
-            if found:
-                return found
-        return []
+        prefix, ledger = prefix_of(self.namespace), self.ledger
+        found = released(
+            key,
+            prefix=prefix,
+            locks=self.runner.locks,
+            ledger=ledger,
+            reason=reason,
+            actor=actor,
+            fence=fence,
+            owner=owner,
+        )
+        for each in found:
+            self.operations.goes_on(each.key)
+        return found
 
     @property
     def operations(self) -> Operations:
         """An operator's questions, and changes that are recorded. They need a ledger."""
         from taskguard.operations import Operations  # not for deliveries
 
-        return Operations(self.runner, namespace=prefix_of(self.namespace))
+        namespace = prefix_of(self.namespace)
+        return Operations(self.runner, namespace=namespace, senders=self.senders)
 
     def close(self) -> None:
         """Close the connections of the lock provider and the ledger."""

@@ -269,10 +269,14 @@ def answer(
 
 
 def busy_key(owner: str, lease_until_us: int, row: BegunRow | None, now_us: int) -> Busy:
-    """Busy, for other work holds the key; `row` is the record of the work that was asked for."""
+    """Busy, for other work holds the key; `row` is the record of the work that was asked for.
+
+    Nothing is known of when a pause ends.
+    """
+    holder = Owner.parse(owner)
     return Busy(
-        Owner.parse(owner),
-        (lease_until_us - now_us) / 1e6,
+        holder,
+        None if holder.is_pause else (lease_until_us - now_us) / 1e6,
         same_work=False,
         started=row is not None and row.attempts > 0,
     )

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from taskguard.findings import Finding
 from taskguard.locks.base import Holder
 from taskguard.model.bounds import NO_RATES, Bounds, Rate
+from taskguard.model.changes import Changed, Expected, PauseTried, Said
 from taskguard.model.claims import (
     Answer,
     Claim,
@@ -36,12 +37,13 @@ from taskguard.model.claims import (
     MessageRef,
     Overdue,
     ParkedNewest,
+    RowRef,
 )
-from taskguard.model.counts import Count, Noted
+from taskguard.model.history import Action
 from taskguard.model.lease import Owner
+from taskguard.model.pauses import Pause
 from taskguard.model.policy import DAY_S
 from taskguard.model.records import Once, Purged, Seen, Waiting, WorkView
-from taskguard.model.snapshots import SnapshotView
 from taskguard.model.states import EXPIRED, State
 from taskguard.model.workers import Worker
 
@@ -49,8 +51,8 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
 
 __all__ = [
+    "Actions",
     "Claims",
-    "Counts",
     "DatabaseLedger",
     "Effects",
     "Endings",
@@ -63,7 +65,6 @@ __all__ = [
     "Outbox",
     "Promotions",
     "Records",
-    "Snapshots",
     "Tables",
     "Upkeep",
 ]
@@ -96,6 +97,10 @@ class Claims(Protocol):
 
     def view(self, work: str) -> WorkView | None:
         """Return the record of work, or None if there is none."""
+        ...
+
+    def pause_of(self, keys: tuple[str, ...]) -> Owner | None:
+        """Return the owner that stands for the pause of one of these keys, complete or not."""
         ...
 
     def of_run(self, request: ClaimRequest) -> ClaimRequest:
@@ -490,7 +495,7 @@ class LineLedger(Ledger, Outbox, Lines, Promotions, Protocol):
 
 
 class Records(Protocol):
-    """Show and change records for people: `taskguard work`, `tg.release()`, the admin."""
+    """Show records to people: `taskguard work`, the admin."""
 
     def list_work(self, state: State, *, limit: int = 100) -> list[WorkView]:
         """Return the records of all work in a state. The newest start comes first."""
@@ -500,22 +505,78 @@ class Records(Protocol):
         """Return the messages in the line of a key, or in all lines, in their order."""
         ...
 
-    def requeue(self, work: str, *, reason: str) -> bool:
-        """Move DEAD or FAILED -> NEW, so that the next delivery runs the work.
-
-        Return False if the work is in another state.
-        """
-        ...
-
     def holders(self, key: str) -> list[Holder]:
         """Return the holders of a key, or of its slots, whose leases have not expired."""
         ...
 
-    def release(self, key: str, *, fence: int, owner: str) -> bool:
-        """End the lease of a holder that is known to be gone.
 
-        Return False if another owner or fence has the key.
+class Actions(Protocol):
+    """Change work and keys for an operator: `tg.operations`, the command line, the admin.
+
+    Each change is recorded with its actor and reason, in its own transaction.
+    """
+
+    def change(
+        self,
+        work: str,
+        action: Action,
+        *,
+        by: Said,
+        gone_s: float = 0.0,
+        expected: Expected | None = None,
+        row: RowRef | None = None,
+    ) -> Changed:
+        """Change work as `model/operating.py` says, or return why it cannot change.
+
+        Raise AlreadyEnqueuedError to requeue a run of which a later run is open.
+
+        Args:
+            work: its id.
+            action: DROP, DONE, REQUEUE, REQUEUE_LEFT or CALL.
+            by: the actor and the reason.
+            gone_s: for how many seconds the lease of left work must have expired.
+            expected: what the operator saw of the work. If that has changed, nothing changes.
+            row: the user's own row, which DONE moves to its last state.
         """
+        ...
+
+    def requeue(self, work: str, *, reason: str, actor: str = ...) -> bool:
+        """Move DEAD or FAILED -> NEW, so that the next delivery runs the work.
+
+        Delete the numbers of its messages, so that the same message may be sent again. Delete its
+        fingerprint, so that a message with other arguments may be sent. Return False if the work is
+        in another state. Raise AlreadyEnqueuedError if a later run of the same work is open.
+        """
+        ...
+
+    def release(self, key: str, *, fence: int, owner: str, by: Said | None = None) -> bool:
+        """End the lease of a holder that is known to be gone, and refuse its late commit.
+
+        The next delivery takes its work over, which counts as a crash. Return False if another
+        owner or fence has the key, or if the key is paused.
+        """
+        ...
+
+    def try_pause(
+        self, key: str, *, owner: Owner, by: Said, lease_s: float = 15.0, now: bool = False
+    ) -> PauseTried:
+        """Pause a key that no delivery holds. With `now`, end the leases of its holders.
+
+        Otherwise, if slots of the key are held, keep others from its free slots for `lease_s`. Call
+        it again until the key is paused, or give it up.
+        """
+        ...
+
+    def give_up_pause(self, key: str, *, owner: Owner) -> None:
+        """Free a key whose pause still waited for holders. A pause that is complete stays."""
+        ...
+
+    def resume(self, key: str, *, owner: Owner, by: Said) -> bool:
+        """End the pause of a key. Return False if the key has another owner."""
+        ...
+
+    def paused(self, *, limit: int = 100) -> list[tuple[str, Pause]]:
+        """Return the keys that are paused, in order."""
         ...
 
 
@@ -528,47 +589,6 @@ class Workers(Protocol):
 
     def worker(self, number: str) -> Worker | None:
         """Return the worker with this number, or None if it is not on record."""
-        ...
-
-
-class Snapshots(Protocol):
-    """Read figures of the whole ledger, for the exporter, the page and `taskguard top`."""
-
-    def snapshot(self, max_age_s: float = 15.0) -> SnapshotView:
-        """Return the gauges of `metrics.py`, taken anew if they are older than `max_age_s`.
-
-        Of several processes that find them old, one takes them, and the others get the old ones.
-        """
-        ...
-
-
-class Counts(Protocol):
-    """Add and read counts, and what happened to keys: `run/flush.py`."""
-
-    def add_counts(
-        self,
-        rows: Sequence[Count],
-        *,
-        happened: Sequence[Noted] = (),
-        committing: Callable[[], None] = ...,
-    ) -> None:
-        """Add numbers to the present minute and to the totals, and store happenings.
-
-        Call `committing` directly before the COMMIT. If it was called and an error follows, the
-        rows may have been added.
-        """
-        ...
-
-    def note_happenings(self, rows: Sequence[Noted]) -> None:
-        """Store what happened to keys."""
-        ...
-
-    def begin_counts(self, tasks: Sequence[str]) -> None:
-        """Store a zero for each counter of these tasks, and of none, that has no row yet."""
-        ...
-
-    def counts(self, since_s: float | None = None) -> list[Count]:
-        """Return the totals, or the numbers of each minute of the last `since_s` seconds."""
         ...
 
 
@@ -623,5 +643,5 @@ class Upkeep(Protocol):
         ...
 
 
-class DatabaseLedger(LineLedger, Records, Workers, Snapshots, Counts, Tables, Upkeep, Protocol):
+class DatabaseLedger(LineLedger, Records, Actions, Workers, Tables, Upkeep, Protocol):
     """A complete ledger, such as `SqlLedger`. `connect()` takes one."""

@@ -21,7 +21,16 @@ from types import MappingProxyType
 from taskguard.errors import ConfigurationError
 from taskguard.values import value
 
-__all__ = ["MOST_SLOTS", "NO_RATES", "Bounds", "Rate", "is_slot", "rate_of", "slots_of"]
+__all__ = [
+    "MOST_SLOTS",
+    "NO_RATES",
+    "Bounds",
+    "Rate",
+    "is_slot",
+    "rate_of",
+    "slots_of",
+    "without_slot",
+]
 
 MOST_SLOTS = 1_000
 """Maximum of `limit=`: a delivery that finds all slots taken has tried each at the lock server."""
@@ -110,3 +119,9 @@ def range_of_slots(key: str) -> tuple[str, str]:
 def is_slot(text: str, *, of: str) -> bool:
     """Return whether it is a slot of a key, and not a key whose template contains '#'."""
     return text.startswith(of + _MARK) and text[len(of) + 1 :].isdecimal()
+
+
+def without_slot(text: str) -> str:
+    """Return the key of a slot, or a key that is no slot as it is."""
+    key, mark, number = text.rpartition(_MARK)
+    return key if mark and number.isdecimal() else text

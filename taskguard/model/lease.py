@@ -13,11 +13,20 @@ from __future__ import annotations
 import os
 import threading
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from taskguard.clock import Clock
 from taskguard.errors import LeaseLostError
-from taskguard.model.workers import COUNTER_DIGITS, NONCE_DIGITS, NUMBER_DIGITS, nonces
+from taskguard.model.workers import (
+    COUNTER_DIGITS,
+    NO_PROCESS,
+    NONCE_DIGITS,
+    NUMBER_DIGITS,
+    nonces,
+)
+
+if TYPE_CHECKING:
+    from taskguard.model.pauses import Pause
 
 __all__ = ["UNKNOWN_HOLDER", "Lease", "Owner", "limit_option", "new_owner", "trusted_until_s"]
 
@@ -54,9 +63,25 @@ class Owner:
         return len(self.nonce) == NONCE_DIGITS and _HEX.issuperset(self.nonce)
 
     @property
+    def is_pause(self) -> bool:
+        """Whether it stands for an operator's pause of the key, and not for a delivery."""
+        return self.nonce.startswith(NO_PROCESS)
+
+    @property
+    def pause(self) -> Pause | None:
+        """The operator's pause that it stands for, or None if it is a delivery's owner."""
+        if not self.is_pause:
+            return None
+        from taskguard.model.pauses import pause_in  # not for a delivery whose key is not paused
+
+        return pause_in(self.nonce, self.message)
+
+    @property
     def process(self) -> str:
         """The holder's process, as "worker 1f2e3d4c, pid 4711". "" if the nonce names none."""
         number, pid = self.named if self.is_ours else ("", 0)
+        if number == NO_PROCESS:
+            return ""
         return f"worker {number}, pid {pid}" if pid else ""
 
     @property
@@ -66,13 +91,13 @@ class Owner:
 
     @property
     def described(self) -> str:
-        """The holder's process and message, for errors and logs."""
+        """The holder's process and message, or its pause, for errors and logs."""
         return self.described_as(self.process)
 
     def described_as(self, process: str) -> str:
         """Return this description of its process, with its message."""
         if not process:
-            return UNKNOWN_HOLDER
+            return str(self.pause or UNKNOWN_HOLDER)
         return f"{process}, message {self.message}" if self.message else process
 
     @classmethod

@@ -48,7 +48,8 @@ IN_WORDS: Mapping[LineState, str] = MappingProxyType(
             "until the work has ended"
         ),
         LineState.SUPERSEDED: (
-            "a newer message took its position; the message is sent to notify its caller"
+            "a newer message took its position, or an operator ended the work; the message is "
+            "sent to notify its caller"
         ),
     }
 )
@@ -60,7 +61,7 @@ IN_STATE: Mapping[LineState, frozenset[State]] = MappingProxyType(
         LineState.RESENT: frozenset({State.NEW}),
         LineState.EXPIRED: frozenset({State.NEW}),
         LineState.KEPT: frozenset({State.NEW, State.PROCESSING, State.FAILED}),
-        LineState.SUPERSEDED: frozenset({State.FAILED}),  # final
+        LineState.SUPERSEDED: frozenset({State.FAILED, State.DONE}),  # FAILED is final
     }
 )
 """The states that work may have in each state of its line."""
@@ -84,6 +85,7 @@ class Event(StrEnum):
     ABANDON = "abandon"
     REPLACE = "replace"
     REQUEUE = "requeue"
+    DROP = "drop"
 
 
 _NONE = (None,)
@@ -179,6 +181,16 @@ _MOVES: tuple[tuple[Event, tuple[LineState | None, ...], LineState | None, str],
     ),
     (Event.REPLACE, _NEW, None, "NEW; a newer message of the work replaces the stored one"),
     (Event.REQUEUE, (*_NONE, *_KEEPS, *_SUPERSEDED), None, "DEAD or FAILED"),
+    (
+        Event.DROP,
+        _NEW,
+        LineState.SUPERSEDED,
+        (
+            "an operator drops the work, or marks it as done; it is NEW or has never begun, and "
+            "its call is stored"
+        ),
+    ),
+    (Event.DROP, _ALL, None, "an operator drops the work, or marks it as done; otherwise"),
 )
 
 TRANSITIONS: Mapping[tuple[LineState | None, Event, LineState | None], str] = MappingProxyType(

@@ -47,7 +47,11 @@ TRANSITIONS: dict[tuple[State, State], str] = {
         State.PROCESSING,
         State.PROCESSING,
     ): "takeover: the holder's lease ran out, or its body ended the process: that is a crash",
-    (State.PROCESSING, State.NEW): "given back: a shutdown, or its transaction was not committed",
+    (
+        State.PROCESSING,
+        State.NEW,
+    ): "given back: a shutdown, or its transaction was not committed; or an operator requeued work "
+    "whose lease had run out, which counts as a crash",
     (State.PROCESSING, State.DONE): "completed, in the transaction of the effects",
     (
         State.PROCESSING,
@@ -59,10 +63,15 @@ TRANSITIONS: dict[tuple[State, State], str] = {
         State.NEW,
         State.FAILED,
     ): "revoked (final), its call cannot be sent, was sent too often or has expired, the line of "
-    "its key was full, or a newer message took its place (final)",
+    "its key was full, a newer message took its place (final), or an operator dropped it (final)",
     (State.FAILED, State.PROCESSING): "claimed by a later delivery, unless final",
     (State.DEAD, State.NEW): "requeued by an operator",
     (State.FAILED, State.NEW): "requeued by an operator, or enqueued again unless final",
+    (State.FAILED, State.FAILED): "dropped by an operator (final)",
+    (State.DEAD, State.FAILED): "dropped by an operator (final)",
+    (State.NEW, State.DONE): "marked as done by an operator",
+    (State.FAILED, State.DONE): "marked as done by an operator",
+    (State.DEAD, State.DONE): "marked as done by an operator",
 }
 
 OUTDATED = "superseded by a newer message"

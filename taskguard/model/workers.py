@@ -30,6 +30,7 @@ from taskguard.values import value
 __all__ = [
     "COUNTER_DIGITS",
     "NONCE_DIGITS",
+    "NO_PROCESS",
     "NUMBER_DIGITS",
     "Worker",
     "adopt_worker",
@@ -38,6 +39,8 @@ __all__ = [
 ]
 
 NUMBER_DIGITS = 8
+NO_PROCESS = "f" * NUMBER_DIGITS
+"""The number of an operator's pause, which no worker draws."""
 _PID_DIGITS = 6
 COUNTER_DIGITS = 10
 NONCE_DIGITS = NUMBER_DIGITS + _PID_DIGITS + COUNTER_DIGITS
@@ -93,7 +96,7 @@ class Nonces:
 
     def draw(self, number: str | None = None) -> None:
         """Begin a worker with a new number, or with the number of the worker that started it."""
-        # 00000000 and ffffffff are reserved for owners that are no process.
+        # 00000000 and NO_PROCESS are reserved for owners that are no process.
         self.number = number or f"{1 + _random(NUMBER_DIGITS) % (16**NUMBER_DIGITS - 2):08x}"
         self.pid = os.getpid()
         self.begin()

@@ -1,16 +1,30 @@
-"""The common parts of questions and changes: the ledger, the lock server and the namespace."""
+"""The common parts of questions and changes: the ledger, the lock server and the namespace.
+
+Guarantees: after a change that frees a key, the next message of its line is sent from here, if this
+process knows how to send it. Otherwise a relay sends it within a second.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, cast
 
-from taskguard.errors import ConfigurationError
+from taskguard.errors import ConfigurationError, TaskguardError
+from taskguard.keys import finish_key
+from taskguard.model.bounds import MOST_SLOTS, without_slot
+from taskguard.model.changes import Said, said, this_user
+from taskguard.model.history import Action
+from taskguard.run.parking import AHEAD_S, promote_next
 
 if TYPE_CHECKING:
     from taskguard.ledger.ports import DatabaseLedger
+    from taskguard.run.parking import Send
     from taskguard.run.runner import Runner
 
-__all__ = ["Base"]
+__all__ = ["Base", "logger"]
+
+logger = logging.getLogger("taskguard")
 
 
 class Base:
@@ -19,11 +33,15 @@ class Base:
     Args:
         runner: its lock server and its ledger.
         namespace: the prefix of this application's keys and work, with its colon. "": none.
+        senders: how this process sends stored calls, by the name of their queue.
     """
 
-    def __init__(self, runner: Runner, *, namespace: str = "") -> None:
+    def __init__(
+        self, runner: Runner, *, namespace: str = "", senders: Mapping[str, Send] | None = None
+    ) -> None:
         self._runner = runner
         self._namespace = namespace
+        self._senders = senders or {}
 
     @property
     def _ledger(self) -> DatabaseLedger:
@@ -34,3 +52,29 @@ class Base:
                 "ledger, or use tg.release() to release a key at the lock server."
             )
         return cast("DatabaseLedger", self._runner.ledger)
+
+    @staticmethod
+    def _said(action: Action, actor: str | None, reason: str) -> Said:
+        return said(action, this_user() if actor is None else actor, reason)
+
+    def _key(self, key: str, what: str) -> str:
+        """Return a key with this application's namespace, as `lock()` takes it or errors show it.
+
+        Keys that errors show are escaped already, and escaping one again would name another key.
+        """
+        if not key:
+            raise ConfigurationError(f'{what} needs a key, for example "inventory:42".')
+        own = key.removeprefix(self._namespace)
+        return self._namespace + (own if "%" in own else finish_key(own))
+
+    def goes_on(self, key: str) -> None:
+        """Send the next message of a line whose key may be free. Never raises."""
+        if not self._senders or not key or self._runner.ledger is None:
+            return
+        ledger, events, app = self._ledger, self._runner.events, self._namespace.removesuffix(":")
+        options: dict[str, Any] = {"app": app, "ahead_s": AHEAD_S, "most": MOST_SLOTS}
+        try:
+            for line in dict.fromkeys((key, without_slot(key))):
+                promote_next(ledger, line, self._senders, events, **options)
+        except TaskguardError as error:
+            logger.debug("%s: whether a message waits got no answer: %s", key, error)

@@ -12,7 +12,6 @@ Read next: `ledger/operations/questions.py`, which has the statements.
 
 from __future__ import annotations
 
-from taskguard.model.snapshots import SnapshotView
 from taskguard.model.views import (
     ActionView,
     Counted,
@@ -21,6 +20,7 @@ from taskguard.model.views import (
     KeyView,
     LineView,
     Page,
+    SnapshotView,
     WaitingView,
     WorkerView,
     WorkFilter,

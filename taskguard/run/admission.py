@@ -395,5 +395,8 @@ def _comes_soon(found: Busy, left_s: float) -> bool:
 
 def _is_slot_taken(found: Admitted | Answer | Busy) -> bool:
     """Whether another slot may be free: this one is held, by other work."""
-    taken = isinstance(found, Busy) and (found.key is not None or found.owner is not None)
-    return taken and not found.same_work  # type: ignore[union-attr]  # Busy then
+    if not isinstance(found, Busy) or found.same_work:
+        return False
+    if found.owner is not None:
+        return not found.owner.is_pause  # which has all slots
+    return found.key is not None

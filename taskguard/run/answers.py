@@ -73,13 +73,15 @@ class Answers:
             case Decision.DEAD | Decision.BURY:
                 raise self._dead(delivery, found)
             case Decision.REVOKED:
-                return self._revoked(delivery)
+                return self._revoked(delivery, found)
             case Decision.FAILED:
                 raise self._failed(delivery, found)
             case _:
                 return self._done(delivery, found)
 
     def _done(self, delivery: Delivery, found: Answer) -> Answered:
+        if found.error is not None:  # an operator marked it as done
+            self._line.notified(found.recorded_as or str(delivery.work))
         self._events.about(delivery, Duplicate, reason="done", age_s=found.age_s)
         late = found.age_s > _LATE_ANSWER_S and not found.same_message
         if late and not (delivery.by_message or delivery.by_run):
@@ -98,7 +100,7 @@ class Answers:
     def _outdated(self, delivery: Delivery, found: Answer) -> Outcome:
         """Drop a message that a newer one superseded, so that it never runs."""
         if delivery.parking is not None:
-            self._line.notified(delivery)
+            self._line.notified(str(delivery.work))
         if delivery.queue is not None:
             return drop(self._events, delivery, "outdated")
         self._events.about(delivery, Duplicate, reason="outdated")
@@ -117,7 +119,8 @@ class Answers:
             key=delivery.key,
         )
 
-    def _revoked(self, delivery: Delivery) -> Outcome:
+    def _revoked(self, delivery: Delivery, found: Answer) -> Outcome:
+        self._line.notified(found.recorded_as or str(delivery.work))
         if delivery.queue is not None:
             return drop(self._events, delivery, "revoked")
         raise WorkRevokedError(f"{delivery.task} {delivery.key} was revoked.", key=delivery.key)

@@ -180,6 +180,18 @@ class Claiming:
             return replace(refused, unread=True)
         return self._read(delivery, refused, request)
 
+    def pause_of(self, delivery: Delivery) -> Owner | None:
+        """Return the owner that stands for a pause of the delivery's key, or None.
+
+        The lock server does not know pauses. A delivery that it refuses may have met another one
+        there, which the ledger refuses at the same moment.
+        """
+        try:
+            return self._ledger.pause_of((*delivery.keys, *delivery.lines))
+        except LedgerUnavailableError as error:
+            logger.debug("%s: whether it is paused got no answer: %s", delivery.key, error)
+            return None
+
     def read(self, delivery: Delivery, refused: Busy) -> Answer | Busy:
         """Return what `peek()` answers if it does not leave the record unread."""
         return self._read(delivery, refused, delivery.request(clock=self._clock))

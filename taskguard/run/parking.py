@@ -147,15 +147,12 @@ class Line:
             try:
                 send_stored(work, senders)
             except CallWithdrawnError:
-                self._note_notified(work.work)
+                self.notified(work.work)
             except Exception as error:  # noqa: BLE001  # whatever a broker raises
                 logger.debug("%s is superseded; a relay notifies its caller: %s", work.work, error)
 
-    def notified(self, delivery: Delivery) -> None:
-        """Note that the message's caller is notified: no relay sends it again. Never raises."""
-        self._note_notified(str(delivery.work))
-
-    def _note_notified(self, work: str) -> None:
+    def notified(self, work: str) -> None:
+        """Note that the caller of ended work is notified: no relay sends it again. Never raises."""
         try:
             self._ledger.note_notified(work)
         except TaskguardError as error:

@@ -7,6 +7,7 @@ deferred, because its message may be the only one that is left.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 from taskguard.clock import Clock
 from taskguard.errors import (
@@ -70,6 +71,9 @@ class Refusals:
         if busy.unread:
             assert self._claiming is not None  # noqa: S101  # it left the record unread
             return self.settle(delivery, self._claiming.read(delivery, busy))
+        busy = self._paused(delivery, busy)
+        if delivery.queue is not None and busy.owner is not None and busy.owner.pause is not None:
+            return self._deferrals.defer(delivery, f"the key is {busy.owner.pause}")
         if delivery.queue is not None and (delivery.policy.defers or not may_end):
             if busy.too_early:
                 return self._deferrals.defer_until_start(delivery, busy)
@@ -79,6 +83,15 @@ class Refusals:
             return drop(self._events, delivery, "skipped")
         holders = holders_around(delivery.keys) if busy.same_work else []
         raise _already_held(delivery, holders[0]) if holders else self._busy_error(delivery, busy)
+
+    def _paused(self, delivery: Delivery, busy: Busy) -> Busy:
+        """Return Busy by the pause of the key, if the delivery would fail or be dropped without."""
+        if self._claiming is None or delivery.queue is None or delivery.policy.defers:
+            return busy
+        if busy.key is None or busy.same_work or busy.started or delivery.is_lock:
+            return busy  # the ledger refused it, or it is deferred in any case
+        paused = self._claiming.pause_of(delivery)
+        return busy if paused is None else replace(busy, owner=paused, retry_after_s=None)
 
     def _park(self, delivery: Delivery, busy: Busy) -> Outcome | None:
         """Park the message until the key is free. Return None if it cannot be parked."""
@@ -100,6 +113,8 @@ class Refusals:
         if busy.too_early:
             what = f"{delivery.key} starts as often as its rate allows ({delivery.policy.rate})"
             when = f", and again in {after_s:.1f} s" if after_s else ""
+        elif owner is not None and owner.pause is not None:
+            what, when = f"{delivery.key} is {owner.pause}", ""
         elif delivery.policy.has_slots:
             what, owner = f"{delivery.key} is held by {delivery.policy.limit} deliveries", None
             when = f", one of them for at most {after_s:.1f} s" if after_s else ""

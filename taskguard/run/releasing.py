@@ -4,7 +4,7 @@ Guarantees: the statement that ends a lease names its owner, and in the ledger i
 holder that took the key meanwhile keeps it. Values that taskguard did not write stay.
 
 Does not guarantee that the holder is gone. A live holder learns of the release at its next renewal.
-With a ledger its commit is refused as soon as another process has claimed the key.
+With a ledger its late commit is refused, because the release raises the fence of the key.
 """
 
 from __future__ import annotations
@@ -14,16 +14,51 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
+from taskguard.keys import finish_key
 from taskguard.locks.base import NO_LIMIT, NOBODY, Holder, LockProvider
+from taskguard.model.history import Action
 from taskguard.model.lease import Owner, limit_option
 from taskguard.run.names import Names
 
 if TYPE_CHECKING:
     from taskguard.ledger.ports import DatabaseLedger, Records
+    from taskguard.model.changes import Said
 
-__all__ = ["release"]
+__all__ = ["release", "released"]
 
 logger = logging.getLogger("taskguard")
+
+
+def released(
+    key: str,
+    *,
+    prefix: str,
+    locks: LockProvider | None,
+    ledger: DatabaseLedger | None,
+    reason: str | None,
+    actor: str | None,
+    fence: int | None,
+    owner: str | None,
+) -> list[Holder]:
+    """Release a key of an application, as `release()` does. `prefix`: its namespace."""
+    if not key:
+        raise ConfigurationError('release() needs a key, for example "inventory:42".')
+    own = key.removeprefix(prefix)
+    # The key as errors show it, then as lock() takes it. Another application's needs its owner.
+    names = [prefix + own, prefix + finish_key(own or key), *([key] if owner else [])]
+    for name in dict.fromkeys(names):
+        found = release(
+            name,
+            locks=locks,
+            ledger=ledger,
+            reason=reason,
+            actor=actor,
+            fence=fence,
+            owner=owner,
+        )
+        if found:
+            return found
+    return []
 
 
 def release(
@@ -32,6 +67,7 @@ def release(
     locks: LockProvider | None,
     ledger: DatabaseLedger | None,
     reason: str | None = None,
+    actor: str | None = None,
     fence: int | None = None,
     owner: str | None = None,
 ) -> list[Holder]:
@@ -53,12 +89,12 @@ def release(
             "session lock ends with its session. End that session in the database "
             "(pg_terminate_backend(), KILL), then release the key."
         )
-    released = []
+    released, by = [], _said(actor, reason)
     if ledger is not None:
         for each in on_record:
             if not _is_meant(each, fence=fence, owner=owner):
                 continue
-            if ledger.release(each.key, fence=each.fence, owner=str(each.owner)):
+            if ledger.release(each.key, fence=each.fence, owner=str(each.owner), by=by):
                 released.append(each)
                 _release_there(locks, each, ledger)
     gone = {each.owner for each in released}
@@ -74,6 +110,13 @@ def release(
     for each in released:
         logger.warning("%s: released from %s%s", each.key, names.described(each.owner), why)
     return released
+
+
+def _said(actor: str | None, reason: str | None) -> Said:
+    """Return who releases the key, and why, for the record."""
+    from taskguard.model.changes import said, this_user  # not for deliveries
+
+    return said(Action.RELEASE, actor or this_user(), reason or "no reason was given")
 
 
 def _is_meant(holder: Holder, *, fence: int | None, owner: str | None) -> bool:

@@ -54,6 +54,16 @@ LEFT_OUT: dict[str, tuple[str, str, str]] = {
     ),
     "Enqueue.tla models it": ("waiting promoted resent expired kept", "replace", "-"),
     "an operator requeues, and the model has none": ("kept superseded", "requeue", "-"),
+    "Operators.tla models a drop, after which the caller is notified": (
+        "- waiting promoted resent expired kept",
+        "drop",
+        "superseded",
+    ),
+    "the same, where no caller waits": (
+        "waiting promoted resent expired kept superseded",
+        "drop",
+        "-",
+    ),
 }
 
 

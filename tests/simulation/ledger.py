@@ -829,6 +829,10 @@ class MemoryLedger(NewestMessages, StoredCalls, Runs):
         row = self.work_items.get(work)
         return None if row is None else view_of(row)
 
+    def pause_of(self, keys: tuple[str, ...]) -> Owner | None:
+        owners = [Owner.parse(self.keys[key].owner) for key in keys if key in self.keys]
+        return next((owner for owner in owners if owner.is_pause), None)
+
     def holds(self, keys: tuple[str, ...], owner: Owner) -> bool:
         return any(self.keys[key].owner == str(owner) for key in keys if key in self.keys)
 

@@ -31,6 +31,12 @@ _METHODS: Mapping[str, tuple[Event, ...]] = {
     "of_run": (),
     "join": (),
     "requeue": (Event.REQUEUE,),
+    "change": (Event.REQUEUE, Event.DROP),
+    "try_pause": (),
+    "give_up_pause": (),
+    "resume": (),
+    "paused": (),
+    "pause_of": (),
     "release": (),
     "enqueue": (Event.ENQUEUE, Event.REPLACE),
     "overdue": (),
@@ -56,7 +62,8 @@ def check_line(before: str | None, row: Any, *events: Event) -> None:
     if line is not None:
         state = State(row.state)
         assert state in IN_STATE[line], f"{row.id}: {line}, and {state}"
-        assert bool(row.final) is (line is LineState.SUPERSEDED), f"{row.id}: {line}, final"
+        ended = line is LineState.SUPERSEDED and state is State.FAILED
+        assert bool(row.final) is ended, f"{row.id}: {line}, final"
         assert (row.due is None) is (line is LineState.WAITING), f"{row.id}: {line}, due {row.due}"
 
 

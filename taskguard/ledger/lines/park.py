@@ -21,8 +21,9 @@ from taskguard.ledger.lines import states
 from taskguard.ledger.messages import is_replaced
 from taskguard.ledger.records import new_record, waiting_values
 from taskguard.ledger.runs import run_of
-from taskguard.ledger.tables import MESSAGES, NO_POSITION, WORK
+from taskguard.ledger.tables import KEYS, MESSAGES, NO_POSITION, WORK
 from taskguard.model.claims import ClaimRequest
+from taskguard.model.lease import Owner
 from taskguard.model.line_states import LineState
 from taskguard.model.runs import FAILED_RUN
 from taskguard.model.states import State
@@ -55,7 +56,7 @@ def park(database: Database, request: ClaimRequest, *, only_new: bool = False) -
                 request = run.request
             if only_new and is_on_record(db, request):
                 return False
-            full = request.max_waiting is not None and _is_full(db, request)
+            full = request.max_waiting is not None and _is_full(database, db, request)
             if full:
                 _refuse(database, db, request)
             else:
@@ -75,8 +76,8 @@ def park(database: Database, request: ClaimRequest, *, only_new: bool = False) -
     return True
 
 
-def _is_full(db: sa.Connection, request: ClaimRequest) -> bool:
-    """Return True if `max_waiting` others wait, and refuse this message.
+def _is_full(database: Database, db: sa.Connection, request: ClaimRequest) -> bool:
+    """Return True if `max_waiting` others wait, and the key is not paused: refuse this message.
 
     They never refuse work that is in line or has begun. Nor do they refuse a message that never
     runs, because its work was revoked, or its call was replaced.
@@ -92,7 +93,16 @@ def _is_full(db: sa.Connection, request: ClaimRequest) -> bool:
     count: int = db.execute(sa.select(sa.func.count()).select_from(first)).scalar_one()
     if count < (request.max_waiting or 0):
         return False
-    return not db.execute(sa.select(is_replaced(request))).scalar()
+    if db.execute(sa.select(is_replaced(request))).scalar():
+        return False
+    return not _is_paused(database, db, request)
+
+
+def _is_paused(database: Database, db: sa.Connection, request: ClaimRequest) -> bool:
+    """Return True if an operator has paused a key of the line, so that it cannot drain."""
+    held = KEYS.c.key.in_(request.lines), KEYS.c.lease_until > database.now()
+    owners = db.execute(sa.select(KEYS.c.owner).where(*held)).scalars()
+    return any(Owner.parse(each).is_pause for each in owners)
 
 
 def _refuse(database: Database, db: sa.Connection, request: ClaimRequest) -> None:

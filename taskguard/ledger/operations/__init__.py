@@ -1,1 +1,1 @@
-"""Statements of the ledger for operators: questions, changes, and counts."""
+"""SQL of operators: what they change, pause and ask."""

@@ -29,6 +29,7 @@ __all__ = [
     "claim",
     "confirm",
     "declared_of",
+    "mark_done",
     "put_back",
     "read",
     "state_of",
@@ -125,6 +126,15 @@ def bury(db: sa.Connection, ref: RowRef, fence: int) -> None:
     """`processing` -> `dead`, if the declaration has a state for it."""
     if declared_of(ref).dead is not None:
         _leave(db, ref, fence, declared_of(ref).dead)
+
+
+def mark_done(db: sa.Connection, ref: RowRef, found: Found) -> bool:
+    """Move the row from its found state to `done`. Return False if it has changed since."""
+    declared = declared_of(ref)
+    this = [column == value for column, value in zip(declared.id, ref.id, strict=True)]
+    same = declared.state == found.state, declared.fence.is_not_distinct_from(found.fence)
+    update = sa.update(declared.table).where(*this, *same).values({declared.state: declared.done})
+    return db.execute(update).rowcount == 1
 
 
 def _leave(db: sa.Connection, ref: RowRef, fence: int, state: object) -> bool:

@@ -50,8 +50,9 @@ if TYPE_CHECKING:
 __all__ = ["SqlOutbox"]
 
 # FAILED work is due only if it keeps its position in the line of its key, or if its caller must be
-# notified that a newer message superseded it.
-_OPEN = (State.NEW.value, State.PROCESSING.value, State.FAILED.value)
+# notified that a newer message superseded it, or that an operator dropped it. DONE work is due only
+# if an operator marked it as done, and its caller must be notified.
+_OPEN = (State.NEW.value, State.PROCESSING.value, State.FAILED.value, State.DONE.value)
 _COLUMNS = ("id", "task", "message", "retries", "call", "due", "attempts", "sends")
 # A newer message superseded it while it waited, and its caller was not notified yet.
 _NOT_NOTIFIED = WORK.c.line == LineState.SUPERSEDED.value

@@ -145,13 +145,16 @@ class Holder(Gate):
 
 
 class Slots(Gate):
-    """Refuses if as many deliveries hold the key as its limit allows.
+    """Refuses if as many deliveries hold the key as its limit allows, or if it is paused.
 
     Holders of a former, higher limit count, too. The key's row has the number of slots at the last
     claim.
     """
 
     def refuse(self, view: View) -> Busy | None:
+        for other in view.others:  # a pause has the key's own row, and so all slots
+            if other.key == view.bounds.key and Owner.parse(other.owner).is_pause:
+                return busy_key(other.owner, other.lease_until, view.row, view.now_us)
         live = view.live
         if view.is_again or (live and len(view.bounds.slots) <= 1):
             return None  # `Holder` names the holder of the only slot

@@ -24,6 +24,7 @@ from taskguard.errors import (
     KeyBusyError,
     LeaseLostError,
     LockServerUnavailableError,
+    StaleTokenError,
 )
 from taskguard.locks import MemoryLocks
 from taskguard.model.lease import Owner, new_owner
@@ -187,7 +188,7 @@ class TestWithLedger:
         assert not shop.tg.release(KEY)
 
     def test_all_slots_of_a_key(self, shop: GuardedShop) -> None:
-        """With `limit=3`, the key is released for each holder of a slot, or for the named one."""
+        """The key is released for each holder of a slot, and their late commits are refused."""
         inside: list[str] = []
 
         @shop.tg.guarded(key="account:1", once_per="charge:<number>", limit=2)
@@ -198,7 +199,8 @@ class TestWithLedger:
             else:
                 assert len(shop.tg.released("account:1")) == 2
 
-        charge(1)
+        with pytest.raises(StaleTokenError):
+            charge(1)
         assert sorted(inside) == ["account:1#0", "account:1#1"]
 
 
@@ -248,7 +250,7 @@ def test_a_session_lock_is_its_sessions_own(pg_url: str, connect: Connect) -> No
     locks = f"{scheme.partition('+')[0]}+advisory://{rest}"
     first, second = connect(locks, pg_url), connect(locks, pg_url)
     first.ledger.create_schema()  # type: ignore[union-attr]
-    with first.lock(KEY):
+    with pytest.raises(LeaseLostError), first.lock(KEY):
         with pytest.raises(ConfigurationError, match="ends with its session"):
             elsewhere(second.release, KEY)
         assert elsewhere(first.release, KEY) is True

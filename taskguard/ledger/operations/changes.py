@@ -1,0 +1,209 @@
+"""Changes of work by an operator: drop, done, requeue, call.
+
+Guarantees: a change, its line in `WORK.history` and its row in `taskguard_actions` are one
+transaction. It is decided over locked rows by `model/operating.py`, and each UPDATE names the old
+state, fence and owner. An equal call changes nothing again, and adds no second action.
+
+A claim under two guards (`formerly=`) has several records with one fence and owner. A change of one
+changes the others of the same claim, too. They are found by `KEYS.works`, and by the time at which
+the work failed.
+
+Read next: `model/operating.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from taskguard.errors import AlreadyEnqueuedError
+from taskguard.ledger import runs, unique
+from taskguard.ledger.connections.database import WRITE_LOCK_S, Database
+from taskguard.ledger.own_rows import changes as rows
+from taskguard.ledger.tables import ACTIONS, KEYS, MESSAGES, WORK
+from taskguard.model.changes import Changed, Expected, Said
+from taskguard.model.claims import RowRef
+from taskguard.model.history import HISTORY_CHARS, Action, Happened, entry, works_of
+from taskguard.model.operating import TO, refusal, text_of, was_made, written
+from taskguard.model.states import RowState, State
+
+__all__ = ["change", "declared_of", "history_with", "note_action", "was_noted"]
+
+declared_of = rows.declared_of
+# The records of one claim fail in one statement, within this time.
+_TOGETHER_US = 1_000_000
+
+
+def change(
+    database: Database,
+    work: str,
+    action: Action,
+    *,
+    by: Said,
+    gone_s: float,
+    expected: Expected | None,
+    row: RowRef | None,
+) -> Changed:
+    """Change work, or return why it cannot change.
+
+    Raises:
+        AlreadyEnqueuedError: it is a run, and a later run of the same work is open.
+    """
+    text = text_of(action, by)
+    with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
+        # Locked before the ledger's rows, as in every transaction.
+        own = None if row is None else rows.read(db, row, lock=True)
+        base = db.execute(sa.select(WORK.c.base).where(WORK.c.id == work)).scalar()
+        if base is not None and action in (Action.REQUEUE, Action.REQUEUE_LEFT):
+            _refuse_later_run(database, db, base, work)
+        found = _locked(db, work)
+        if not found:
+            return Changed(work=work, changed=False, why="there is no such work")
+        mine, also = found[0], tuple(each.id for each in found[1:])
+        now_us, before = database.now_us(db), State(mine.state)
+        known = {"work": work, "before": before, "key": mine.key, "also": also}
+        if was_made(mine, action, text):
+            return Changed(changed=True, then=_then(mine, action), **known)
+        why = refusal(mine, action, now_us=now_us, gone_s=gone_s, expected=expected)
+        if not why and row is not None:
+            why = _refuse_row(db, row, own, mine)
+        if why:
+            return Changed(changed=False, why=why, **known)
+        for each in found:
+            _write(db, each, action, now_us=now_us, text=text)
+        note_action(db, action, by=by, at_us=now_us, key=mine.key, task=mine.task, work=work)
+        if action is Action.CALL:
+            _put_first(db, mine)
+        return Changed(changed=True, then=_then(mine, action), **known)
+
+
+def _locked(db: sa.Connection, work: str) -> list[Any]:
+    """Return the locked row of work, then those of the other records of its claim."""
+    mine = db.execute(sa.select(WORK).where(WORK.c.id == work)).first()
+    if mine is None:
+        return []
+    ids = sorted({work, *_twins(db, mine)})
+    these = sa.select(WORK).where(WORK.c.id.in_(ids)).order_by(WORK.c.id).with_for_update()
+    found = {row.id: row for row in db.execute(these)}
+    mine = found.pop(work, None)
+    if mine is None:
+        return []
+    return [mine, *(each for each in found.values() if _is_of_one_claim(each, mine))]
+
+
+def _twins(db: sa.Connection, row: Any) -> set[str]:
+    """Return ids that may be other records of the claim that this row is of."""
+    if not row.fence:
+        return set()
+    keys = KEYS.c.key.in_({row.key, *row.key.split(",")})
+    rings = db.execute(sa.select(KEYS.c.works).where(keys)).scalars()
+    ids = {work for ring in rings for work in works_of(ring)}
+    if row.flag is not None and row.since is not None:
+        near = WORK.c.since.between(row.since - _TOGETHER_US, row.since + _TOGETHER_US)
+        same = WORK.c.flag == row.flag, near, WORK.c.fence == row.fence
+        ids |= set(db.execute(sa.select(WORK.c.id).where(*same)).scalars())
+    return ids - {row.id}
+
+
+def _is_of_one_claim(one: Any, other: Any) -> bool:
+    return all(
+        getattr(one, name) == getattr(other, name)
+        for name in ("state", "fence", "owner", "started", "task")
+    )
+
+
+def _refuse_later_run(database: Database, db: sa.Connection, base: str, work: str) -> None:
+    later = runs.later_run(database, db, base, work)
+    if later is not None:
+        raise AlreadyEnqueuedError(
+            f"{work} was not requeued: a later run of the same work is open, {later}. Its "
+            "result is newer. Requeue nothing, or send the call again.",
+            key=work,
+            message_id=later,
+            begun=True,
+        )
+
+
+def _refuse_row(db: sa.Connection, ref: RowRef, own: rows.Found | None, work: Any) -> str:
+    """Move the user's own row to `done`, or return why it cannot move."""
+    state, name = rows.state_of(ref, own, work), rows.declared_of(ref).describe(ref)
+    if own is None:
+        return f"there is no row {name}"
+    if state in (RowState.NEW, RowState.HELD) and rows.mark_done(db, ref, own):
+        return ""
+    return "" if state is RowState.DONE else f"{name} is {own.state!r}"
+
+
+def _write(db: sa.Connection, row: Any, action: Action, *, now_us: int, text: str) -> None:
+    values = written(row, action, now_us=now_us, text=text)
+    values["history"] = history_with(row, now_us=now_us, text=text)
+    same = WORK.c.state == row.state, WORK.c.fence == row.fence, WORK.c.owner == row.owner
+    db.execute(sa.update(WORK).where(WORK.c.id == row.id, *same).values(**values))
+    if action is Action.REQUEUE:
+        _forget_numbers(db, row)
+
+
+def _forget_numbers(db: sa.Connection, row: Any) -> None:
+    """Forget the numbers of the messages of requeued work. Those of a run stay its members."""
+    # By ids, because `work` has no index, and a scan would lock every row.
+    of_work = sa.and_(MESSAGES.c.work == row.id, unique.not_superseded())
+    found = db.execute(sa.select(MESSAGES.c.message).where(of_work)).scalars().all()
+    these = MESSAGES.c.message.in_(found), of_work
+    if row.base is not None:
+        db.execute(sa.update(MESSAGES).where(*these).values(retries=0, deferrals=0))
+    else:
+        db.execute(sa.delete(MESSAGES).where(*these))
+
+
+def _put_first(db: sa.Connection, row: Any) -> None:
+    """Let a waiting message go before all others of its line. Their order stays."""
+    first = sa.select(WORK.c.rank, WORK.c.parked).where(
+        WORK.c.key == row.key, WORK.c.parked.is_not(None), WORK.c.id != row.id
+    )
+    head = db.execute(first.order_by(WORK.c.rank, WORK.c.parked).limit(1)).first()
+    if row.line is None or head is None:
+        return
+    if (head.rank, head.parked) < (row.rank, row.parked):
+        values = {"rank": head.rank, "parked": head.parked - 1}
+        db.execute(sa.update(WORK).where(WORK.c.id == row.id).values(**values))
+
+
+def history_with(row: Any, *, now_us: int, text: str) -> str:
+    """Return the history of work with one more line. The oldest lines go if it is too long."""
+    line = entry(now_us, Happened.OPERATOR, owner=row.owner, fence=row.fence, text=text)
+    return ((row.history or "") + line)[-HISTORY_CHARS:]
+
+
+def note_action(
+    db: sa.Connection,
+    action: Action,
+    *,
+    by: Said,
+    at_us: int,
+    key: str | None,
+    task: str | None = None,
+    work: str | None = None,
+    detail: str | None = None,
+) -> None:
+    """Record what an operator did, in the transaction that does it."""
+    values = {"at": at_us, "action": action.value, "actor": by.actor, "reason": by.reason}
+    names = {"key": key, "task": task, "work": work, "detail": detail}
+    db.execute(sa.insert(ACTIONS).values(**values, **names))
+
+
+def was_noted(db: sa.Connection, action: Action, *, key: str, detail: str) -> bool:
+    """Return whether such an action is on record, because an equal call committed it."""
+    same = ACTIONS.c.action == action.value, ACTIONS.c.key == key, ACTIONS.c.detail == detail
+    return db.execute(sa.select(ACTIONS.c.id).where(*same).limit(1)).first() is not None
+
+
+def _then(row: Any, action: Action) -> str:
+    """Return what happens next, in one sentence."""
+    if TO.get(action) is not State.NEW:
+        return (
+            "" if action is not Action.CALL else "Its message is sent as soon as its key is free."
+        )
+    if row.call is not None:
+        return "A relay or the next sweep sends its message."
+    return f"Its call is not stored: send its message again (its last one was {row.message})."

@@ -1,0 +1,59 @@
+"""The work of holders whose lease an operator ends: of a released key, or of a paused one.
+
+Guarantees: each UPDATE names the fence and the owner of the holder, so another claim stays. The
+lease ends now: the next delivery takes the work over, which counts as a crash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import sqlalchemy as sa
+
+from taskguard.ledger.operations.changes import history_with
+from taskguard.ledger.tables import FREE, KEYS, WORK
+from taskguard.model.history import works_of
+from taskguard.model.states import State
+
+__all__ = ["end_holder", "run_by"]
+
+
+def end_holder(db: sa.Connection, key: Any, *, now_us: int, text: str) -> bool:
+    """End the lease of a key's holder, and of its work. Its late commit is refused.
+
+    `key` is the row as it was read. Return False if another owner or fence has the key by now.
+    """
+    held = KEYS.c.key == key.key, KEYS.c.fence == key.fence, KEYS.c.owner == key.owner
+    higher = max(key.fence + 1, now_us)
+    values = {"owner": FREE, "fence": higher, "lease_until": now_us}
+    if not db.execute(sa.update(KEYS).where(*held).values(**values)).rowcount:
+        return False
+    for row in run_by(db, [key]):
+        same = WORK.c.state == row.state, WORK.c.fence == row.fence, WORK.c.owner == row.owner
+        history = history_with(row, now_us=now_us, text=text)
+        due = None if row.call is None else now_us
+        ended = {"lease_until": now_us, "due": due, "history": history}
+        db.execute(sa.update(WORK).where(WORK.c.id == row.id, *same).values(**ended))
+    return True
+
+
+def run_by(db: sa.Connection, keys: Iterable[Any]) -> list[Any]:
+    """Return the work that the holders of these keys run, locked.
+
+    `KEYS.works` names it. A key that was claimed by an older version has no such names: then every
+    record is read.
+    """
+    found: dict[str, Any] = {}
+    for key in keys:
+        theirs = (
+            WORK.c.state == State.PROCESSING.value,
+            WORK.c.fence == key.fence,
+            WORK.c.owner == key.owner,
+        )
+        named = [] if key.works is None else [WORK.c.id.in_(works_of(key.works))]
+        ids = db.execute(sa.select(WORK.c.id).where(*named, *theirs)).scalars().all()
+        # By ids, because a scan would lock every row that it reads.
+        these = sa.select(WORK).where(WORK.c.id.in_(ids), *theirs).order_by(WORK.c.id)
+        found |= {row.id: row for row in db.execute(these.with_for_update())}
+    return list(found.values())

@@ -1,0 +1,159 @@
+"""Pauses of keys: an operator's lease, which every claim of the key finds.
+
+Guarantees: a pause locks the key's own row, which every claim of the key, or of one of its slots,
+locks first. So no delivery gets the key, or a slot of it, once the pause is written. A pause with
+`now` raises the fence of each holder, so that each late commit is refused.
+
+While holders of slots still run, the pause has a short lease, which its process renews. If that
+process dies, the lease expires, and no pause stays behind. A holder of the key itself is not
+disturbed: nothing is written until it has ended.
+
+Read next: `operations/pausing.py`, which waits and renews.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from taskguard.ledger.connections.database import WRITE_LOCK_S, Database
+from taskguard.ledger.operations.changes import note_action, was_noted
+from taskguard.ledger.operations.left import end_holder
+from taskguard.ledger.tables import ACTIONS, FREE, KEYS
+from taskguard.model.bounds import is_slot, range_of_slots
+from taskguard.model.changes import PauseTried, Said
+from taskguard.model.history import Action
+from taskguard.model.lease import Owner
+from taskguard.model.pauses import FAR_US, Pause
+
+__all__ = ["give_up_pause", "pause_of", "paused_keys", "release", "resume", "try_pause"]
+
+_DETAIL_CHARS = 500
+
+
+def try_pause(
+    database: Database, key: str, *, owner: Owner, by: Said, lease_s: float, now: bool
+) -> PauseTried:
+    """Pause a key if no delivery holds it. Otherwise keep others from its free slots.
+
+    An equal call of the same owner changes nothing again.
+
+    Args:
+        database: the ledger's database.
+        key: the key, without a slot.
+        owner: the owner that stands for this pause.
+        by: the actor and the reason, for the record.
+        lease_s: for how long the key's free slots are kept, if others are held.
+        now: end the leases of all holders instead of waiting for them.
+    """
+    with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
+        base, now_us = _locked(database, db, key), database.now_us(db)
+        mine = base.owner == str(owner)
+        live = base.owner != FREE and base.lease_until > now_us and not mine
+        other = Owner.parse(base.owner).pause if live else None
+        if other is not None:
+            return PauseTried(False, by=other)
+        if mine and base.lease_until >= FAR_US:
+            return PauseTried(True)
+        holders = [*([base] if live else []), *_slots(db, key, now_us)]
+        shown = tuple(Owner.parse(each.owner) for each in holders)
+        if live and not now:
+            return PauseTried(False, shown)
+        if now:
+            text = f"its key was paused by {by.actor}: {by.reason}"
+            for each in holders:
+                end_holder(db, each, now_us=now_us, text=text)
+            base = _locked(database, db, key)
+        paused = now or not holders
+        until_us = FAR_US if paused else now_us + int(lease_s * 1e6)
+        fence = base.fence if mine else max(base.fence + 1, now_us)
+        same = KEYS.c.key == key, KEYS.c.fence == base.fence, KEYS.c.owner == base.owner
+        values = {"fence": fence, "owner": str(owner), "lease_until": until_us}
+        db.execute(sa.update(KEYS).where(*same).values(**values))
+        if paused:
+            note_action(db, Action.PAUSE, by=by, at_us=now_us, key=key, detail=_named(holders))
+        return PauseTried(paused, shown)
+
+
+def _locked(database: Database, db: sa.Connection, key: str) -> Any:
+    """Return the key's own row, which is made if it is missing, and lock it."""
+    select = sa.select(KEYS).where(KEYS.c.key == key).with_for_update()
+    row = db.execute(select).first()
+    while row is None:  # a purge may come between the two
+        new = {"key": key, "fence": 0, "owner": FREE, "lease_until": 0}
+        db.execute(database.dialect.insert_missing(KEYS, new))
+        row = db.execute(select).first()
+    return row
+
+
+def _slots(db: sa.Connection, key: str, now_us: int) -> list[Any]:
+    """Return the rows of the key's held slots, and lock them."""
+    first, after = range_of_slots(key)
+    held = KEYS.c.key > first, KEYS.c.key < after, KEYS.c.lease_until > now_us
+    rows = db.execute(sa.select(KEYS).where(*held).order_by(KEYS.c.key).with_for_update())
+    return [row for row in rows if is_slot(row.key, of=key) and row.owner != FREE]
+
+
+def _named(holders: list[Any]) -> str | None:
+    """Return the holders whose leases ended, for the record."""
+    return "; ".join(f"{each.key} from {each.owner}" for each in holders)[:_DETAIL_CHARS] or None
+
+
+def give_up_pause(database: Database, key: str, *, owner: Owner) -> None:
+    """Free a key whose pause still waited for holders. A pause that is complete stays."""
+    mine = KEYS.c.key == key, KEYS.c.owner == str(owner), KEYS.c.lease_until < FAR_US
+    with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
+        values = {"owner": FREE, "lease_until": database.now()}
+        db.execute(sa.update(KEYS).where(*mine).values(**values))
+
+
+def resume(database: Database, key: str, *, owner: Owner, by: Said) -> bool:
+    """End the pause of a key. Return False if the key has another owner."""
+    detail = str(owner.pause)[:_DETAIL_CHARS]
+    with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
+        mine = KEYS.c.key == key, KEYS.c.owner == str(owner)
+        now_us = database.now_us(db)
+        ended = sa.update(KEYS).where(*mine).values(owner=FREE, lease_until=now_us)
+        if not db.execute(ended).rowcount:
+            return was_noted(db, Action.RESUME, key=key, detail=detail)
+        note_action(db, Action.RESUME, by=by, at_us=now_us, key=key, detail=detail)
+        return True
+
+
+def pause_of(database: Database, keys: tuple[str, ...]) -> Owner | None:
+    """Return the owner that stands for the pause of one of these keys, complete or not."""
+    held = KEYS.c.key.in_(keys), KEYS.c.owner != FREE, KEYS.c.lease_until > database.now()
+    with database.transaction() as db:
+        owners = db.execute(sa.select(KEYS.c.owner).where(*held)).scalars().all()
+    return next((each for each in map(Owner.parse, owners) if each.pause is not None), None)
+
+
+def paused_keys(database: Database, *, limit: int) -> list[tuple[str, Pause]]:
+    """Return the keys that are paused, in order. The record of actions names them."""
+    with database.transaction() as db:
+        paused = ACTIONS.c.action == Action.PAUSE.value
+        named = sa.select(ACTIONS.c.key).where(paused).distinct()
+        rows = sa.select(KEYS.c.key, KEYS.c.owner).where(
+            KEYS.c.key.in_(named), KEYS.c.lease_until >= FAR_US
+        )
+        found = db.execute(rows.order_by(KEYS.c.key).limit(limit)).all()
+    pauses = ((row.key, Owner.parse(row.owner).pause) for row in found)
+    return [(key, pause) for key, pause in pauses if pause is not None]
+
+
+def release(database: Database, key: str, *, fence: int, owner: str, by: Said) -> bool:
+    """End the lease of a key's holder. Return False if another fence or owner has the key."""
+    detail = f"{key} from {owner} with fence {fence}"[:_DETAIL_CHARS]
+    with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
+        held = KEYS.c.key == key, KEYS.c.fence == fence, KEYS.c.owner == owner
+        these = sa.select(KEYS).where(*held, KEYS.c.owner != FREE).with_for_update()
+        found, now_us = db.execute(these).first(), database.now_us(db)
+        if found is None:
+            return was_noted(db, Action.RELEASE, key=key, detail=detail)
+        if Owner.parse(found.owner).pause is not None:
+            return False
+        text = f"its key was released by {by.actor}: {by.reason}"
+        end_holder(db, found, now_us=now_us, text=text)
+        note_action(db, Action.RELEASE, by=by, at_us=now_us, key=key, detail=detail)
+        return True

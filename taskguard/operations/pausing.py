@@ -1,0 +1,147 @@
+"""Pause a key, and resume it.
+
+While a key is paused, no delivery gets it, or a slot of it. Messages wait in its line, or are
+deferred; none is skipped, and none fails.
+
+Guarantees: a pause waits until no delivery holds the key. With `now` it ends their leases instead,
+and their late commits are refused. A wait that is interrupted, or whose process dies, leaves no
+pause behind.
+
+Read next: `ledger/operations/pausing.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from taskguard.errors import KeyBusyError, LockServerUnavailableError
+from taskguard.model.history import Action
+from taskguard.model.lease import Owner
+from taskguard.model.pauses import Pause, pause_names
+from taskguard.model.policy import DAY_S, check_number
+from taskguard.operations.base import Base, logger
+from taskguard.run.names import Names
+
+if TYPE_CHECKING:
+    from taskguard.model.changes import PauseTried, Said
+
+__all__ = ["Pauses"]
+
+# For how long free slots stay closed if the process that waits for the others dies.
+_LEASE_S = 15.0
+_POLL_S = 0.05
+_MOST_POLL_S = 0.5
+
+
+class Pauses(Base):
+    """Pauses of keys."""
+
+    def pause(
+        self,
+        key: str,
+        *,
+        reason: str,
+        actor: str | None = None,
+        now: bool = False,
+        timeout_s: float = 60.0,
+    ) -> Pause:
+        """Let no delivery have the key until `resume()`.
+
+        Args:
+            key: the key, as `tg.lock()` takes it or as errors show it. It may have slots.
+            reason: why, for the record and for everything that is refused meanwhile.
+            actor: who, for the record. By default the user and the host of this process.
+            now: do not wait for the holders. Their leases end, and their late commits are refused.
+            timeout_s: how long to wait for the holders, in seconds.
+
+        Raises:
+            KeyBusyError: the key is still held after `timeout_s`, or is paused already. Nothing
+                has changed.
+            ConfigurationError: there is no ledger, or no reason.
+        """
+        check_number("timeout_s", timeout_s, at_least=0, at_most=DAY_S)
+        by, name = self._said(Action.PAUSE, actor, reason), self._key(key, "pause()")
+        ledger = self._ledger
+        pause = Pause(by.actor, by.reason, ledger.now_us() / 1e6)
+        owner = Owner(*pause_names(pause))
+        if now:
+            tried = ledger.try_pause(name, owner=owner, by=by, now=True)
+        else:
+            tried = self._wait(name, owner, by, timeout_s)
+        if not tried.paused:
+            raise self._busy(name, tried, timeout_s)
+        logger.warning("%s: %s", name, pause)
+        return pause
+
+    def resume(self, key: str, *, reason: str, actor: str | None = None) -> Pause | None:
+        """End the pause of a key, and let its line go on. Return the pause, or None.
+
+        Raises:
+            ConfigurationError: there is no ledger, or no reason.
+        """
+        by, name = self._said(Action.RESUME, actor, reason), self._key(key, "resume()")
+        ledger = self._ledger
+        owner = ledger.pause_of((name,))
+        if owner is None or not ledger.resume(name, owner=owner, by=by):
+            return None
+        logger.warning("%s: resumed by %s: %s", name, by.actor, by.reason)
+        self.goes_on(name)
+        return owner.pause
+
+    def paused(self, *, limit: int = 100) -> list[tuple[str, Pause]]:
+        """Return the keys that are paused, in order.
+
+        Raises:
+            ConfigurationError: there is no ledger.
+        """
+        return self._ledger.paused(limit=limit)
+
+    def _wait(self, key: str, owner: Owner, by: Said, timeout_s: float) -> PauseTried:
+        """Try until no delivery holds the key, or the time is over."""
+        ledger, clock = self._ledger, self._runner.clock
+        until_s, poll_s, paused = clock.monotonic_s() + timeout_s, _POLL_S, False
+        try:
+            with self._in_turn(key, owner, timeout_s):
+                while True:
+                    tried = ledger.try_pause(key, owner=owner, by=by, lease_s=_LEASE_S)
+                    paused = tried.paused
+                    left_s = until_s - clock.monotonic_s()
+                    if paused or tried.by is not None or left_s <= 0.0:
+                        return tried
+                    clock.sleep(min(poll_s, left_s))
+                    poll_s = min(2 * poll_s, _MOST_POLL_S)
+        finally:
+            if not paused:  # even if this process is interrupted
+                ledger.give_up_pause(key, owner=owner)
+
+    @contextlib.contextmanager
+    def _in_turn(self, key: str, owner: Owner, timeout_s: float) -> Iterator[None]:
+        """Wait for the key at the lock server, in turn with deliveries that wait there.
+
+        The ledger decides. So a lock server that gives no answer only costs the turn.
+        """
+        locks = self._runner.locks
+        if locks is None or not locks.traits.owners:
+            yield
+            return
+        ttl_s = timeout_s + _LEASE_S
+        try:
+            with contextlib.suppress(LockServerUnavailableError):
+                locks.acquire((key,), owner, ttl_s=ttl_s, with_fence=False, wait_s=timeout_s)
+            yield
+        finally:
+            with contextlib.suppress(LockServerUnavailableError):
+                locks.release((key,), owner)
+
+    def _busy(self, key: str, tried: PauseTried, timeout_s: float) -> KeyBusyError:
+        if tried.by is not None:
+            return KeyBusyError(f"{key} is {tried.by}. Resume it first.", key=key)
+        names = Names(self._ledger)
+        holders = ", ".join(names.described(each) for each in tried.holders)
+        return KeyBusyError(
+            f"{key} is not paused: after {timeout_s:g} s it is still held by {holders}. Wait "
+            "longer (timeout_s=), or pause it at once (now=True): then late commits are refused.",
+            key=key,
+        )
