@@ -25,6 +25,7 @@ those at the lock server: they contain no value marked `|hash`.
 | lock_unavailable | the lock server gave no answer; without a ledger nothing runs | warning |
 | lock_overruled | the lock server's value outlives every lease; the ledger decided | warning |
 | done_elsewhere | a redelivered message has done another work of its task before | warning |
+| delivered | a delivery has ended, with its outcome; exactly one event per delivery | debug |
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from taskguard.model.lease import UNKNOWN_HOLDER
+from taskguard.model.outcomes import Ended
 from taskguard.values import value
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ __all__ = [
     "Contended",
     "Dead",
     "Deferred",
+    "Delivered",
     "DoneElsewhere",
     "Duplicate",
     "Event",
@@ -350,6 +353,24 @@ class DoneElsewhere(Event):
     )
     work: str = ""
     other: str = ""
+
+
+@value(kw_only=True)
+class Delivered(Event):
+    """A delivery has ended. Each delivery has exactly one such event, and one `outcome`.
+
+    `waited_s` is the time from the publication of its message to its claim. Without a time of
+    publication, it begins with the delivery. `held_s` is the time from the claim to the end. If the
+    delivery did not get its key, these are 0.0, and so are `attempt` and `fence`.
+    """
+
+    name: ClassVar[str] = "delivered"
+    text: ClassVar[str] = "%(task)s %(key)s ended: %(outcome)s"
+    outcome: Ended = Ended.DONE
+    waited_s: float = 0.0
+    held_s: float = 0.0
+    attempt: int = 0
+    fence: int = 0
 
 
 Listener = Callable[[Event], None]

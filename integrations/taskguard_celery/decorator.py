@@ -42,6 +42,9 @@ from taskguard_celery.hand_off import take_promoted
 from taskguard_celery.maps import call_item, map_at_work
 from taskguard_celery.message import (
     CeleryQueue,
+    ComesAgain,
+    HasFailed,
+    NeverRuns,
     expires_at_s,
     is_redelivered,
     is_timed_out,
@@ -260,10 +263,11 @@ def _deliver_once(
         answered = isinstance(outcome, Answered) and outcome.same_message
         count_once(task, answered=answered)
         return _as_seen(outcome.value)
-    if isinstance(outcome, Dropped):
-        _tell_caller(task, request, outcome, key=delivery.key)
     # Acknowledged without a result: the message was published again, or another one has the result.
-    raise Ignore(str(outcome))
+    if not isinstance(outcome, Dropped):
+        raise ComesAgain(str(outcome))
+    told = _tell_caller(task, request, outcome, key=delivery.key)
+    raise (NeverRuns if told else Ignore)(str(outcome))
 
 
 def _refuse_retry(task: Task, error: errors.TaskguardError) -> None:
@@ -271,17 +275,19 @@ def _refuse_retry(task: Task, error: errors.TaskguardError) -> None:
     failed = isinstance(error, errors.WorkFailedError)
     if failed and would_retry(task, error) and not task.request.is_eager:
         fail_unrun(task, error)
-        raise Ignore(str(error)) from error
+        raise HasFailed(str(error)) from error
 
 
-def _tell_caller(task: Task, request: Any, dropped: Dropped, *, key: str) -> None:
-    """Tell the caller of a message that it never runs, unless another message will answer.
+def _tell_caller(task: Task, request: Any, dropped: Dropped, *, key: str) -> bool:
+    """Tell the caller of a message that it never runs. Return False if another message will answer.
 
     That can be a live copy of the message, or a newer call that has its id.
     """
     reason = dropped.reason_for_caller(key)
-    if reason is not None and task_id_in(dropped.by or "") != request.id:
-        revoke_unrun(task, reason)
+    if reason is None or task_id_in(dropped.by or "") == request.id:
+        return False
+    revoke_unrun(task, reason)
+    return True
 
 
 def _run_later(task: Task, request: Any, error: errors.KeyAlreadyHeldError) -> NoReturn:

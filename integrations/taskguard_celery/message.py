@@ -51,6 +51,9 @@ except ImportError:  # Celery before 5.5 cannot consume from them
 __all__ = [
     "EXPIRES_HEADER",
     "CeleryQueue",
+    "ComesAgain",
+    "HasFailed",
+    "NeverRuns",
     "NotPublishedError",
     "PutBack",
     "detect_quorum_queues",
@@ -153,6 +156,18 @@ class PutBack(Reject, Ignore):  # type: ignore[misc]  # Celery has no types
 
     It is an Ignore as well, because `autoretry_for` treats a plain Reject as a failure of the body.
     """
+
+
+class ComesAgain(Ignore):  # type: ignore[misc]  # Celery has no types
+    """The message is parked or deferred, so it is delivered again."""
+
+
+class NeverRuns(Ignore):  # type: ignore[misc]  # Celery has no types
+    """The message was dropped, and its caller can read why."""
+
+
+class HasFailed(Ignore):  # type: ignore[misc]  # Celery has no types
+    """FAILURE was stored for the message, and its body did not run."""
 
 
 class NotPublishedError(Exception):
@@ -307,4 +322,4 @@ def put_off_unread(queue: CeleryQueue, error: errors.TaskguardError) -> NoReturn
     """Defer a delivery because the settings are wrong: nothing runs until they are corrected."""
     logger.error("nothing guarded can run: %s", error)
     queue.publish_again(queue.deferrals + 1, queue.max_delay_s)
-    raise Ignore(str(error))
+    raise ComesAgain(str(error))

@@ -11,6 +11,7 @@ delivers again the messages that a killed worker left in Redis.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -41,6 +42,7 @@ from taskguard_celery.hand_off import consume_hand_offs
 from taskguard_celery.health import time_limit_s
 from taskguard_celery.marks import marks_of
 from taskguard_celery.message import message_of, note_time_limit
+from taskguard_celery.monitors import add_inspection, show_outcomes
 from taskguard_celery.parking import CeleryParking, CeleryRelay, relay_is_needed
 from taskguard_celery.rabbitmq_queues import ConsumeBeside
 from taskguard_celery.recognition import (
@@ -156,16 +158,20 @@ def _check_servers(app: Any, rows: list[Any], *, registers: bool) -> None:
 def _on_worker_init(sender: Any = None, **_: Any) -> None:
     """Add steps to the worker: Celery creates them before it sets up the worker."""
     sender.app.steps["consumer"].update((ConsumeBeside, LookAfter))
+    add_inspection()
 
 
 def _on_worker_setup(instance: Any = None, **_: Any) -> None:
     """Run the checks. Logging is set up, the pool has not forked, and no message was fetched."""
     note_time_limit(instance)
-    describe_worker("celery", instance.hostname, ",".join(instance.app.amqp.queues.consume_from))
+    instance.taskguard_number = describe_worker(
+        "celery", instance.hostname, ",".join(instance.app.amqp.queues.consume_from)
+    )
     try:
         _check(instance.app, registers=True)
         if next(guarded_tasks(instance.app), None) is not None:
             count_by_results(instance.app)
+        show_outcomes(instance.app)
         parks, ledger = _parks(instance.app), _has_ledger(instance.app)
         if parks and not ledger:
             raise _no_ledger()
@@ -363,6 +369,8 @@ def _end(
         runtime.runner.never_runs(delivery)
 
 
+if "celery.worker.control" in sys.modules:  # `celery inspect` looks for the command at its client
+    add_inspection()
 worker_init.connect(_on_worker_init, weak=False)
 celeryd_after_setup.connect(_on_worker_setup, weak=False)
 worker_process_init.connect(_on_child_ready, weak=False)

@@ -51,7 +51,9 @@ class _BriefInfo(trace.TraceInfo):  # type: ignore[misc]  # celery has no types
 def trace_briefly(app: Any, hostname: str | None) -> None:
     """Rebuild the tracers of all guarded tasks in a child of a prefork pool."""
     options: dict[str, Any] = {}
-    if "Info" in inspect.signature(trace.build_tracer).parameters:  # not in every Celery
+    parameters = inspect.signature(trace.build_tracer).parameters.values()
+    # Not in every Celery. Sentry's wrapper of it has any options.
+    if any(each.name == "Info" or each.kind is each.VAR_KEYWORD for each in parameters):
         options["Info"] = _BriefInfo
     for task, _ in guarded_tasks(app):
         tracer = trace.build_tracer(task.name, task, app.loader, hostname, app=app, **options)

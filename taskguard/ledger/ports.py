@@ -39,11 +39,13 @@ from taskguard.model.claims import (
     ParkedNewest,
     RowRef,
 )
+from taskguard.model.counts import Count, Noted
 from taskguard.model.history import Action
 from taskguard.model.lease import Owner
 from taskguard.model.pauses import Pause
 from taskguard.model.policy import DAY_S
 from taskguard.model.records import Once, Purged, Seen, Waiting, WorkView
+from taskguard.model.snapshots import SnapshotView
 from taskguard.model.states import EXPIRED, State
 from taskguard.model.workers import Worker
 
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Actions",
     "Claims",
+    "Counts",
     "DatabaseLedger",
     "Effects",
     "Endings",
@@ -65,6 +68,7 @@ __all__ = [
     "Outbox",
     "Promotions",
     "Records",
+    "Snapshots",
     "Tables",
     "Upkeep",
 ]
@@ -592,6 +596,47 @@ class Workers(Protocol):
         ...
 
 
+class Snapshots(Protocol):
+    """Read figures of the whole ledger, for the exporter, the page and `taskguard top`."""
+
+    def snapshot(self, max_age_s: float = 15.0) -> SnapshotView:
+        """Return the gauges of `metrics.py`, taken anew if they are older than `max_age_s`.
+
+        Of several processes that find them old, one takes them, and the others get the old ones.
+        """
+        ...
+
+
+class Counts(Protocol):
+    """Add and read counts, and what happened to keys: `run/flush.py`."""
+
+    def add_counts(
+        self,
+        rows: Sequence[Count],
+        *,
+        happened: Sequence[Noted] = (),
+        committing: Callable[[], None] = ...,
+    ) -> None:
+        """Add numbers to the present minute and to the totals, and store happenings.
+
+        Call `committing` directly before the COMMIT. If it was called and an error follows, the
+        rows may have been added.
+        """
+        ...
+
+    def note_happenings(self, rows: Sequence[Noted]) -> None:
+        """Store what happened to keys."""
+        ...
+
+    def begin_counts(self, tasks: Sequence[str]) -> None:
+        """Store a zero for each counter of these tasks, and of none, that has no row yet."""
+        ...
+
+    def counts(self, since_s: float | None = None) -> list[Count]:
+        """Return the totals, or the numbers of each minute of the last `since_s` seconds."""
+        ...
+
+
 class Tables(Protocol):
     """Make, upgrade and check the ledger's tables."""
 
@@ -643,5 +688,7 @@ class Upkeep(Protocol):
         ...
 
 
-class DatabaseLedger(LineLedger, Records, Actions, Workers, Tables, Upkeep, Protocol):
+class DatabaseLedger(
+    LineLedger, Records, Actions, Workers, Snapshots, Counts, Tables, Upkeep, Protocol
+):
     """A complete ledger, such as `SqlLedger`. `connect()` takes one."""

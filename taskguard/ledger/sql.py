@@ -17,12 +17,14 @@ from typing import Any
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.parts.actions import SqlActions
 from taskguard.ledger.parts.claims import SqlClaims
+from taskguard.ledger.parts.counts import SqlCounts
 from taskguard.ledger.parts.effects import SqlEffects
 from taskguard.ledger.parts.endings import SqlEndings
 from taskguard.ledger.parts.lines import SqlLines
 from taskguard.ledger.parts.messages import SqlMessages
 from taskguard.ledger.parts.outbox import SqlOutbox
 from taskguard.ledger.parts.records import SqlRecords
+from taskguard.ledger.parts.snapshots import SqlSnapshots
 from taskguard.ledger.parts.upkeep import SqlUpkeep
 from taskguard.ledger.parts.workers import SqlWorkers
 from taskguard.ledger.transactions.core import Transactions
@@ -41,6 +43,8 @@ class SqlLedger(
     SqlRecords,
     SqlActions,
     SqlWorkers,
+    SqlSnapshots,
+    SqlCounts,
     SqlUpkeep,
 ):
     """A `Ledger` on PostgreSQL, MariaDB, MySQL or SQLite.

@@ -27,7 +27,6 @@ __all__ = [
     "Past",
     "Paused",
     "Process",
-    "SnapshotView",
     "Usual",
     "WaitingView",
     "WorkFilter",
@@ -409,21 +408,6 @@ class Counted:
     task: str
     what: str
     n: float
-
-
-@value
-class SnapshotView:
-    """What the exporter, the page and `taskguard top` show of the whole ledger.
-
-    Attributes:
-        taken_s: when it was taken.
-        age_s: how long ago that was.
-        values: its numbers and lists, as `ledger/operations/snapshot.py` stores them.
-    """
-
-    taken_s: float
-    age_s: float
-    values: dict[str, object]
 
 
 @value(kw_only=True)

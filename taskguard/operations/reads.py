@@ -12,6 +12,7 @@ Read next: `ledger/operations/questions.py`, which has the statements.
 
 from __future__ import annotations
 
+from taskguard.model.snapshots import SnapshotView
 from taskguard.model.views import (
     ActionView,
     Counted,
@@ -20,7 +21,6 @@ from taskguard.model.views import (
     KeyView,
     LineView,
     Page,
-    SnapshotView,
     WaitingView,
     WorkerView,
     WorkFilter,

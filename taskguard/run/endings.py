@@ -24,6 +24,7 @@ from taskguard.events import Events, Failed, StaleRefused
 from taskguard.ledger.connections.errors import NoConnectionError
 from taskguard.model.claims import Answer, Claim
 from taskguard.model.delivery import Codec, Completed, Delivery, Outcome
+from taskguard.model.outcomes import Ended
 from taskguard.model.states import Decision, State
 from taskguard.run.answers import Answers
 from taskguard.run.deferrals import NO_LEDGER, Deferrals
@@ -69,6 +70,7 @@ class Endings:
     def after_loss(self, holding: Holding, error: TaskguardError) -> Outcome:
         """After a lost lease or commit: answer from the record, or defer the delivery."""
         delivery, lease = holding.delivery, holding.tracked.lease
+        holding.ended = Ended.STALE
         if isinstance(error, StaleTokenError):
             held_s = self._held_s(holding)
             self._events.about(delivery, StaleRefused, fence=lease.fence, held_s=held_s)
@@ -105,6 +107,7 @@ class Endings:
         self._releases.end_claim(holding, end)
         self._releases.release(holding)
         if found != [State.FAILED]:
+            holding.ended = Ended.UNAVAILABLE if delivery.queue is None else None
             return self._deferrals.defer_or_raise(delivery, error)
         self._emit_failed(holding, TransactionFailedError.__name__)
         raise TransactionFailedError(
@@ -214,6 +217,7 @@ class Endings:
             self._after_crash(holding, error)
 
     def _give_back(self, holding: Holding) -> None:
+        holding.ended = Ended.INTERRUPTED
         self._releases.end_claim(holding, lambda ledger, claim: ledger.give_back(claim))
 
     def _after_crash(

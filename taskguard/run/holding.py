@@ -16,6 +16,7 @@ from taskguard.errors import TaskguardError
 from taskguard.events import Completed, Events, Released
 from taskguard.model.claims import Claim, Claimed
 from taskguard.model.delivery import Delivery
+from taskguard.model.outcomes import Ended
 from taskguard.run.attempt import Attempt
 from taskguard.run.late import LateReports
 from taskguard.run.parking import Line
@@ -38,6 +39,7 @@ class Holding:
         released: whether the lock server's lease was released.
         hint: whether the lock server had a hint, at the release, that a message waits in the
             ledger. None: unknown.
+        ended: how the body ended. None: that follows from the delivery's outcome.
     """
 
     delivery: Delivery
@@ -46,6 +48,7 @@ class Holding:
     attempt: Attempt
     released: bool = False
     hint: bool | None = None
+    ended: Ended | None = None
 
 
 class Releases:

@@ -38,6 +38,7 @@ from taskguard.run.admission import Admission
 from taskguard.run.answers import Answers
 from taskguard.run.attempt import Attempt
 from taskguard.run.claiming import Admitted, Claiming
+from taskguard.run.counting import Counting
 from taskguard.run.current import running
 from taskguard.run.deferrals import NO_LEDGER, TROUBLE, Deferrals
 from taskguard.run.done_elsewhere import DoneElsewhereWarning
@@ -143,6 +144,7 @@ class Runner:
             events=events,
             clock=clock,
         )
+        self.counting = Counting(events=events, clock=clock)
         self._elsewhere = DoneElsewhereWarning(ledger=ledger, events=events, clock=clock)
         self.locking = Locking(
             locks=locks,
@@ -168,13 +170,22 @@ class Runner:
 
         `waiting`: the wait of a caller that may give up.
         """
-        refuse_reentry(delivery)
-        if self.ledger is None:
-            refuse_without_ledger(delivery)
-        if self._late.pending:
-            self._late.report()
-        found = self._admit(delivery, waiting)
-        return self._run(delivery, found, body) if isinstance(found, Admitted) else found
+        begun_s, holding = self.clock.monotonic_s(), None
+        try:
+            refuse_reentry(delivery)
+            if self.ledger is None:
+                refuse_without_ledger(delivery)
+            if self._late.pending:
+                self._late.report()
+            found = self._admit(delivery, waiting)
+            if isinstance(found, Admitted):
+                holding = self._holding(delivery, found)
+                found = self._run(holding, body)
+        except BaseException as error:
+            self.counting.raised(delivery, error, holding, begun_s)
+            raise
+        self.counting.returned(delivery, found, holding, begun_s)
+        return found
 
     def _admit(self, delivery: Delivery, waiting: Waiting | None) -> Admitted | Outcome:
         """Acquire and claim the key, or return the outcome of a delivery without it.
@@ -197,10 +208,9 @@ class Runner:
         found = self._admission.admit(delivery, waiting)
         return found if isinstance(found, Admitted) else self._refusals.settle(delivery, found)
 
-    def _run(self, delivery: Delivery, admitted: Admitted, body: _Body) -> Outcome:
+    def _run(self, holding: Holding, body: _Body) -> Outcome:
         """Run the body under the lease, complete the work, and give back what is held."""
-        holding = self._holding(delivery, admitted)
-        tracked, attempt = holding.tracked, holding.attempt
+        delivery, tracked, attempt = holding.delivery, holding.tracked, holding.attempt
         try:
             self.watchdog.track(tracked)
             self._begin(holding)

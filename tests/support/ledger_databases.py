@@ -16,13 +16,23 @@ from typing import Any
 import sqlalchemy as sa
 
 from taskguard.ledger.sql import SqlLedger
-from taskguard.ledger.tables import KEYS, MESSAGES, RUNS, WORK
+from taskguard.ledger.tables import (
+    ACTIONS,
+    COUNTS,
+    HAPPENINGS,
+    KEYS,
+    MESSAGES,
+    RUNS,
+    SNAPSHOT,
+    WORK,
+)
 from taskguard.lock_table import TableLocks
 from taskguard_sandbox.servers import MariaDB, MySQL, Postgres
 
 __all__ = ["LedgerDatabase", "LedgerDatabases"]
 
-_FILLED = (KEYS.name, WORK.name, MESSAGES.name, RUNS.name, "taskguard_locks", "effects")
+_TABLES = (KEYS, WORK, MESSAGES, RUNS, HAPPENINGS, ACTIONS, COUNTS, SNAPSHOT)
+_FILLED = (*(table.name for table in _TABLES), "taskguard_locks", "effects")
 
 
 class LedgerDatabase:

@@ -30,6 +30,7 @@ NAMES = [
     "lock_unavailable",
     "lock_overruled",
     "done_elsewhere",
+    "delivered",
 ]
 # The class with slots replaces the one that the decorator got, which stays until it is collected.
 KINDS = list({kind.name: kind for kind in Event.__subclasses__()}.values())

@@ -142,19 +142,21 @@ class Database:
         renewal: bool = False,
         claim: bool = False,
         bounded: bool = True,
+        longest_s: float = _LONGEST_ANSWER_S,
     ) -> Iterator[sa.Connection]:
         """Open a transaction that waits for row locks no longer than `lock_timeout_s`.
 
         Its connection is from a pool that bodies do not use. With `renewal`, it is from a pool that
-        only renewals use. Without `bounded`, its statements have no deadline.
+        only renewals use. Without `bounded`, its statements have no deadline. Otherwise each has
+        `longest_s`, in addition to its waits for row locks.
         """
         with contextlib.ExitStack() as stack:
             engine = stack.enter_context(self.pools.renewals if renewal else self.pools.ledgers)
             stack.enter_context(self.faults.translated())
             db = stack.enter_context(engine.connect())
             if bounded:
-                longest_s = _LONGEST_ANSWER_S + _LOCKS * (lock_timeout_s or 0.0)
-                deadline = Deadline(driver_of(db), longest_s, place=self.place)
+                within_s = longest_s + _LOCKS * (lock_timeout_s or 0.0)
+                deadline = Deadline(driver_of(db), within_s, place=self.place)
                 db.info[_DEADLINE] = stack.enter_context(deadline)
             if self.dialect.options:
                 db = db.execution_options(**self.dialect.options)

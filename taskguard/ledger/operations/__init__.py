@@ -1,1 +1,1 @@
-"""SQL of operators: what they change, pause and ask."""
+"""Statements of the ledger for operators: questions, changes, and counts."""

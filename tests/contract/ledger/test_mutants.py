@@ -509,6 +509,7 @@ def without_a_second_look(made: Mutation) -> None:
         postgresql,
         "_CLAIM",
         ("when w.message is distinct from (select message from found) then false", ""),
+        ("when w.fence >= excluded.fence then false", ""),
     )
 
 
@@ -857,8 +858,8 @@ def _abandon_what_was_promoted(book: Any) -> None:
 @pytest.mark.parametrize(
     ("new", "error", "says"),
     [
-        ("wiht clock", LedgerSchemaError, "syntax error"),
-        ("with  clock", pytest.fail.Exception, "DID NOT RAISE"),
+        ("wiht granted", LedgerSchemaError, "syntax error"),
+        ("with  granted", pytest.fail.Exception, "DID NOT RAISE"),
     ],
 )
 def test_a_mutant_that_is_merely_broken_is_not_caught(
@@ -873,6 +874,6 @@ def test_a_mutant_that_is_merely_broken_is_not_caught(
     with making_books(request, "postgresql") as make:
         book = make()
         made = Mutation(monkeypatch, book.kind)
-        made.edit(postgresql, "_CLAIM_FIRST", ("with clock", new))
+        made.edit(postgresql, "_CLAIM_FIRST", ("with granted", new))
         with pytest.raises(error, match=says):
             catch(book, made, claim_what_is_done)

@@ -234,8 +234,8 @@ def test_work_that_another_session_has_locked_is_left_alone(book: Any) -> None:
 
 
 def test_the_indexes_of_what_is_due_and_of_what_waits_are_there(book: Any) -> None:
-    """`ledger create --sql` creates the indexes of due and waiting work. Running it again does
-    nothing."""
+    """`ledger create --sql` creates the indexes of due, waiting and flagged work. Running it again
+    does nothing."""
     if book.kind == "memory":
         pytest.skip("it has no indexes")
     book.ledger.create_schema()

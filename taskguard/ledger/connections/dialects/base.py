@@ -79,6 +79,15 @@ class Dialect(ABC):
         del db, lock_timeout_s, apart
         yield
 
+    @contextmanager
+    def answering(self, db: sa.Connection, longest_s: float) -> Iterator[None]:
+        """Let the database end each statement of the block that takes longer, with an error.
+
+        A deadline only closes the connection, and the server would work on.
+        """
+        del db, longest_s
+        yield
+
     def limit_waiting(  # noqa: B027 - for those whose `claims_apart`
         self, driver: Any, kept: dict[Any, Any], lock_timeout_s: float
     ) -> None:
@@ -107,6 +116,10 @@ class Dialect(ABC):
     @abstractmethod
     def insert_missing(self, table: sa.Table, values: Any) -> Any:
         """Return an INSERT that skips and does not change rows whose primary keys exist."""
+
+    @abstractmethod
+    def insert_or_add(self, table: sa.Table, values: Any, number: sa.Column[Any]) -> Any:
+        """Return an INSERT that adds to `number` in rows whose primary keys exist."""
 
     @abstractmethod
     def raise_numbers(

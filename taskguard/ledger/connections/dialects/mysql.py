@@ -41,6 +41,7 @@ _NO_SAVEPOINT = 1305
 _FOUND_ROWS = 2  # pymysql.constants.CLIENT.FOUND_ROWS
 _MOST_MEDIUMTEXT_BYTES = 2**24 - 1
 _MOST_OF_THE_REST_BYTES = 50_000  # of a statement, with a hundred keys
+_TOOK_TOO_LONG = (1969, 3024)  # on MariaDB, on MySQL
 _FIRST_CLIENT_ERROR, _LAST_CLIENT_ERROR = 2000, 2999
 _FAULTS = {
     **dict.fromkeys(
@@ -138,6 +139,20 @@ class MySQL(Dialect):
             cursor.execute(f"set session innodb_lock_wait_timeout = {limit_s}")
         kept[_WAIT] = limit_s
 
+    @contextmanager
+    def answering(self, db: sa.Connection, longest_s: float) -> Iterator[None]:
+        # MariaDB counts in seconds, MySQL in milliseconds and for SELECT alone.
+        is_mariadb = getattr(db.dialect, "is_mariadb", False)
+        name = "max_statement_time" if is_mariadb else "max_execution_time"
+        limit = longest_s if is_mariadb else math.ceil(longest_s * 1000)
+        before = db.exec_driver_sql(f"select @@session.{name}").scalar()
+        db.exec_driver_sql(f"set session {name} = {limit}")
+        try:
+            yield
+        finally:
+            if not db.invalidated:
+                db.exec_driver_sql(f"set session {name} = {before}")
+
     def call_fits(self, db: sa.Connection, call: str) -> bool:
         if len(call) > _MOST_MEDIUMTEXT_BYTES:
             return False
@@ -159,6 +174,8 @@ class MySQL(Dialect):
             return found
         if code == 1030 and "error 28" in str(origin):  # from the storage engine: no space left
             return Fault.CANNOT_WRITE
+        if code in _TOOK_TOO_LONG:
+            return Fault.AWAY
         if _FIRST_CLIENT_ERROR <= code <= _LAST_CLIENT_ERROR:
             return Fault.AWAY
         return Fault.AWAY if isinstance(origin, driver.InterfaceError) else None
@@ -166,6 +183,11 @@ class MySQL(Dialect):
     def insert_missing(self, table: sa.Table, values: Any) -> Any:
         key = next(iter(table.primary_key))
         return insert(table).values(values).on_duplicate_key_update({key.name: key})
+
+    def insert_or_add(self, table: sa.Table, values: Any, number: sa.Column[Any]) -> Any:
+        statement = insert(table).values(values)
+        added = statement.inserted[number.name]
+        return statement.on_duplicate_key_update({number.name: number + added})
 
     def raise_numbers(
         self,

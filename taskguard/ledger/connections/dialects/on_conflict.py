@@ -24,6 +24,13 @@ class OnConflict(Dialect):
     def insert_missing(self, table: sa.Table, values: Any) -> Any:
         return self.insert(table).values(values).on_conflict_do_nothing()
 
+    def insert_or_add(self, table: sa.Table, values: Any, number: sa.Column[Any]) -> Any:
+        statement = self.insert(table).values(values)
+        return statement.on_conflict_do_update(
+            index_elements=list(table.primary_key),
+            set_={number.name: number + statement.excluded[number.name]},
+        )
+
     def raise_numbers(
         self,
         db: sa.Connection,

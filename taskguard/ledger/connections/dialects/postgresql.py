@@ -60,6 +60,12 @@ class PostgreSQL(OnConflict):
         )
         yield
 
+    @contextmanager
+    def answering(self, db: sa.Connection, longest_s: float) -> Iterator[None]:
+        limit = milliseconds(longest_s)
+        db.exec_driver_sql(f"select set_config('statement_timeout', '{limit}', true)")
+        yield
+
     def stores_unicode(self, db: sa.Connection) -> bool:
         # A role or a database may have a default for its clients, and PGCLIENTENCODING is one.
         names = ("server_encoding", "client_encoding")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import sqlalchemy as sa
@@ -22,6 +24,7 @@ _FAULTS = {
     "readonly database": Fault.CANNOT_WRITE,
     "database or disk is full": Fault.CANNOT_WRITE,
 }
+_LOOK_EVERY = 10_000  # instructions of SQLite's virtual machine: about a millisecond
 _ENDED = ("no such savepoint", "closed database")
 
 
@@ -38,6 +41,16 @@ class SQLite(OnConflict):
     def now_us(self, db: sa.Connection) -> int:
         del db
         return _now_us()
+
+    @contextmanager
+    def answering(self, db: sa.Connection, longest_s: float) -> Iterator[None]:
+        driver: Any = db.connection.dbapi_connection
+        until_s = time.monotonic() + longest_s
+        driver.set_progress_handler(lambda: time.monotonic() > until_s, _LOOK_EVERY)
+        try:
+            yield
+        finally:
+            driver.set_progress_handler(None, 0)
 
     def fault(self, origin: Any, driver: Any) -> Fault | None:
         text = str(origin)

@@ -29,10 +29,8 @@ from taskguard.ledger.statements.portable import Statements
 from taskguard.ledger.statements.postgresql import own_row
 from taskguard.ledger.statements.postgresql.answers import (
     Found,
-    FoundFirst,
     FoundKey,
     answer_of,
-    answer_of_first,
     busy_of,
 )
 from taskguard.ledger.stored import statement
@@ -92,39 +90,33 @@ class PostgreSQLStatements(Statements):
     def claim(self, request: ClaimRequest) -> ClaimAnswer:
         if request.bounds is not None or request.newest is not None or not _is_simple(request):
             return super().claim(request)
-        if request.work is None:
-            found = self._claim_key(request)
-        elif request.row is not None:
-            found = None if request.in_line else self._claim_with_row(request)
-        else:
-            found = self._claim_work(request)
-        if found is not None:
-            return found
-        # The statement may have taken the key just after another claim took the work.
+        # A statement that finds no answer may have taken the key: another claim took the work.
         try:
-            decided = super().claim(request)
+            found = self._claim_alone(request)
+            decided = super().claim(request) if found is None else found
         except (LockTimeoutError, TransactionRetryError):
             self._free_keys(request)
             raise
-        if not isinstance(decided, Claimed):
+        if found is None and not isinstance(decided, Claimed):
             self._free_keys(request)
         return decided
+
+    def _claim_alone(self, request: ClaimRequest) -> ClaimAnswer | None:
+        """Return the answer of a single statement, or None if it cannot decide."""
+        if request.work is None:
+            return self._claim_key(request)
+        if request.row is None:
+            return self._claim_work(request)
+        return None if request.in_line else self._claim_with_row(request)
 
     def _claim_work(self, request: ClaimRequest) -> ClaimAnswer | None:
         asked = self._asked(request)
         if _is_first(request):
             text = _CLAIM_FIRST_IN_LINE if request.in_line else _CLAIM_FIRST
             text = _CLAIM_FIRST_STRICT if request.strict else text
-            [row] = self.database.ask(text, asked)
-            first = FoundFirst(*row)
-            if first.done is not None:
-                assert first.granted_fence is not None  # noqa: S101
-                return Claimed(Claim(request, first.granted_fence))
-            if first.granted_fence is not None:
-                return None
-            answered = answer_of_first(request, first)
-            if answered is not None:
-                return answered
+            granted = self.database.ask(text, asked)
+            if granted:
+                return Claimed(Claim(request, granted[0][0]))
         text = _CLAIM_IN_LINE if request.in_line else _CLAIM
         text = _CLAIM_STRICT if request.strict else text
         return answer_of(request, Found(*self.database.ask(text, asked)[0]))

@@ -6,7 +6,6 @@ means that the row is not enough to decide. Then the portable statements decide,
 
 from __future__ import annotations
 
-import json
 from typing import NamedTuple
 
 from taskguard.ledger.decisions import CLAIMABLE, answer, busy_key, decide_row
@@ -14,7 +13,7 @@ from taskguard.model.claims import Busy, Claim, ClaimAnswer, Claimed, ClaimReque
 from taskguard.model.lease import Owner
 from taskguard.model.states import Decision, RowState
 
-__all__ = ["Found", "FoundFirst", "FoundKey", "answer_of", "answer_of_first", "busy_of"]
+__all__ = ["Found", "FoundKey", "answer_of", "busy_of"]
 
 
 class Found(NamedTuple):
@@ -50,43 +49,6 @@ class Found(NamedTuple):
     flush: str | None
 
 
-class FoundFirst(NamedTuple):
-    """The one row of claim_first.sql.
-
-    `found` has the records that prevented the grant. After a grant it has no meaning.
-    """
-
-    now_us: int
-    granted_fence: int | None
-    done: int | None
-    found: str
-
-
-class _Recorded(NamedTuple):
-    """The content of `FoundFirst.found`: the records of the work, its message and its key."""
-
-    id: str | None
-    message: str
-    retries: int
-    state: str
-    final: int
-    fence: int
-    owner: str
-    lease_until: int
-    attempts: int
-    crashes: int
-    progress: str | None
-    result: str | None
-    error: str | None
-    finished: int | None
-    fingerprint: str | None
-    trace: str | None
-    recorded_retries: int | None
-    recorded_deferrals: int | None
-    holder: str | None
-    held_until: int | None
-
-
 class FoundKey(NamedTuple):
     """The one row of claim_key.sql."""
 
@@ -95,24 +57,6 @@ class FoundKey(NamedTuple):
     holder: str
     held_until: int | None
     flush: str | None
-
-
-def answer_of_first(request: ClaimRequest, first: FoundFirst) -> ClaimAnswer | None:
-    """Return the answer from the records that prevented the grant.
-
-    None: those records do not refuse the claim, so it has to be tried again.
-    """
-    found = _Recorded(*json.loads(first.found))
-    row = found if found.id is not None else None
-    recorded = found.recorded_retries or 0, found.recorded_deferrals or 0
-    decision = decide_row(request, row, recorded, first.now_us)
-    if decision is Decision.BURY:
-        return None
-    if decision not in CLAIMABLE:
-        return answer(request, row, decision, first.now_us, recorded=recorded)
-    if not found.holder or found.holder == str(request.owner):
-        return None
-    return busy_of(found, row, first.now_us)
 
 
 def answer_of(
@@ -139,17 +83,18 @@ def answer_of(
             progress_json=found.claimed_progress,
             trace=found.trace if takeover else None,
         )
-    if fence is not None or decision is Decision.BURY:
-        return None
+    if fence is not None or decision is Decision.BURY or found.holder == str(request.owner):
+        return None  # if it has the key but not the work, the caller also frees the key
+    return _refused(request, found, row, decision)
+
+
+def _refused(
+    request: ClaimRequest, found: Found, row: Found | None, decision: Decision
+) -> ClaimAnswer | None:
+    """Return why nothing was granted, or None if the row does not show it."""
     if decision not in CLAIMABLE:
+        recorded = found.recorded_retries, found.recorded_deferrals
         return answer(request, row, decision, found.now_us, recorded=recorded)
-    return _taken(request, found, row)
-
-
-def _taken(request: ClaimRequest, found: Found, row: Found | None) -> ClaimAnswer | None:
-    """Return Busy if another owner has the key, or other messages go first. None if unknown."""
-    if found.holder == str(request.owner):
-        return None  # this request got the key before, but not the work, and got no answer
     busy = busy_of(found, row, found.now_us)
     if busy is not None or not request.in_line:
         return busy
@@ -157,9 +102,7 @@ def _taken(request: ClaimRequest, found: Found, row: Found | None) -> ClaimAnswe
     return Busy(None, None, same_work=False, started=row is not None and row.attempts > 0)
 
 
-def busy_of(
-    found: Found | FoundKey | _Recorded, row: Found | _Recorded | None, now_us: int
-) -> ClaimAnswer | None:
+def busy_of(found: Found | FoundKey, row: Found | None, now_us: int) -> ClaimAnswer | None:
     """Return Busy if another owner holds the key in the statement's snapshot, or else None."""
     if found.held_until is None or found.held_until <= now_us:
         return None

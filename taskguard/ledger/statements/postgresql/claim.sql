@@ -92,6 +92,8 @@ claimed as (
         error = null
     where case
         when w.state = 'PROCESSING' and w.owner = excluded.owner then true
+        -- It was claimed under another key, or a clock was set back.
+        when w.fence >= excluded.fence then false
         when w.message is distinct from (select message from found) then false
         when w.message <> excluded.message and w.fingerprint <> excluded.fingerprint then false
         when w.state in ('DONE', 'DEAD') or (w.state = 'FAILED' and w.final = 1) then false

@@ -1,0 +1,141 @@
+"""Decides the one outcome of each delivery, and reports it: the event `Delivered`.
+
+Guarantees: each delivery is reported once, when it ends, and under one outcome. A process that a
+body forked reports nothing. If the queue goes on with a delivery that it could not publish again,
+the end of that delivery is reported, not the attempt. Nothing here raises.
+
+A body that ran, and lost its lease or was refused, is `stale`, even if its message was deferred or
+answered after that. A body that raised after DONE was committed is `done`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from taskguard import errors
+from taskguard.clock import Clock
+from taskguard.events import Delivered, Events
+from taskguard.model.delivery import Answered, Completed, Deferred, Delivery, Dropped, Parked
+from taskguard.model.outcomes import Ended
+
+if TYPE_CHECKING:
+    from taskguard.model.delivery import Outcome
+    from taskguard.run.holding import Holding
+
+__all__ = ["Counting", "ended_by", "ended_by_error"]
+
+_BY_TYPE = {
+    Completed: Ended.DONE,
+    Answered: Ended.DUPLICATE,
+    Deferred: Ended.DEFERRED,
+    Parked: Ended.PARKED,
+}
+_BY_REASON = {each.value: each for each in Ended}
+
+# The first class that fits decides.
+_BY_ERROR: tuple[tuple[type[BaseException], Ended], ...] = (
+    (errors.KeyBusyError, Ended.REFUSED),
+    (errors.KeyAlreadyHeldError, Ended.REFUSED),
+    (errors.LineFullError, Ended.REFUSED),
+    (errors.WorkDeadError, Ended.DEAD),
+    (errors.WorkRevokedError, Ended.REVOKED),
+    (errors.SupersededError, Ended.OUTDATED),
+    (errors.FingerprintMismatchError, Ended.MISMATCH),
+    (errors.MessageTooOldError, Ended.TOO_OLD),
+    (errors.RowMissingError, Ended.MISSING),
+    (errors.RowIneligibleError, Ended.INELIGIBLE),
+    (errors.WorkFailedError, Ended.DUPLICATE),
+    (errors.LedgerUnavailableError, Ended.UNAVAILABLE),
+    (errors.LedgerSchemaError, Ended.UNAVAILABLE),
+    (errors.TransactionRetryError, Ended.UNAVAILABLE),
+    (errors.LockServerUnavailableError, Ended.UNAVAILABLE),
+    (Exception, Ended.FAILED),
+)
+
+
+def ended_by(outcome: Outcome) -> Ended:
+    """Return how a delivery with this outcome ended."""
+    if isinstance(outcome, Dropped):
+        return _BY_REASON[outcome.reason]
+    return _BY_TYPE[type(outcome)]
+
+
+def ended_by_error(error: BaseException) -> Ended | None:
+    """Return how a delivery ended that raised this error before its body. None: it goes on."""
+    if getattr(error, "delivery_goes_on", False):
+        return None
+    for kind, ended in _BY_ERROR:
+        if isinstance(error, kind):
+            return ended
+    return Ended.INTERRUPTED
+
+
+class Counting:
+    """Reports what happens to the deliveries of one runner."""
+
+    def __init__(self, *, events: Events, clock: Clock) -> None:
+        self._events = events
+        self._clock = clock
+
+    def returned(
+        self, delivery: Delivery, outcome: Outcome, holding: Holding | None, begun_s: float
+    ) -> None:
+        """Report a delivery that ended with an outcome for its queue.
+
+        Args:
+            delivery: the delivery.
+            outcome: its outcome.
+            holding: what it held. None: it did not get its key.
+            begun_s: when it began, by the monotonic clock.
+        """
+        ended = None if holding is None else holding.ended
+        self._report(delivery, ended or ended_by(outcome), holding, begun_s)
+
+    def raised(
+        self, delivery: Delivery, error: BaseException, holding: Holding | None, begun_s: float
+    ) -> None:
+        """Report a delivery that ended with an error, unless its queue goes on with it."""
+        ended: Ended | None
+        if holding is None:
+            ended = ended_by_error(error)
+        elif holding.attempt.completed:
+            ended = Ended.DONE
+        elif getattr(error, "delivery_goes_on", False):
+            ended = None
+        else:
+            ended = holding.ended or Ended.FAILED
+        if ended is not None:
+            self._report(delivery, ended, holding, begun_s)
+
+    def unrun(self, delivery: Delivery, ended: Ended) -> None:
+        """Report a delivery that ended before it reached the runner: revoked, or expired."""
+        self._report(delivery, ended, None, 0.0)
+
+    def _report(
+        self, delivery: Delivery, ended: Ended, holding: Holding | None, begun_s: float
+    ) -> None:
+        waited_s = held_s = 0.0
+        attempt = fence = 0
+        if holding is not None:
+            lease = holding.tracked.lease
+            if lease.is_parents:
+                return
+            taken_s, now_s = lease.taken_at_s, self._clock.monotonic_s()
+            held_s, waited_s, fence = now_s - taken_s, taken_s - begun_s, lease.fence
+            if delivery.published_at_s is not None:
+                waited_s = self._clock.wall_s() - held_s - delivery.published_at_s
+            waited_s = max(0.0, waited_s)
+            attempt = 1 if holding.claimed is None else holding.claimed.attempt
+        if self._events.hears(Delivered.level):
+            self._events.emit(
+                Delivered(
+                    key=delivery.key,
+                    task=delivery.task,
+                    message=delivery.message.id,
+                    outcome=ended,
+                    waited_s=waited_s,
+                    held_s=held_s,
+                    attempt=attempt,
+                    fence=fence,
+                )
+            )
