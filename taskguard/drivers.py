@@ -17,6 +17,7 @@ _DATABASES = {
 }
 _BRINGS = {
     "fakeredis": "pytest",
+    "prometheus_client": "prometheus",
     "redis": "redis",
     "sqlalchemy": "postgresql",
 }

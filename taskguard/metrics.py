@@ -350,7 +350,8 @@ SNAPSHOT_TIMESTAMP = Metric(
     name="snapshot_timestamp",
     kind="gauge",
     unit="s",
-    help="When the values of the other gauges were read, in seconds since 1970.",
+    help="When another gauge was read, in seconds since 1970. Prometheus' clock may differ.",
+    labels=("metric",),
 )
 BUILD_INFO = Metric(
     name="build_info",

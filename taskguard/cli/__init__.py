@@ -6,6 +6,7 @@ taskguard locks create [--url URL] [--unlogged] create the lock table, or print 
 taskguard purge [--older-than 30d] [--url URL]  delete work that ended before that
 taskguard sweep --celery shop:app               send the messages of overdue work again
 taskguard relay --celery shop:app               sweep and promote every second, until stopped
+taskguard exporter [--port 9979]                serve metrics for Prometheus
 taskguard doctor --celery shop:app              check locks, ledger, clocks and queue
 taskguard work list [--state DEAD]              list work in a state
 taskguard work show WORK                        print the record of work
@@ -29,6 +30,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from taskguard.cli.doctor import add_doctor
+from taskguard.cli.exporter import add_exporter
 from taskguard.cli.keys import add_keys
 from taskguard.cli.locks import add_locks, add_unlogged, create_locks, forget_locks, locks_sql
 from taskguard.cli.printing import indented, logged_printably
@@ -135,6 +137,7 @@ def _main(argv: Sequence[str] | None) -> int:
     add_work(commands)
     add_waiting(commands)
     add_keys(commands)
+    add_exporter(commands)
     add_doctor(commands)
     arguments = parser.parse_args(argv)
     try:

@@ -176,13 +176,21 @@ def test_the_command_does_as_a_page_says(
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
 ) -> None:
-    """Each succeeds, on a ledger with one DEAD work; `relay` is stopped after its first round."""
+    """Each succeeds, on a ledger with one DEAD work; `relay` is stopped after its first round.
+
+    `exporter` listens on a free port, and is stopped at once.
+    """
     words = shlex.split(command)[1:]
     words = [shop if word == "redis://localhost" else word for word in words]
     if "postgresql+psycopg://shop@localhost/shop" in words:
         words[-1] = request.getfixturevalue("pg_url")
     if words[0] == "locks":
         monkeypatch.setenv("TASKGUARD_LOCKS_URL", request.getfixturevalue("pg_url"))
+    if words[0] == "exporter":
+        pytest.importorskip("prometheus_client")
+        monkeypatch.setattr("taskguard.cli.exporter._until_stopped", lambda: None)
+        assert main([*words, "--port", "0"]) == 0
+        return
     # The command sets the signals that stop a relay. This process keeps its own.
     monkeypatch.setattr("taskguard.cli.sweep.signal.signal", lambda *_: None)
     monkeypatch.setattr("taskguard.cli.sweep.threading.Event", _SetAfterOne)
