@@ -40,7 +40,7 @@ from taskguard.model.claims import (
     RowRef,
 )
 from taskguard.model.counts import Count, Noted
-from taskguard.model.history import Action
+from taskguard.model.history import Action, Happened
 from taskguard.model.lease import Owner
 from taskguard.model.pauses import Pause
 from taskguard.model.policy import DAY_S
@@ -187,8 +187,10 @@ class Endings(Protocol):
         """
         ...
 
-    def give_back(self, claim: Claim) -> bool:
+    def give_back(self, claim: Claim, *, happened: Happened | None = None) -> bool:
         """Move PROCESSING -> NEW, which counts as no crash, and end the lease.
+
+        Add to the history of the work what happened to its holder, if that is given.
 
         Return False if the claim is stale. A claim without work only ends its lease. For it, return
         False if its keys belong to another claim, and True if that cannot be known.
@@ -214,8 +216,12 @@ class Endings(Protocol):
         """
         ...
 
-    def uncount_crash(self, claim: Claim) -> None:
-        """Uncount, once, the crash of a holder that was taken over and is alive."""
+    def uncount_crash(self, claim: Claim, *, happened: Happened | None = None) -> None:
+        """Uncount, once, the crash of a holder that was taken over and is alive.
+
+        Add to the history of the work what happened to that holder, if that is given, even if no
+        crash is counted.
+        """
         ...
 
 

@@ -9,6 +9,7 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from taskguard.ledger.history import NO_FLAG
 from taskguard.ledger.tables import FREE
 from taskguard.model.claims import ClaimRequest, MessageRef, Overdue
 from taskguard.model.states import State
@@ -44,6 +45,7 @@ def waiting_values(request: ClaimRequest, *, due: int | None) -> dict[str, Any]:
         "due": due,
         "expires": request.expires_us,
         "error": None,
+        **NO_FLAG,
         "finished": None,
     }
 

@@ -21,8 +21,10 @@ import sqlalchemy as sa
 
 from taskguard.errors import TransactionRetryError
 from taskguard.ledger.connections.database import Database
+from taskguard.ledger.history import flagged
 from taskguard.ledger.tables import FREE, MESSAGES, NO_POSITION, RUNS, WORK, processed
 from taskguard.model.claims import Answer, Busy, Claim, ClaimRequest
+from taskguard.model.history import Flag
 from taskguard.model.lease import Owner
 from taskguard.model.runs import FAILED_RUN, RUN, OpenRun, Resolved, resolve, run_ended, run_id
 from taskguard.model.states import REPLACED_RETRIES, Decision, State
@@ -148,6 +150,7 @@ class Run:
                 owner=FREE,
                 lease_until=0,
                 error=_NOBODY_CONTINUED,
+                **flagged(Flag.FAILED, self.now_us),
                 call=None,
                 due=None,
                 **NO_POSITION,

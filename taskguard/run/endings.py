@@ -24,6 +24,7 @@ from taskguard.events import Events, Failed, StaleRefused
 from taskguard.ledger.connections.errors import NoConnectionError
 from taskguard.model.claims import Answer, Claim
 from taskguard.model.delivery import Codec, Completed, Delivery, Outcome
+from taskguard.model.history import Happened
 from taskguard.model.outcomes import Ended
 from taskguard.model.states import Decision, State
 from taskguard.run.answers import Answers
@@ -74,7 +75,11 @@ class Endings:
         if isinstance(error, StaleTokenError):
             held_s = self._held_s(holding)
             self._events.about(delivery, StaleRefused, fence=lease.fence, held_s=held_s)
-        self._releases.end_claim(holding, uncount_crash)
+        stale = isinstance(error, StaleTokenError)
+        happened = Happened.STALE if stale else Happened.LEASE_LOST
+        self._releases.end_claim(
+            holding, lambda ledger, claim: uncount_crash(ledger, claim, happened=happened)
+        )
         self._releases.release(holding)
         if self._ledger is not None and holding.claimed is not None and delivery.work is not None:
             try:

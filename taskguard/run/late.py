@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from taskguard.errors import TaskguardError
 from taskguard.model.claims import Claim, Claimed, ClaimRequest
+from taskguard.model.history import Happened
 
 if TYPE_CHECKING:
     from taskguard.ledger.ports import Ledger
@@ -86,10 +87,13 @@ class LateReports:
         return True
 
 
-def uncount_crash(ledger: Ledger, claim: Claim) -> None:
-    """Give the claim back if it is valid. If it was taken over, uncount the crash."""
-    if not ledger.give_back(claim):
-        ledger.uncount_crash(claim)
+def uncount_crash(ledger: Ledger, claim: Claim, *, happened: Happened | None = None) -> None:
+    """Give the claim back if it is valid. If it was taken over, uncount the crash.
+
+    Add to the history of the work what happened to this holder, if that is given.
+    """
+    if not ledger.give_back(claim, happened=happened):
+        ledger.uncount_crash(claim, happened=happened)
 
 
 def _of_any_slot(request: ClaimRequest) -> ClaimRequest:

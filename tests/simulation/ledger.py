@@ -48,6 +48,7 @@ from taskguard.model.claims import (
     MessageRef,
     Overdue,
 )
+from taskguard.model.history import Happened
 from taskguard.model.lease import Owner
 from taskguard.model.line_states import LineState
 from taskguard.model.records import WorkView
@@ -93,6 +94,8 @@ class Work:
     parked: int | None = None
     expires: int | None = None
     strict: int | None = None
+    flag: int | None = None
+    since: int | None = None
     finished: int | None = None
     trace: str | None = None
 
@@ -643,7 +646,8 @@ class MemoryLedger(NewestMessages, StoredCalls, Runs):
         failed = self.fail(claim, reason, again_in_s=again_in_s)
         return State.FAILED if failed else None
 
-    def give_back(self, claim: Claim) -> bool:
+    def give_back(self, claim: Claim, *, happened: Happened | None = None) -> bool:
+        del happened  # this ledger keeps no histories
         return self._end(claim, state=State.NEW, owner=FREE, lease_until=self._back_us(claim))
 
     def _back_us(self, claim: Claim) -> int:
@@ -654,7 +658,7 @@ class MemoryLedger(NewestMessages, StoredCalls, Runs):
     def crash(self, claim: Claim, error: str) -> bool:
         row, now_us = self.work_items.get(claim.work or ""), self.now_us()
         due = None if row is None or row.call is None else now_us
-        return self._end(claim, error=error.replace("\0", "\\0"), lease_until=0, due=due)
+        return self._end(claim, error=error.replace("\0", "\\0"), lease_until=now_us, due=due)
 
     def _end(self, claim: Claim, **values: Any) -> bool:
         with self._at_once(self.rows_of(claim)):
@@ -671,7 +675,8 @@ class MemoryLedger(NewestMessages, StoredCalls, Runs):
                 self.work_items[work.id] = replace(work, **values)
             return True
 
-    def uncount_crash(self, claim: Claim) -> None:
+    def uncount_crash(self, claim: Claim, *, happened: Happened | None = None) -> None:
+        del happened
         with self._at_once(records_of(claim.work_ids)):
             for work in [
                 self.work_items[each] for each in claim.work_ids if each in self.work_items

@@ -212,8 +212,8 @@ class PortLedger(Boundary):
     def fail(self, claim: Claim, error: str, **how: Any) -> bool:
         return self._ask("fail", lambda: self.world.ledger.fail(claim, error, **how))
 
-    def give_back(self, claim: Claim) -> bool:
-        return self._ask("give_back", lambda: self.world.ledger.give_back(claim))
+    def give_back(self, claim: Claim, **how: Any) -> bool:
+        return self._ask("give_back", lambda: self.world.ledger.give_back(claim, **how))
 
     def crash(self, claim: Claim, error: str) -> bool:
         return self._ask("crash", lambda: self.world.ledger.crash(claim, error))
@@ -227,8 +227,8 @@ class PortLedger(Boundary):
     def note(self, claim: Claim, progress_json: str) -> bool:
         return self._ask("note", lambda: self.world.ledger.note(claim, progress_json))
 
-    def uncount_crash(self, claim: Claim) -> None:
-        self._ask("uncount_crash", lambda: self.world.ledger.uncount_crash(claim))
+    def uncount_crash(self, claim: Claim, **how: Any) -> None:
+        self._ask("uncount_crash", lambda: self.world.ledger.uncount_crash(claim, **how))
 
     def renew(self, claims: Sequence[Claim]) -> list[str]:
         return self._ask("renew", lambda: self.world.ledger.renew(claims))

@@ -22,6 +22,7 @@ import sqlalchemy as sa
 
 from taskguard.keys import shorten
 from taskguard.ledger.connections.database import WRITE_LOCK_S, Database
+from taskguard.ledger.history import NO_FLAG
 from taskguard.ledger.lines import states
 from taskguard.ledger.lines.park import is_on_record, may_wait, position_of
 from taskguard.ledger.lines.promotion import to_send
@@ -134,6 +135,7 @@ def outdated_values(by: str, now_us: int) -> dict[str, object]:
         "owner": FREE,
         "lease_until": 0,
         "error": f"{OUTDATED}: {by}",
+        **NO_FLAG,
         "finished": now_us,
     }
 

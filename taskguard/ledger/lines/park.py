@@ -17,12 +17,14 @@ import sqlalchemy as sa
 
 from taskguard.errors import LineFullError
 from taskguard.ledger.connections.database import WRITE_LOCK_S, Database
+from taskguard.ledger.history import flagged
 from taskguard.ledger.lines import states
 from taskguard.ledger.messages import is_replaced
 from taskguard.ledger.records import new_record, waiting_values
 from taskguard.ledger.runs import run_of
 from taskguard.ledger.tables import KEYS, MESSAGES, NO_POSITION, WORK
 from taskguard.model.claims import ClaimRequest
+from taskguard.model.history import Flag
 from taskguard.model.lease import Owner
 from taskguard.model.line_states import LineState
 from taskguard.model.runs import FAILED_RUN
@@ -120,6 +122,7 @@ def _refuse(database: Database, db: sa.Connection, request: ClaimRequest) -> Non
             state=State.FAILED.value,
             final=0 if request.base is None else FAILED_RUN,
             error="the line of its key was full",
+            **flagged(Flag.FAILED, database.now()),
             due=None,
             finished=database.now(),
         )

@@ -14,10 +14,12 @@ import sqlalchemy as sa
 from taskguard.ledger.connections.database import WRITE_LOCK_S
 from taskguard.ledger.connections.retrying import retried
 from taskguard.ledger.decisions import view_of
+from taskguard.ledger.history import NO_FLAG, appended, flagged, happening
 from taskguard.ledger.own_rows import changes
 from taskguard.ledger.parts.base import Part
 from taskguard.ledger.tables import FREE, KEYS, NO_POSITION, WORK, claimed_by, holding
 from taskguard.model.claims import Claim
+from taskguard.model.history import Flag, Happened
 from taskguard.model.runs import FAILED_RUN
 from taskguard.model.states import State
 
@@ -42,12 +44,19 @@ class SqlEndings(Part):
             state=State.FAILED.value,
             final=final,
             error=self._storable(error),
+            history=self._appended(Happened.FAILED, claim, error),
+            **flagged(Flag.FAILED, self._database.now()),
             lease_until=until,
             rounds=None,
             due=self._undecided(claim, again_in_s),
             finished=self._database.now(),
             **position,
         )
+
+    def _appended(self, what: Happened, claim: Claim, text: str = "") -> sa.ColumnElement[str]:
+        """Return the history with a line about the holder of this claim."""
+        owner, now, text = str(claim.owner), self._database.now(), self._storable(text)
+        return appended(happening(now, what, owner=owner, fence=claim.fence, text=text))
 
     def _awaited(self, claim: Claim, again_in_s: float | None) -> tuple[int, Any]:
         """Return `final` of FAILED work, and until when a retry of its message is expected."""
@@ -71,9 +80,17 @@ class SqlEndings(Part):
             return None
         return sa.case((WORK.c.call.is_not(None), now + int(again_in_s * 1e6)))
 
-    def give_back(self, claim: Claim) -> bool:
-        """Move PROCESSING -> NEW, and end the lease."""
-        return self._end(claim, state=State.NEW.value, owner=FREE, lease_until=self._back(claim))
+    def give_back(self, claim: Claim, *, happened: Happened | None = None) -> bool:
+        """Move PROCESSING -> NEW, and end the lease. Add to the history what happened, if given."""
+        values: dict[str, Any] = {
+            "state": State.NEW.value,
+            "owner": FREE,
+            "lease_until": self._back(claim),
+            **NO_FLAG,
+        }
+        if happened is not None:
+            values["history"] = self._appended(happened, claim)
+        return self._end(claim, **values)
 
     def _back(self, claim: Claim) -> Any:
         """Return until when the message of a run that was given back is expected. 0: it is none."""
@@ -83,8 +100,16 @@ class SqlEndings(Part):
     def crash(self, claim: Claim, error: str) -> bool:
         """End the lease of PROCESSING work: the next claim is a takeover. The user's row stays."""
         due = sa.case((WORK.c.call.is_not(None), self._database.now()))
-        values = {"error": self._storable(error), "lease_until": 0, "due": due}
-        return self._end(claim, row_too=False, **values)
+        now = self._database.now()
+        return self._end(
+            claim,
+            row_too=False,
+            error=self._storable(error),
+            history=self._appended(Happened.CRASHED, claim, error),
+            **flagged(Flag.LEFT, now),
+            lease_until=now,
+            due=due,
+        )
 
     def end_round(
         self, claim: Claim, reason: str, *, most: int, again_in_s: float | None = 0.0
@@ -101,6 +126,12 @@ class SqlEndings(Part):
             claim,
             state=sa.case((last, State.FAILED.value), else_=State.NEW.value),
             error=self._storable(reason),
+            history=sa.case(
+                (last, self._appended(Happened.FAILED, claim, reason)),
+                else_=self._appended(Happened.ROUND, claim, reason),
+            ),
+            flag=sa.case((last, int(Flag.FAILED))),
+            since=sa.case((last, self._database.now())),
             # FAILED work keeps its owner: `keep()` and `leave()` name it.
             owner=sa.case((last, WORK.c.owner), else_=FREE),
             final=sa.case((last, final), else_=0),
@@ -144,17 +175,21 @@ class SqlEndings(Part):
         return end()
 
     @retried
-    def uncount_crash(self, claim: Claim) -> None:
-        """Uncount this holder's crash, once."""
+    def uncount_crash(self, claim: Claim, *, happened: Happened | None = None) -> None:
+        """Uncount this holder's crash, once. Add to the history what happened to it, if given."""
         counted = (
             WORK.c.id.in_(claim.work_ids),
             WORK.c.crashed_owner == str(claim.owner),
             WORK.c.crashes > 0,
             WORK.c.state != State.DEAD.value,
         )
-        update = sa.update(WORK).where(*counted)
+        said = {} if happened is None else {"history": self._appended(happened, claim)}
+        values = {"crashes": WORK.c.crashes - 1, "crashed_owner": "", **said}
         with self._database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
-            db.execute(update.values(crashes=WORK.c.crashes - 1, crashed_owner=""))
+            uncounted = db.execute(sa.update(WORK).where(*counted).values(**values))
+            if said and not uncounted.rowcount:
+                # The work has ended meanwhile, or further holders have taken it over.
+                db.execute(sa.update(WORK).where(WORK.c.id.in_(claim.work_ids)).values(**said))
 
 
 def _all_stand(db: sa.Connection, claim: Claim) -> bool:

@@ -15,11 +15,13 @@ import sqlalchemy as sa
 from taskguard.ledger import runs
 from taskguard.ledger.connections.database import WRITE_LOCK_S
 from taskguard.ledger.connections.retrying import retried
+from taskguard.ledger.history import NO_FLAG, flagged
 from taskguard.ledger.messages import raise_deferrals
 from taskguard.ledger.parts.base import Part
 from taskguard.ledger.records import message_of
 from taskguard.ledger.tables import FREE, NO_POSITION, WORK
 from taskguard.model.claims import ClaimRequest, MessageRef
+from taskguard.model.history import Flag
 from taskguard.model.policy import AGAIN_AFTER_S
 from taskguard.model.runs import run_id
 from taskguard.model.states import EXPIRED, State
@@ -71,6 +73,7 @@ class SqlMessages(Part):
             "owner": FREE,
             "lease_until": 0,
             "error": "revoked",
+            **NO_FLAG,
             "due": None,
             **NO_POSITION,
             "finished": self._database.now(),
@@ -89,6 +92,7 @@ class SqlMessages(Part):
         at_work = WORK.c.state == State.PROCESSING.value
         due = sa.case((WORK.c.call.is_not(None), self._database.now()))
         new = {"state": State.NEW.value, "owner": FREE, "lease_until": 0, "due": due}
+        new |= NO_FLAG
         return db.execute(sa.update(WORK).where(*mine, at_work).values(**new)).rowcount == 1
 
     @retried
@@ -135,6 +139,7 @@ class SqlMessages(Part):
                 values |= {"state": State.FAILED.value, "final": final}
                 values |= {"owner": FREE, "lease_until": 0}
                 values |= {"error": self._storable(error), "finished": now_us}
+                values |= flagged(Flag.FAILED, now_us)
             same = WORK.c.state == row.state, WORK.c.fence == row.fence, WORK.c.owner == row.owner
             db.execute(sa.update(WORK).where(WORK.c.id == work, *same).values(**values))
             # Another message may claim the work, and the record then names that one.

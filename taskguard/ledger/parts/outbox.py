@@ -21,6 +21,7 @@ from taskguard.errors import ConfigurationError
 from taskguard.ledger import unique
 from taskguard.ledger.connections.database import WRITE_LOCK_S, Database
 from taskguard.ledger.connections.retrying import retried
+from taskguard.ledger.history import flagged
 from taskguard.ledger.lines import relay
 from taskguard.ledger.lines.park import position_of
 from taskguard.ledger.lines.states import is_in_line, keeps
@@ -39,6 +40,7 @@ from taskguard.ledger.tables import FREE, MESSAGES, NO_POSITION, WORK
 from taskguard.ledger.transactions.external import on_external
 from taskguard.model.bounds import NO_RATES, Rate
 from taskguard.model.claims import ClaimRequest, Overdue
+from taskguard.model.history import Flag
 from taskguard.model.line_states import LineState
 from taskguard.model.records import Once, Seen
 from taskguard.model.runs import FAILED_RUN, Resolved
@@ -294,6 +296,7 @@ class SqlOutbox(Part):
                     owner=FREE,
                     lease_until=0,
                     error=text,
+                    **flagged(Flag.FAILED, now),
                     sends=None,
                     due=None,
                     **NO_POSITION,

@@ -13,7 +13,6 @@ import sqlalchemy as sa
 
 from taskguard.errors import TransactionRetryError
 from taskguard.ledger.connections.database import Database
-from taskguard.ledger.connections.prepared import Prepared
 from taskguard.ledger.decisions import (
     CLAIMABLE,
     Records,
@@ -21,28 +20,20 @@ from taskguard.ledger.decisions import (
     decide_row,
     why_dead,
 )
+from taskguard.ledger.history import NO_FLAG, appended, flagged, line_of
 from taskguard.ledger.lines import newest
 from taskguard.ledger.lines.park import position_of
 from taskguard.ledger.own_rows import changes as rows
 from taskguard.ledger.statements.gates import View, gates_of
+from taskguard.ledger.statements.locking import claim_statements, inserting
 from taskguard.ledger.statements.slots import choose
-from taskguard.ledger.tables import FREE, KEYS, MESSAGES, NO_POSITION, WORK
+from taskguard.ledger.tables import FREE, KEYS, NO_POSITION, WORK
 from taskguard.model.claims import Answer, Busy, ClaimAnswer, Claimed, ClaimRequest
+from taskguard.model.history import HISTORY_CHARS, Flag, Happened, entry
 from taskguard.model.line_states import LineState
 from taskguard.model.states import Decision, State
 
 __all__ = ["LockedClaim", "Seen", "claim", "decision_of", "peek", "peek_in", "peeked", "settle"]
-
-
-# The columns that decide a claim, and those that its answer contains.
-_COLUMNS = (
-    "id", "state", "final", "owner", "fence", "lease_until", "message", "retries", "crashes",
-    "fingerprint", "attempts", "progress", "result", "error", "call", "due", "finished", "created",
-    "line", "parked", "crashed_owner", "rounds", "trace",
-)  # fmt: skip
-_KEY_COLUMNS = tuple(
-    KEYS.c[name] for name in ("key", "fence", "owner", "lease_until", "slots", "next_start")
-)
 
 
 def claim(database: Database, request: ClaimRequest) -> ClaimAnswer:
@@ -167,7 +158,7 @@ def _read(
 def _read_one(
     database: Database, db: sa.Connection, request: ClaimRequest, work: str, *, lock: bool
 ) -> tuple[WorkRecord | None, tuple[int, int], int]:
-    statements = database.once(_statements, len(request.keys))
+    statements = database.once(claim_statements, len(request.keys))
     if lock and not database.dialect.locks_joined:
         db.execute(sa.select(WORK.c.id).where(WORK.c.id == work).with_for_update())
     values = {"work": work, "message": request.message.name}
@@ -183,50 +174,6 @@ def _read_one(
 def _is_of_another(row: Any, request: ClaimRequest) -> bool:
     """Return True if the record names another message."""
     return row.id is not None and row.message != request.message.name
-
-
-class _Statements(NamedTuple):
-    """The statements of a claim. `peek` and `read` return one row even if there is no record."""
-
-    peek: Prepared
-    read: Prepared
-    make_keys: Prepared
-    lock_keys: Prepared
-    take_keys: Prepared
-
-
-def _statements(database: Database, keys: int) -> _Statements:
-    """Make the statements for claims of this number of keys."""
-    dialect, sql = database.dialect, database.engine.dialect
-    known = sa.select(MESSAGES).where(
-        MESSAGES.c.message == sa.bindparam("message"), MESSAGES.c.work == sa.bindparam("work")
-    )
-    one = sa.select(sa.literal_column("1").label("one")).subquery("one")
-    peek = sa.select(
-        dialect.now().label("now_us"),
-        known.with_only_columns(MESSAGES.c.retries).scalar_subquery().label("known_retries"),
-        known.with_only_columns(MESSAGES.c.deferrals).scalar_subquery().label("known_deferrals"),
-        *(WORK.c[name] for name in _COLUMNS),
-    ).select_from(one.outerjoin(WORK, WORK.c.id == sa.bindparam("work")))
-    names = [f"key_{number}" for number in range(keys)]
-    these = KEYS.c.key.in_([sa.bindparam(name, type_=KEYS.c.key.type) for name in names])
-    free = {"fence": 0, "owner": FREE, "lease_until": 0}
-    new = [{"key": sa.bindparam(name), **free} for name in names]
-    return _Statements(
-        peek=Prepared(peek, sql),
-        read=Prepared(peek.with_for_update() if dialect.locks_joined else peek, sql),
-        make_keys=Prepared(dialect.insert_missing(KEYS, new), sql),
-        lock_keys=Prepared(
-            sa.select(*_KEY_COLUMNS).where(these).order_by(KEYS.c.key).with_for_update(), sql
-        ),
-        take_keys=Prepared(
-            sa.update(KEYS).where(these), sql, columns=("fence", "owner", "lease_until")
-        ),
-    )
-
-
-def _inserting(database: Database, columns: tuple[str, ...]) -> Prepared:
-    return Prepared(sa.insert(WORK), database.engine.dialect, columns=columns)
 
 
 class LockedClaim:
@@ -247,7 +194,7 @@ class LockedClaim:
         if request.bounds is not None and request.bounds.slots:
             request, base, others = choose(database, db, request, request.bounds)
         self.request = request
-        self.statements = database.once(_statements, len(request.keys))
+        self.statements = database.once(claim_statements, len(request.keys))
         self.names = {f"key_{number}": key for number, key in enumerate(request.keys)}
         keys = self._lock_keys()
         if request.bounds is not None and base is None:
@@ -310,11 +257,20 @@ class LockedClaim:
             if self.own is not None:
                 fence = self._move_own(self.own, fence)
             until_us = now_us + int(request.ttl_s * 1e6)
-            values = {"fence": fence, "owner": self.owner, "lease_until": until_us}
-            self.statements.take_keys.run(self.db, {**self.names, **values})
+            self._take_keys(fence, until_us)
             if request.work is not None:
                 self._write_works(view.decision, fence, until_us)
         return self.records.claimed(request, fence, view.decision)
+
+    def _take_keys(self, fence: int, until_us: int) -> None:
+        if self.request.work is None:
+            values = {"fence": fence, "owner": self.owner, "lease_until": until_us}
+            self.statements.take_keys.run(self.db, {**self.names, **values})
+            return
+        line = line_of(self.request.work)
+        taken = {"new_fence": fence, "new_owner": self.owner, "until": until_us}
+        taken |= {"line": line, "chars": len(line)}
+        self.statements.take_for_work.run(self.db, {**self.names, **taken})
 
     def _move_own(self, own: rows.Found, fence: int) -> int:
         """Move the user's row to PROCESSING, and return a fence above all its former fences."""
@@ -342,6 +298,7 @@ class LockedClaim:
             "sends": None,
             **NO_POSITION,
             "error": None,
+            **NO_FLAG,
         }
         if request.fingerprint is not None:
             claim["fingerprint"] = request.fingerprint
@@ -377,9 +334,10 @@ class LockedClaim:
             values |= {"attempts": 1, "crashes": 0, "crashed_owner": ""}
         else:
             values = {**self._carried(row), **values, **self._counted(decision, row)}
+            values["history"] = self._carried_history(decision, row)
         values = {name: value for name, value in values.items() if value is not None}
         try:
-            self.database.once(_inserting, tuple(values)).run(self.db, values)
+            self.database.once(inserting, tuple(values)).run(self.db, values)
         except sa.exc.IntegrityError as error:
             raise TransactionRetryError("Another claim of this work came first.") from error
 
@@ -387,6 +345,18 @@ class LockedClaim:
         """Return the columns that a new record copies from `row`, the record that counts."""
         names = ("crashes", "crashed_owner", "rounds", "fingerprint", "progress")
         return {name: getattr(row, name) for name in names} | {"attempts": row.attempts + 1}
+
+    def _carried_history(self, decision: Decision, row: WorkRecord) -> str | None:
+        """Return the history of a new record: that of `row`, the record that counts."""
+        known: str | None = self.db.scalar(sa.select(WORK.c.history).where(WORK.c.id == row.id))
+        if decision is not Decision.TAKEOVER:
+            return known
+        return f"{known or ''}{self._takeover(row)}"[-HISTORY_CHARS:]
+
+    def _takeover(self, row: WorkRecord) -> str:
+        """Return the line of a history that says which holder crashed."""
+        owner, fence = row.owner, row.fence
+        return entry(self.now_us, Happened.TAKEOVER, owner=owner, fence=fence, text=self.owner)
 
     def _counted(self, decision: Decision, row: WorkRecord) -> dict[str, object]:
         """Return the columns that depend on the decision and on `row`, the record that counts."""
@@ -407,6 +377,8 @@ class LockedClaim:
         else:
             values = {**self._carried(row), "final": 0, "finished": None, "result": None, **values}
         values |= self._counted(decision, row)
+        if decision is Decision.TAKEOVER:
+            values["history"] = appended(self._takeover(row))
         changed = self.db.execute(
             sa.update(WORK)
             .where(
@@ -419,6 +391,10 @@ class LockedClaim:
         )
         if changed.rowcount != 1:
             raise AssertionError("the row was locked, and changed")
+
+    def _death(self, row: WorkRecord) -> str:
+        owner, fence, why = row.owner, row.fence, why_dead(row)
+        return entry(self.now_us, Happened.DEAD, owner=owner, fence=fence, text=why)
 
     def _bury(self, row: WorkRecord) -> Answer:
         if self.request.row is not None:
@@ -435,6 +411,9 @@ class LockedClaim:
             .values(
                 state=State.DEAD.value,
                 crashes=WORK.c.crashes + 1,
+                crashed_owner=row.owner,
+                history=appended(self._death(row)),
+                **flagged(Flag.DEAD, self.now_us),
                 owner=FREE,
                 due=None,
                 **NO_POSITION,

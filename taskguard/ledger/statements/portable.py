@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from taskguard.ledger.connections.database import WRITE_LOCK_S, Database
 from taskguard.ledger.connections.libpq import NOT_SENT, Commit
 from taskguard.ledger.connections.prepared import Prepared
+from taskguard.ledger.history import NO_FLAG
 from taskguard.ledger.lines import kept, park, promotion, room
 from taskguard.ledger.own_rows import changes as rows
 from taskguard.ledger.records import ToSend
@@ -197,6 +198,7 @@ def _completing(database: Database, strict: bool) -> tuple[Prepared, Prepared]:
         lease_until=0,
         call=None,
         due=None,
+        **NO_FLAG,
         finished=database.now(),
     )
     if strict:

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 
 from taskguard.ledger.connections.database import Database
+from taskguard.ledger.history import flagged
 from taskguard.ledger.tables import KEYS, WORK, claimed_by
 from taskguard.locks.base import Renewal
 from taskguard.model.claims import Claim
+from taskguard.model.history import Flag
 from taskguard.model.states import State
 
 __all__ = ["renew"]
@@ -73,4 +75,7 @@ def _renew_one(db: sa.Connection, claim: Claim, now_us: int) -> None:
     )
     if claim.work is not None:
         due = sa.case((WORK.c.due.is_not(None), until_us))
-        db.execute(sa.update(WORK).where(claimed_by(claim)).values(lease_until=until_us, due=due))
+        # The flag changes only at the first renewal.
+        long = flagged(Flag.RUNS_LONG, WORK.c.started)
+        update = sa.update(WORK).where(claimed_by(claim))
+        db.execute(update.values(lease_until=until_us, due=due, **long))

@@ -48,6 +48,8 @@ on conflict (id) do update set
             else excluded.created end
     ),
     error = null,
+    flag = null,
+    since = null,
     finished = null
 where (
         (w.state = 'NEW' and (w.call is null or w.message = excluded.message))

@@ -18,6 +18,7 @@ import sqlalchemy as sa
 
 from taskguard.ledger.connections.dialects.mysql import is_ended
 from taskguard.ledger.decisions import CLAIMABLE, answer, busy_key, claimed, decide_row
+from taskguard.ledger.history import line_of
 from taskguard.ledger.own_rows import changes as rows
 from taskguard.ledger.statements.portable import Statements
 from taskguard.ledger.stored import statement
@@ -72,6 +73,7 @@ class MariaDBStatements(Statements):
             "owner": str(request.owner),
             "ttl_us": int(request.ttl_s * 1e6),
             "work": request.work,
+            "line": line_of(str(request.work)),
             "task": request.task,
             "message": request.message.name,
             "retries": request.message.retries,

@@ -49,7 +49,15 @@ begin not atomic
         elseif held_until <= now_us then
             set granted_fence = greatest(now_us, last_fence + 1);
             update taskguard_keys
-            set fence = granted_fence, owner = %(owner)s, lease_until = now_us + %(ttl_us)s
+            set
+                fence = granted_fence, owner = %(owner)s, lease_until = now_us + %(ttl_us)s,
+                works = case
+                    when left(works, char_length(%(line)s)) = %(line)s then works
+                    else left(
+                        concat(%(line)s, coalesce(works, '')),
+                        greatest(400, char_length(%(line)s))
+                    )
+                end
             where `key` = %(key)s and fence = last_fence and lease_until = held_until;
             insert into taskguard_work (
                 id, task, `key`, message, retries, state, final, fence, owner, lease_until,

@@ -22,6 +22,8 @@ begin not atomic
             lease_until = 0,
             `call` = null,
             due = null,
+            flag = null,
+            since = null,
             finished = timestampdiff(microsecond, '1970-01-01', utc_timestamp(6))
         where id = %(work)s and state = 'PROCESSING'
             and fence = %(fence)s and owner = %(owner)s;

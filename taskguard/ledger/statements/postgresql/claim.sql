@@ -36,8 +36,10 @@ found as materialized (
 ),
 --| own_row_locked
 granted as (
-    insert into taskguard_keys as k (key, fence, owner, lease_until)
-    select %(key)s::text, now_us, %(owner)s::text, now_us + %(ttl_us)s::bigint
+    insert into taskguard_keys as k (key, fence, owner, lease_until, works)
+    select
+        %(key)s::text, now_us, %(owner)s::text, now_us + %(ttl_us)s::bigint,
+        %(work)s::text || E'\n'
     from found
     --| and_own_row
     where eligible
@@ -48,7 +50,13 @@ granted as (
             else greatest(k.fence + 1, excluded.fence)
         end,
         owner = excluded.owner,
-        lease_until = excluded.lease_until
+        lease_until = excluded.lease_until,
+        works = case
+            when starts_with(k.works, excluded.works) then k.works
+            else left(
+                excluded.works || coalesce(k.works, ''), greatest(400, length(excluded.works))
+            )
+        end
     where k.owner = excluded.owner or k.lease_until <= excluded.fence
     returning k.fence, k.owner, k.lease_until
 ),
@@ -89,7 +97,19 @@ claimed as (
         --| position
         started = excluded.started,
         trace = excluded.trace,
-        error = null
+        error = null,
+        -- `model/history.py` has the format of a line.
+        history = case
+            when w.state = 'PROCESSING' and w.owner <> excluded.owner then right(
+                coalesce(w.history, '') || json_build_array(
+                    excluded.created, 'takeover'::text, w.owner, w.fence, excluded.owner
+                )::text || E'\n',
+                4000
+            )
+            else w.history
+        end,
+        flag = null,
+        since = null
     where case
         when w.state = 'PROCESSING' and w.owner = excluded.owner then true
         -- It was claimed under another key, or a clock was set back.

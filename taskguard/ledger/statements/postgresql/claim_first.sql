@@ -3,8 +3,10 @@
 -- If another claim has created the work in the meantime, the statement takes the key, and returns
 -- no row. `claim.sql` then finds the key taken by this owner.
 with granted as (
-    insert into taskguard_keys as k (key, fence, owner, lease_until)
-    select %(key)s::text, now_us, %(owner)s::text, now_us + %(ttl_us)s::bigint
+    insert into taskguard_keys as k (key, fence, owner, lease_until, works)
+    select
+        %(key)s::text, now_us, %(owner)s::text, now_us + %(ttl_us)s::bigint,
+        %(work)s::text || E'\n'
     from (
         select
             (extract(epoch from clock_timestamp()) * 1000000)::bigint as now_us,
@@ -19,7 +21,13 @@ with granted as (
     on conflict (key) do update set
         fence = excluded.fence,
         owner = excluded.owner,
-        lease_until = excluded.lease_until
+        lease_until = excluded.lease_until,
+        works = case
+            when starts_with(k.works, excluded.works) then k.works
+            else left(
+                excluded.works || coalesce(k.works, ''), greatest(400, length(excluded.works))
+            )
+        end
     where k.owner = '' and k.lease_until <= excluded.fence and k.fence < excluded.fence
     returning k.fence, k.lease_until
 )

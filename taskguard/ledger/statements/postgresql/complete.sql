@@ -17,6 +17,8 @@ finished as (
         lease_until = 0,
         call = null,
         due = null,
+        flag = null,
+        since = null,
         --| no_position
         finished = (extract(epoch from clock_timestamp()) * 1000000)::bigint
     from ended

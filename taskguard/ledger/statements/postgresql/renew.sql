@@ -38,7 +38,10 @@ whole as materialized (
 renewed_work as (
     update taskguard_work w set
         lease_until = clock.now_us + mine.ttl_us,
-        due = case when w.due is not null then clock.now_us + mine.ttl_us end
+        due = case when w.due is not null then clock.now_us + mine.ttl_us end,
+        -- This changes only at the first renewal, so that later ones stay HOT.
+        flag = 1,
+        since = w.started
     from clock, mine join whole on whole.owner = mine.owner
     where w.id = mine.work and w.state = 'PROCESSING'
         and w.fence = mine.fence and w.owner = mine.owner
