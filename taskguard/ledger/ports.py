@@ -47,6 +47,17 @@ from taskguard.model.policy import DAY_S
 from taskguard.model.records import Once, Purged, Seen, Waiting, WorkView
 from taskguard.model.snapshots import SnapshotView
 from taskguard.model.states import EXPIRED, State
+from taskguard.model.views import (
+    ActionView,
+    Held,
+    KeyView,
+    LineView,
+    Page,
+    WaitingView,
+    WorkerView,
+    WorkFilter,
+    WorkItem,
+)
 from taskguard.model.workers import Worker
 
 if TYPE_CHECKING:
@@ -67,6 +78,7 @@ __all__ = [
     "Messages",
     "Outbox",
     "Promotions",
+    "Questions",
     "Records",
     "Snapshots",
     "Tables",
@@ -590,6 +602,86 @@ class Actions(Protocol):
         ...
 
 
+class Questions(Protocol):
+    """Answer the questions of operators: `operations/reads.py`. They change nothing."""
+
+    def clock_s(self) -> float:
+        """Return the database's clock in seconds since 1970."""
+        ...
+
+    def key_view(self, key: str) -> KeyView | None:
+        """Return a key with everything on record, or None if nothing is."""
+        ...
+
+    def keys_beginning_with(self, prefix: str, *, limit: int) -> list[str]:
+        """Return keys that begin with a text, without slots."""
+        ...
+
+    def held_keys(
+        self, *, longer_s: float = 0.0, limit: int = 100, after: str | None = None
+    ) -> Page[Held]:
+        """Return the keys of work that runs long, the longest held first."""
+        ...
+
+    def paused_keys(self, *, limit: int = 100) -> Page[Held]:
+        """Return the keys that operators have paused, the last paused first."""
+        ...
+
+    def work_item(self, work: str, *, arguments: bool = False) -> WorkItem | None:
+        """Return the record of work with its history, or None."""
+        ...
+
+    def works_named(self, ids: list[str], *, prefixes: list[str], limit: int) -> list[WorkItem]:
+        """Return work with one of these ids, or else with one of these beginnings of ids."""
+        ...
+
+    def tasks(self) -> list[str]:
+        """Return the names of tasks that have counted something."""
+        ...
+
+    def works(
+        self, only: WorkFilter, *, limit: int = 100, after: str | None = None
+    ) -> Page[WorkItem]:
+        """Return work by a filter."""
+        ...
+
+    def works_of_message(self, message: str, *, namespace: str = "") -> Page[WorkItem]:
+        """Return the work of a message. Without an index, read records for a few seconds."""
+        ...
+
+    def waiting_messages(
+        self,
+        *,
+        key: str | None = None,
+        task: str | None = None,
+        older_s: float = 0.0,
+        limit: int = 100,
+        after: str | None = None,
+    ) -> Page[WaitingView]:
+        """Return messages that wait, by key and position."""
+        ...
+
+    def longest_lines(self, *, limit: int = 50) -> Page[LineView]:
+        """Return the longest lines."""
+        ...
+
+    def list_workers(self, *, limit: int = 1000) -> Page[WorkerView]:
+        """Return workers, the last seen first."""
+        ...
+
+    def list_actions(
+        self,
+        *,
+        key: str | None = None,
+        work: str | None = None,
+        since_s: float | None = None,
+        limit: int = 100,
+        after: str | None = None,
+    ) -> Page[ActionView]:
+        """Return what operators changed, the latest first."""
+        ...
+
+
 class Workers(Protocol):
     """Store and read the names of workers: `run/names.py`."""
 
@@ -695,6 +787,6 @@ class Upkeep(Protocol):
 
 
 class DatabaseLedger(
-    LineLedger, Records, Actions, Workers, Snapshots, Counts, Tables, Upkeep, Protocol
+    LineLedger, Records, Questions, Actions, Workers, Snapshots, Counts, Tables, Upkeep, Protocol
 ):
     """A complete ledger, such as `SqlLedger`. `connect()` takes one."""

@@ -23,6 +23,7 @@ from taskguard.ledger.parts.endings import SqlEndings
 from taskguard.ledger.parts.lines import SqlLines
 from taskguard.ledger.parts.messages import SqlMessages
 from taskguard.ledger.parts.outbox import SqlOutbox
+from taskguard.ledger.parts.questions import SqlQuestions
 from taskguard.ledger.parts.records import SqlRecords
 from taskguard.ledger.parts.snapshots import SqlSnapshots
 from taskguard.ledger.parts.upkeep import SqlUpkeep
@@ -41,6 +42,7 @@ class SqlLedger(
     SqlOutbox,
     SqlLines,
     SqlRecords,
+    SqlQuestions,
     SqlActions,
     SqlWorkers,
     SqlSnapshots,

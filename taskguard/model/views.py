@@ -13,19 +13,18 @@ from typing import Generic, TypeVar
 
 from taskguard.model.history import Flag
 from taskguard.model.line_states import LineState
+from taskguard.model.pauses import Pause
 from taskguard.model.states import State
 from taskguard.values import value
 
 __all__ = [
     "ActionView",
-    "Counted",
     "Explained",
     "Held",
     "KeyView",
     "LineView",
     "Page",
     "Past",
-    "Paused",
     "Process",
     "Usual",
     "WaitingView",
@@ -85,21 +84,6 @@ class Process:
 
 
 @value
-class Paused:
-    """A pause of a key.
-
-    Attributes:
-        actor: the operator that paused it.
-        reason: why.
-        since_s: when.
-    """
-
-    actor: str
-    reason: str
-    since_s: float
-
-
-@value
 class Held:
     """A key, or one of its slots, with its holder.
 
@@ -123,7 +107,7 @@ class Held:
     work: str | None = None
     task: str | None = None
     attempt: int | None = None
-    paused: Paused | None = None
+    paused: Pause | None = None
 
 
 @value
@@ -393,21 +377,6 @@ class ActionView:
     task: str | None = None
     work: str | None = None
     detail: str | None = None
-
-
-@value
-class Counted:
-    """A counter of `taskguard_counts`, over some time.
-
-    Attributes:
-        task: the task. "" for counters of no task.
-        what: the counter: an outcome of a delivery, or a name of `metrics.py`.
-        n: how many, or how many seconds.
-    """
-
-    task: str
-    what: str
-    n: float
 
 
 @value(kw_only=True)

@@ -12,10 +12,14 @@ Read next: `ledger/operations/questions.py`, which has the statements.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from taskguard.model.counts import Count
 from taskguard.model.snapshots import SnapshotView
 from taskguard.model.views import (
     ActionView,
-    Counted,
     Explained,
     Held,
     KeyView,
@@ -26,9 +30,13 @@ from taskguard.model.views import (
     WorkFilter,
     WorkItem,
 )
+from taskguard.operations.advice import advice_on
 from taskguard.operations.base import Base
 
 __all__ = ["Reads"]
+
+_MOST_OTHERS = 10
+_Found = TypeVar("_Found")
 
 
 class Reads(Base):
@@ -42,11 +50,38 @@ class Reads(Base):
                 one. With or without this application's namespace.
             message: it is the id of a Celery message or an RQ job instead.
         """
-        raise NotImplementedError
+        if message:
+            return self._explain_message(asked)
+        names = list(dict.fromkeys([asked, self._namespace + asked]))
+        ids = list(dict.fromkeys([asked, self._in_namespace(asked)]))
+        work = key = None
+        if " " in asked:
+            work = self._first(self._ledger.work_item, ids)
+        else:
+            key = self._first(self._ledger.key_view, names)
+        if work is not None or key is not None:
+            return self._explained(asked, key, work)
+        # Of a key that was never claimed there is no record: its work is named by its task.
+        tasks = self._ledger.tasks()
+        of_tasks = [f"{task} {name}" for task in tasks for name in names]
+        works = self._ledger.works_named(
+            [*ids, *of_tasks], prefixes=[*ids, *names], limit=_MOST_OTHERS
+        )
+        if len(works) == 1:
+            return self._explained(asked, None, self._ledger.work_item(works[0].id))
+        keys = [
+            each
+            for name in names
+            for each in self._ledger.keys_beginning_with(name, limit=_MOST_OTHERS)
+        ]
+        if len(keys) == 1 and not works:
+            return self._explained(asked, self._ledger.key_view(keys[0]), None)
+        others = (*(each.id for each in works), *keys)
+        return Explained(asked, self._ledger.clock_s(), others=others[:_MOST_OTHERS])
 
     def key(self, key: str) -> KeyView | None:
         """Return a key with its holders, line and past. None: nothing is on record."""
-        raise NotImplementedError
+        return self._first(self._ledger.key_view, [key, self._namespace + key])
 
     def keys(
         self,
@@ -67,7 +102,9 @@ class Reads(Base):
             limit: maximum number of rows.
             after: `Page.after` of the page before.
         """
-        raise NotImplementedError
+        if paused:
+            return self._ledger.paused_keys(limit=limit)
+        return self._ledger.held_keys(longer_s=longer_s, limit=limit, after=after)
 
     def work(self, work: str, *, arguments: bool = False) -> WorkItem | None:
         """Return the record of work with its history, or None.
@@ -77,7 +114,8 @@ class Reads(Base):
             arguments: also return the stored call, the result and the progress, which may contain
                 private data.
         """
-        raise NotImplementedError
+        find = functools.partial(self._ledger.work_item, arguments=arguments)
+        return self._first(find, [work, self._in_namespace(work)])
 
     def list_work(
         self, only: WorkFilter, *, limit: int = 100, after: str | None = None
@@ -88,7 +126,7 @@ class Reads(Base):
         its key, its task or the beginning of its id. Without one of these, only some records are
         read, and `Page.note` says so.
         """
-        raise NotImplementedError
+        return self._ledger.works(only, limit=limit, after=after)
 
     def waiting(
         self,
@@ -108,15 +146,17 @@ class Reads(Base):
             limit: maximum number of rows.
             after: `Page.after` of the page before.
         """
-        raise NotImplementedError
+        return self._ledger.waiting_messages(
+            key=key, task=task, older_s=older_s, limit=limit, after=after
+        )
 
     def lines(self, *, limit: int = 50) -> Page[LineView]:
         """Return lines, the longest first. At most 1,000 lines are read."""
-        raise NotImplementedError
+        return self._ledger.longest_lines(limit=limit)
 
     def workers(self, *, limit: int = 1000) -> Page[WorkerView]:
         """Return workers, the last seen first."""
-        raise NotImplementedError
+        return self._ledger.list_workers(limit=limit)
 
     def actions(
         self,
@@ -136,16 +176,48 @@ class Reads(Base):
             limit: maximum number of rows.
             after: `Page.after` of the page before.
         """
-        raise NotImplementedError
+        return self._ledger.list_actions(
+            key=key, work=work, since_s=since_s, limit=limit, after=after
+        )
 
-    def counts(self, *, since_s: float | None = None) -> tuple[Counted, ...]:
+    def counts(self, *, since_s: float | None = None) -> list[Count]:
         """Return counters by task.
 
         Args:
-            since_s: since this time, in seconds since 1970, at most 48 hours ago. None: for ever.
+            since_s: those of each minute since this time, in seconds since 1970, at most 48 hours
+                ago. None: the totals of all time.
         """
-        raise NotImplementedError
+        if since_s is None:
+            return self._ledger.counts()
+        return self._ledger.counts(since_s=self._ledger.clock_s() - since_s)
 
     def snapshot(self, *, max_age_s: float = 15.0) -> SnapshotView:
         """Return figures of the whole ledger, taken anew if they are older than `max_age_s`."""
         raise NotImplementedError
+
+    def _explain_message(self, message: str) -> Explained:
+        found = self._ledger.works_of_message(message, namespace=self._namespace)
+        if len(found.items) == 1:
+            work = self._ledger.work_item(found.items[0].id)
+            return self._explained(message, None, work)
+        others = tuple(each.id for each in found.items)
+        return Explained(message, self._ledger.clock_s(), others=others, note=found.note)
+
+    def _explained(self, asked: str, key: KeyView | None, work: WorkItem | None) -> Explained:
+        if key is None and work is not None:
+            names = [work.key, *work.key.split(",")]
+            found = (self._ledger.key_view(name) for name in dict.fromkeys(names))
+            views = [each for each in found if each is not None]
+            key = next((each for each in views if each.holders), views[0] if views else None)
+        now_s = self._ledger.clock_s()
+        return Explained(asked, now_s, key, work, advice=advice_on(key, work, now_s=now_s))
+
+    def _in_namespace(self, work: str) -> str:
+        """Return the id of work in this application's namespace: the last blank ends the task."""
+        task, blank, value = work.rpartition(" ")
+        return f"{task}{blank}{self._namespace}{value}"
+
+    @staticmethod
+    def _first(find: Callable[[str], _Found | None], names: Iterable[str]) -> _Found | None:
+        found = (find(name) for name in dict.fromkeys(names))
+        return next((each for each in found if each is not None), None)

@@ -88,6 +88,9 @@ class Dialect(ABC):
         del db, longest_s
         yield
 
+    def only_read(self, db: sa.Connection) -> None:  # noqa: B027 - most need none
+        """Prepare a transaction for an operator's questions, which have indexes."""
+
     def limit_waiting(  # noqa: B027 - for those whose `claims_apart`
         self, driver: Any, kept: dict[Any, Any], lock_timeout_s: float
     ) -> None:

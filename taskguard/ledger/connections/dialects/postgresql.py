@@ -66,6 +66,17 @@ class PostgreSQL(OnConflict):
         db.exec_driver_sql(f"select set_config('statement_timeout', '{limit}', true)")
         yield
 
+    def only_read(self, db: sa.Connection) -> None:
+        # Statistics must not make a question read a whole table, or a line to sort it.
+        settings = {
+            "transaction_read_only": "on",
+            "enable_seqscan": "off",
+            "enable_sort": "off",
+            "jit": "off",
+        }
+        each = (f"set_config('{name}', '{text}', true)" for name, text in settings.items())
+        db.exec_driver_sql(f"select {', '.join(each)}")
+
     def stores_unicode(self, db: sa.Connection) -> bool:
         # A role or a database may have a default for its clients, and PGCLIENTENCODING is one.
         names = ("server_encoding", "client_encoding")
