@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from taskguard.guarded import GuardedFunction as GuardedFunction
     from taskguard.keys import KeySpec as KeySpec
     from taskguard.ledger.transactions.external import ExternalConnection as ExternalConnection
+    from taskguard.model.changes import Changed as Changed
+    from taskguard.model.changes import Expected as Expected
     from taskguard.model.claims import Claim as Claim
     from taskguard.model.delivery import NOT_BEFORE as NOT_BEFORE
     from taskguard.model.delivery import Answered as Answered
@@ -41,6 +43,9 @@ if TYPE_CHECKING:
     from taskguard.model.policy import Policy as Policy
     from taskguard.model.records import Existing as Existing
     from taskguard.model.states import EXPIRED as EXPIRED
+    from taskguard.model.states import State as State
+    from taskguard.model.texts import printable as printable
+    from taskguard.model.views import WorkFilter as WorkFilter
     from taskguard.model.workers import adopt_worker as adopt_worker
     from taskguard.model.workers import describe_worker as describe_worker
     from taskguard.outbox.enqueue import Duplicate as Duplicate
@@ -76,6 +81,7 @@ else:
             "taskguard.guarded": "GuardedFunction",
             "taskguard.keys": "KeySpec",
             "taskguard.ledger.transactions.external": "ExternalConnection",
+            "taskguard.model.changes": "Changed Expected",
             "taskguard.model.claims": "Claim",
             "taskguard.model.delivery": (
                 "NOT_BEFORE Answered Codec Completed Deferred Delivery Dropped MessageRef Outcome "
@@ -83,7 +89,9 @@ else:
             ),
             "taskguard.model.policy": "Policy",
             "taskguard.model.records": "Existing",
-            "taskguard.model.states": "EXPIRED",
+            "taskguard.model.states": "EXPIRED State",
+            "taskguard.model.texts": "printable",
+            "taskguard.model.views": "WorkFilter",
             "taskguard.model.workers": "adopt_worker describe_worker",
             "taskguard.outbox.enqueue": (
                 "Duplicate OutcomeOfEnqueue Placed check_delay enqueue_in not_before_s Send"

@@ -13,6 +13,7 @@ taskguard work show WORK                        print the record of work
 taskguard work requeue WORK --reason TEXT       DEAD or FAILED -> NEW: its next delivery runs it
 taskguard waiting [--key KEY]                   list the messages in line for their keys
 taskguard keys release KEY --locks URL          take a key from a holder that is gone
+taskguard dashboard                             show the web page on this machine
 taskguard --version                             print the installed version
 
 Exit status: 0 on success, 1 if the command failed, 2 for wrong options, 130 if it was interrupted,
@@ -29,6 +30,7 @@ from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+from taskguard.cli.dashboard import add_dashboard
 from taskguard.cli.doctor import add_doctor
 from taskguard.cli.exporter import add_exporter
 from taskguard.cli.keys import add_keys
@@ -139,6 +141,7 @@ def _main(argv: Sequence[str] | None) -> int:
     add_keys(commands)
     add_exporter(commands)
     add_doctor(commands)
+    add_dashboard(commands)
     arguments = parser.parse_args(argv)
     try:
         with logged_printably(), extras_named("This command"):

@@ -18,7 +18,7 @@ MODULES = ("taskguard", "taskguard.integration", "taskguard.locks")
 PUBLIC = {*MODULES, "taskguard.errors", "taskguard.events", "taskguard.fenced"}
 QUEUES = ("taskguard_celery", "taskguard_rq", "taskguard_django")
 SERVERS = ("taskguard_etcd", "taskguard_consul", "taskguard_zookeeper")
-INTEGRATIONS = (*QUEUES, *SERVERS, "pytest_taskguard")
+INTEGRATIONS = (*QUEUES, *SERVERS, "taskguard_dashboard", "pytest_taskguard")
 # Groups of entry points, and a check of Django's, whose names look like modules.
 NO_MODULES = {"taskguard.doctors", "taskguard.queues", "taskguard.eviction"}
 # These pages are for the developers of taskguard.

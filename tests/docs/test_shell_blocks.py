@@ -194,6 +194,9 @@ def test_the_command_does_as_a_page_says(
     # The command sets the signals that stop a relay. This process keeps its own.
     monkeypatch.setattr("taskguard.cli.sweep.signal.signal", lambda *_: None)
     monkeypatch.setattr("taskguard.cli.sweep.threading.Event", _SetAfterOne)
+    if words[0] == "dashboard":
+        words = ["dashboard", "--ledger", request.getfixturevalue("sqlite_url"), "--port", "0"]
+        monkeypatch.setattr("uvicorn.Server.run", lambda *_, **__: None)
     if words == ["--version"]:
         with pytest.raises(SystemExit, match="0"):
             main(words)

@@ -47,6 +47,7 @@ NEEDS_NO_MORE = {
     "taskguard_etcd": ("import taskguard_etcd", {"urllib3"}),
     "taskguard_consul": ("import taskguard_consul", {"urllib3"}),
     "taskguard_zookeeper": ("import taskguard_zookeeper", {"kazoo"}),
+    "taskguard_dashboard": ("import taskguard_dashboard", set[str]()),
     "the pytest plugin": ("import pytest_taskguard.plugin", set[str]()),
     "taskguard --help": (COMMAND.format(words=["--help"]), set[str]()),
     "taskguard doctor": (COMMAND.format(words=["doctor", "--locks", "memory://"]), set[str]()),

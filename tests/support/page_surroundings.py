@@ -899,3 +899,28 @@ def tenants(place: Place) -> Iterator[None]:
     assert place.memory.events[-1].key.startswith("tenant:7")
     yield
     assert app.conf.taskguard_namespace == "shop"
+
+
+@around("docs/how-to/dashboard.md")
+def dashboard(place: Place) -> Iterator[None]:
+    from support.dashboard_clients import asgi
+    from support.django_shop import set_up
+
+    place.fixture("monkeypatch").delitem(sys.modules, "flask")  # the page needs the real one
+    import flask
+    from starlette.applications import Starlette
+
+    user = types.SimpleNamespace(is_authenticated=False)
+    flask_app = flask.Flask("shop")
+    place.give(app=Starlette(), flask_app=flask_app, current_user=user, tg=taskguard.connect())
+    yield
+    assert asgi(vars(place.names)["app"])("GET", "/taskguard/").status == 403
+    yield
+    with flask_app.test_client() as client:
+        assert client.get("/taskguard/doctor").status_code == 403
+        user.is_authenticated = True
+        assert client.get("/taskguard/doctor").status_code == 200
+    set_up()
+    place.give(urlpatterns=[])
+    yield
+    assert len(place.urlpatterns) == 1

@@ -1,0 +1,102 @@
+"""`taskguard dashboard`: the page on this machine, behind an address that works once."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import signal
+import subprocess
+import sys
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+pytest.importorskip("jinja2")
+pytest.importorskip("uvicorn")
+
+from support.dashboard_clients import asgi
+from support.dashboard_sample import Sample
+from support.waiting import patience_s
+from taskguard.cli import main
+from taskguard_dashboard.routes import Dashboard
+from taskguard_dashboard.serving import OneTime
+
+
+def one_time(**options: Any) -> tuple[Any, str]:
+    made = OneTime(Dashboard(Sample()), **options)
+    return asgi(made), made.token
+
+
+def test_the_token_works_once_and_gives_a_cookie() -> None:
+    """Scripts cannot read the cookie, and other sites cannot send it."""
+    ask, token = one_time(name="ann")
+    assert ask("GET", "/", host="localhost").status == 403
+    assert ask("GET", "/", {"token": token[:-1]}, host="localhost").status == 403
+    answer = ask("GET", "/", {"token": token}, host="127.0.0.1:8642")
+    cookie = answer.headers["set-cookie"]
+    assert (answer.status, answer.headers["location"]) == (303, "./")
+    assert re.fullmatch(r"\w+=[\w-]{40,}; Path=/; HttpOnly; SameSite=Strict", cookie)
+    page = ask(
+        "GET", "/key", {"key": "account:42"}, cookie=cookie.partition(";")[0], host="[::1]:8642"
+    )
+    assert page.status == 200
+    assert "Operator: ann" in page.text
+    assert ask("GET", "/", {"token": token}, host="localhost").status == 403
+    assert ask("GET", "/", cookie="taskguard_dashboard=é", host="localhost").status == 403
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", "localhost.evil"])
+def test_another_host_is_refused(host: str) -> None:
+    """A page of another site could resolve its own name to this machine."""
+    ask, token = one_time()
+    assert ask("GET", "/", {"token": token}, host=host).status == 403
+    assert ask("GET", "/", {"token": token}, host="localhost").status == 303
+
+
+def test_a_viewer_changes_nothing() -> None:
+    """`--read-only`."""
+    ask, token = one_time(role="viewer")
+    cookie = ask("GET", "/", {"token": token}, host="localhost").headers["set-cookie"]
+    sent = {"cookie": cookie.partition(";")[0], "host": "localhost"}
+    assert ask("GET", "/workers", **sent).status == 200
+    assert ask("GET", "/release", {"key": "a"}, **sent).status == 403
+
+
+def test_another_interface_needs_authorize(capsys: pytest.CaptureFixture[str]) -> None:
+    """Otherwise everybody in the network could try the address."""
+    url = "sqlite://"
+    assert main(["dashboard", "--ledger", url, "--host", "0.0.0.0"]) == 1
+    assert "--authorize" in capsys.readouterr().err
+    assert main(["dashboard", "--ledger", url, "--authorize", "os:nothing"]) == 1
+    assert "--authorize os:nothing" in capsys.readouterr().err
+
+
+def test_the_command_serves_the_page(sqlite_url: str) -> None:
+    """It prints the address, answers there, and ends at Ctrl-C."""
+    assert main(["ledger", "create", "--url", sqlite_url]) == 0
+    command = [sys.executable, "-m", "taskguard", "dashboard", "--ledger", sqlite_url]
+    with subprocess.Popen([*command, "--port", "0"], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            address = urlsplit(process.stdout.readline().strip())
+            assert address.hostname == "127.0.0.1"
+
+            def ask(path: str, **headers: str) -> http.client.HTTPResponse:
+                connection = http.client.HTTPConnection(
+                    "127.0.0.1", address.port or 0, timeout=patience_s()
+                )
+                connection.request("GET", path, headers=headers)
+                answer = connection.getresponse()
+                answer.read()
+                connection.close()
+                return answer
+
+            assert ask("/").status == 403
+            answer = ask(f"/?{address.query}")
+            cookie = (answer.headers["set-cookie"] or "").partition(";")[0]
+            assert ask("/doctor", Cookie=cookie).status == 200
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(patience_s())
+    assert process.returncode == 130
