@@ -18,11 +18,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from simulation.newest import KeyRow, NewestMessages
+from simulation.operated import Operated
 from simulation.runs import Pointer, Runs
-from simulation.stored_calls import SUPERSEDED, StoredCalls
+from simulation.stored_calls import StoredCalls
 from support.line_states import check_line
 from taskguard.clock import SYSTEM_CLOCK, Clock
-from taskguard.errors import AlreadyEnqueuedError, LedgerUnavailableError, StaleTokenError
+from taskguard.errors import LedgerUnavailableError, StaleTokenError
 from taskguard.ledger.decisions import (
     CLAIMABLE,
     Records,
@@ -48,7 +49,7 @@ from taskguard.model.claims import (
     MessageRef,
     Overdue,
 )
-from taskguard.model.history import Happened
+from taskguard.model.history import Action, Happened
 from taskguard.model.lease import Owner
 from taskguard.model.line_states import LineState
 from taskguard.model.records import WorkView
@@ -167,7 +168,7 @@ def records_of(work_items: Sequence[str]) -> list[tuple[str, str | None]]:
     return [("work", work) for work in work_items]
 
 
-class MemoryLedger(NewestMessages, StoredCalls, Runs):
+class MemoryLedger(NewestMessages, StoredCalls, Runs, Operated):
     """A `LineLedger` without a database."""
 
     def __init__(
@@ -185,6 +186,7 @@ class MemoryLedger(NewestMessages, StoredCalls, Runs):
         # The open run of each work that has runs, and the one that follows it.
         self.pointers: dict[str, Pointer] = {}
         self.effects: list[Any] = []
+        self.actions: list[tuple[Action, str | None]] = []
         # How much of the requested lease is granted: all of it, except for a mutant.
         self.lease_share = 1.0
         # How long a purge keeps the next start that a rate allows.
@@ -423,6 +425,14 @@ class MemoryLedger(NewestMessages, StoredCalls, Runs):
             return self._bury(request, records)
         if decision not in CLAIMABLE:
             return records.answer(request, decision)
+        paused = self.pause_with_slots(request)
+        if paused is not None:
+            return busy_key(str(paused), 0, records.speaking, 0)
+        return self._unless_held(request, records, decision)
+
+    def _unless_held(
+        self, request: ClaimRequest, records: Records, decision: Decision
+    ) -> ClaimAnswer:
         owner = str(request.owner)
         keys = [self.keys.get(key, KeyRow()) for key in request.keys]
         live = [key for key in keys if key.owner != owner and key.lease_until > records.now_us]
@@ -788,55 +798,9 @@ class MemoryLedger(NewestMessages, StoredCalls, Runs):
 
     # -- for people ---------------------------------------------------------------------------
 
-    def requeue(self, work: str, *, reason: str) -> bool:
-        """DEAD or FAILED -> NEW, and its messages' numbers are forgotten.
-
-        Messages of a run stay its members.
-        """
-        before = self.work_items.get(work)
-        base = None if before is None else before.base
-        pointer = [] if base is None else [("run", base)]
-        with self._at_once([*pointer, *records_of([work])]):
-            row = self.work_items.get(work)
-            if row is None or row.state not in (State.DEAD, State.FAILED):
-                return False
-            later = None if base is None else self.later_run(base, work)
-            if later is not None:
-                raise AlreadyEnqueuedError(
-                    f"{later} is open", key=work, message_id=later, begun=True
-                )
-            self.work_items[work] = replace(
-                row,
-                state=State.NEW,
-                final=0,
-                retries=0,
-                owner=FREE,
-                lease_until=0,
-                crashes=0,
-                crashed_owner="",
-                rounds=0,
-                fingerprint=None,
-                sends=None,
-                due=None if row.call is None else self.now_us(),
-                line=None,
-                parked=None,
-                error=f"requeued: {reason}",
-                finished=None,
-            )
-            self.numbers = {
-                each: number if each[1] != work or number == SUPERSEDED else (0, 0)
-                for each, number in self.numbers.items()
-                if each[1] != work or number == SUPERSEDED or base is not None
-            }
-            return True
-
     def view(self, work: str) -> WorkView | None:
         row = self.work_items.get(work)
         return None if row is None else view_of(row)
-
-    def pause_of(self, keys: tuple[str, ...]) -> Owner | None:
-        owners = [Owner.parse(self.keys[key].owner) for key in keys if key in self.keys]
-        return next((owner for owner in owners if owner.is_pause), None)
 
     def holds(self, keys: tuple[str, ...], owner: Owner) -> bool:
         return any(self.keys[key].owner == str(owner) for key in keys if key in self.keys)

@@ -21,6 +21,7 @@ from taskguard.ledger.tables import NO_POSITION
 from taskguard.ledger.unique import Sent
 from taskguard.model.bounds import NO_RATES, Bounds, Rate, is_slot
 from taskguard.model.claims import Claim, ClaimRequest, Overdue
+from taskguard.model.lease import Owner
 from taskguard.model.line_states import LineState
 from taskguard.model.records import Existing, Once, Seen, Waiting
 from taskguard.model.runs import FAILED_RUN, Resolved, run_id
@@ -47,7 +48,7 @@ SUPERSEDED = (2**31 - 1, 2**31 - 1)
 
 _OPEN = (State.NEW, State.PROCESSING)
 # FAILED work is due only if it keeps its position, or its caller has to learn that it lost it.
-_SENDABLE = (*_OPEN, State.FAILED)
+_SENDABLE = (*_OPEN, State.FAILED, State.DONE)
 _LAST = 2**63 - 1
 _BEFORE_CLAIM = (LineState.WAITING, LineState.PROMOTED, LineState.RESENT, LineState.EXPIRED)
 
@@ -62,6 +63,7 @@ class Rows(Protocol):
     def now_us(self) -> int: ...
     def is_locked(self, row: tuple[str, str | None]) -> bool: ...
     def is_held(self, key: str) -> bool: ...
+    def pause_of(self, keys: tuple[str, ...]) -> Owner | None: ...
     def new_work(self, request: ClaimRequest, **values: Any) -> Work: ...
     def locking(
         self, by: object, rows: Sequence[tuple[str, str | None]]
@@ -439,7 +441,7 @@ def _records(ledger: Rows, ids: Sequence[str]) -> list[Work]:
 
 def _is_full(ledger: Rows, records: Sequence[Work | None], request: ClaimRequest) -> bool:
     known = any(row and (row.parked or row.attempts or row.final) for row in records)
-    if request.max_waiting is None or known:
+    if request.max_waiting is None or known or ledger.pause_of(request.lines) is not None:
         return False
     of_key = [each for each in ledger.work_items.values() if each.key in request.lines]
     return sum(map(is_in_line, of_key)) >= request.max_waiting

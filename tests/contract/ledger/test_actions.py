@@ -1,0 +1,376 @@
+"""An operator's changes of work and keys: drop, done, requeue, call, release."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from contract.ledger.conftest import Book
+
+from support.claims import request
+from taskguard.errors import StaleTokenError
+from taskguard.ledger.tables import ACTIONS, KEYS
+from taskguard.model.changes import Changed, Expected, Said
+from taskguard.model.claims import Answer, Busy, Claimed, ClaimRequest, MessageRef
+from taskguard.model.delivery import stored_call
+from taskguard.model.history import Action, read
+from taskguard.model.operating import FROM, TO
+from taskguard.model.states import TRANSITIONS, Decision, State
+
+# The statements are the portable ones on all kinds.
+pytestmark = pytest.mark.parametrize(
+    "make_book",
+    [
+        "postgresql",
+        pytest.param("mariadb", marks=pytest.mark.debian),
+        "sqlite",
+        pytest.param("memory", marks=pytest.mark.once),
+    ],
+    indirect=True,
+)
+
+ANN = Said("ann", "the carrier is back")
+WORK_ID, KEY = "ship order:1", "order:1"
+OLD, NEW = "ship order:1", "ship shop:1"
+END = [Action.DROP, Action.DONE]
+
+
+def change(book: Any, action: Action, work: str = WORK_ID, **options: Any) -> Changed:
+    changed: Changed = book.ledger.change(work, action, by=ANN, **options)
+    return changed
+
+
+def claim(book: Any, asked: ClaimRequest) -> Claimed:
+    found = book.ledger.claim(asked)
+    assert isinstance(found, Claimed), found
+    return found
+
+
+def answer(book: Any, asked: ClaimRequest) -> Answer:
+    found = book.ledger.claim(asked)
+    assert isinstance(found, Answer), found
+    return found
+
+
+def park(book: Any, number: int, **values: Any) -> ClaimRequest:
+    """Park the message of a work of its own in the line of order:1."""
+    message = MessageRef(f"m{number}")
+    call = stored_call({"queue": "test"}, message, app="")
+    asked = request(number, message=message, keys=(KEY,), in_line=True, call=call, **values)
+    assert book.ledger.park(asked)
+    return asked
+
+
+def enqueue(book: Any, number: int = 1) -> ClaimRequest:
+    message = MessageRef(f"m{number}")
+    asked = request(number, message=message, call=stored_call({"queue": "test"}, message, app=""))
+    book.ledger.enqueue(None, asked, due_in_s=3600.0)
+    return asked
+
+
+def promote(book: Any) -> str | None:
+    """Promote the next message in the line of order:1, and return its id."""
+    found = book.ledger.promote_next(KEY, expected_s=30.0)
+    return None if found is None else found.message.id
+
+
+def row_in(state: State, **values: Any) -> dict[str, Any]:
+    """Return a row of work in this state, whose lease has expired if it had one."""
+    new = state is State.NEW
+    return {
+        "message": "m", "retries": 0, "state": state.value, "final": 0, "fence": 5,
+        "owner": "" if new else "x/m", "lease_until": 1, "attempts": 1, "crashes": 2,
+        "crashed_owner": "", **values,
+    }  # fmt: skip
+
+
+def key_row(**values: Any) -> dict[str, Any]:
+    return {"fence": 5, "owner": "x/m", "lease_until": 1, **values}
+
+
+def test_each_action_moves_work_as_the_table_says(book: Book) -> None:
+    """Work in a state that the table lists moves. Other work stays, and the answer says why."""
+    for action, states in FROM.items():
+        for state in State:
+            call = stored_call({"queue": "test"}, MessageRef("m"), app="")
+            book.put(work=row_in(state, call=call), key=key_row(), recorded=(0, 0))
+            found = change(book, action)
+            after = State(book.work().state)
+            assert found.changed is (state in states), (action, state, found)
+            assert found.before is state
+            assert bool(found.why) is not found.changed
+            assert after is (TO.get(action, state) if found.changed else state)
+            assert after is state or (state, after) in TRANSITIONS
+            assert action is Action.CALL or bool(book.work().final) is (
+                found.changed and action is Action.DROP
+            )
+
+
+def test_work_under_a_live_lease_stays(book: Book) -> None:
+    """The holder goes on, and can complete. The answer names it."""
+    holder = book.claim()
+    for action in FROM:
+        found = change(book, action)
+        assert not found.changed
+        assert holder.claim.owner.described in found.why or "not stored" in found.why
+    book.ledger.complete_alone(holder.claim, "1")
+    assert book.work().state == "DONE"
+
+
+def test_there_is_no_such_work(book: Book) -> None:
+    assert change(book, Action.DROP) == Changed(
+        work=WORK_ID, changed=False, why="there is no such work"
+    )
+
+
+def test_work_that_has_changed_since_it_was_seen_stays(book: Book) -> None:
+    """A viewer's state, fence and owner are conditions, each by itself."""
+    holder = book.claim().claim
+    book.ledger.fail(holder, "boom")
+    fence, owner = holder.fence, str(holder.owner)
+    for seen in (
+        Expected(state=State.DEAD),
+        Expected(fence=fence - 1),
+        Expected(state=State.FAILED, owner="x/m"),
+    ):
+        found = change(book, Action.DROP, expected=seen)
+        assert not found.changed
+        assert "it has changed since" in found.why
+    seen = Expected(state=State.FAILED, fence=fence, owner=owner)
+    assert change(book, Action.DROP, expected=seen).changed
+
+
+class TestDrop:
+    def test_work_that_failed_never_runs(self, book: Book) -> None:
+        """Later deliveries, of this message and of others, find it revoked."""
+        book.ledger.fail(book.claim().claim, "boom")
+        assert change(book, Action.DROP).changed
+        assert answer(book, book.request(retries=1)).decision is Decision.REVOKED
+        found = answer(book, book.request(message="n"))
+        assert (found.decision, found.error) == (
+            Decision.REVOKED,
+            "dropped by ann: the carrier is back",
+        )
+        assert not change(book, Action.DONE, "ship order:9").changed
+
+    @pytest.mark.parametrize("action", END)
+    @pytest.mark.parametrize("store", [enqueue, park])
+    def test_its_caller_is_notified(self, book: Book, action: Action, store: Any) -> None:
+        """A message that was parked or never published is sent, until its caller was notified."""
+        asked = store(book, 1)
+        assert change(book, action).changed
+        [sent] = book.ledger.overdue(parked=True)
+        assert sent.message.id == "m1"
+        decision = Decision.REVOKED if action is Action.DROP else Decision.DONE
+        assert answer(book, asked).decision is decision
+        book.ledger.note_notified(WORK_ID)
+        assert (book.ledger.overdue(), book.work().line) == ([], None)
+
+    @pytest.mark.parametrize("action", END)
+    def test_the_line_goes_on(self, book: Book, action: Action) -> None:
+        """The next message may be promoted, whether the dropped one waited, was promoted, or had
+        failed and kept its position."""
+        park(book, 1)
+        park(book, 2)
+        assert change(book, action).changed
+        assert promote(book) == "m2"
+        assert change(book, action, "ship order:2").changed
+        asked = park(book, 3, strict=True)
+        park(book, 4, strict=True)
+        assert promote(book) == "m3"
+        book.ledger.fail(claim(book, asked).claim, "boom")
+        assert promote(book) is None
+        assert change(book, action, "ship order:3").changed
+        assert promote(book) == "m4"
+
+
+class TestDone:
+    def test_a_duplicate_is_answered_at_once(self, book: Book) -> None:
+        """Its result is null, and the record says which operator ended it."""
+        book.ledger.fail(book.claim().claim, "boom")
+        assert change(book, Action.DONE).changed
+        found = answer(book, book.request(message="n"))
+        assert (found.decision, found.result_json) == (Decision.DONE, "null")
+        assert found.error == "marked as done by ann: the carrier is back"
+
+    def test_its_result_stays(self, book: Book) -> None:
+        """Work that an earlier run gave a result keeps it."""
+        book.put(work=row_in(State.DEAD, result="7"), key=None, recorded=(0, 0))
+        assert change(book, Action.DONE).changed
+        assert answer(book, book.request()).result_json == "7"
+
+
+class TestRequeueLeft:
+    def test_it_counts_a_crash_and_refuses_the_late_holder(self, book: Book) -> None:
+        """The next delivery runs the work. Its lease ends now, not in 1970."""
+        late = book.claim().claim
+        book.expire()
+        assert change(book, Action.REQUEUE_LEFT, gone_s=30.0).changed
+        row = book.work()
+        assert (row.state, row.crashes, row.crashed_owner) == ("NEW", 1, str(late.owner))
+        assert row.lease_until > 1
+        with pytest.raises(StaleTokenError):
+            book.ledger.complete_alone(late, None)
+        assert book.ledger.fail(late, "boom") is False
+        assert claim(book, book.request()).attempt == 2
+
+    def test_a_lease_that_has_just_expired_is_not_left(self, book: Book) -> None:
+        """Its holder may still renew it, if the database or the network stood still."""
+        late = book.claim().claim
+        book.expire()  # in 1970
+        found = change(book, Action.REQUEUE_LEFT, gone_s=1e10)
+        assert (found.changed, "counts as left after 1e+10 s" in found.why) == (False, True)
+        book.ledger.complete_alone(late, None)
+
+    def test_its_message_is_sent_if_its_call_is_stored(self, book: Book) -> None:
+        """Otherwise the answer says that it has to be sent again by hand."""
+        asked = enqueue(book)
+        claim(book, asked)
+        book.expire()
+        assert "sends its message" in change(book, Action.REQUEUE_LEFT).then or is_memory(book)
+        assert [each.work for each in book.ledger.overdue()] == [WORK_ID]
+        book.claim(2)
+        book.expire(2)
+        then = change(book, Action.REQUEUE_LEFT, "ship order:2").then
+        assert "send its message again" in then or is_memory(book)
+
+
+def is_memory(book: Book) -> bool:
+    return book.kind == "memory"
+
+
+class TestCall:
+    def test_a_waiting_message_goes_first(self, book: Book) -> None:
+        for number in (1, 2, 3):
+            park(book, number)
+        assert change(book, Action.CALL, "ship order:3").changed
+        assert [promote(book), book.work(1).line] == ["m3", "waiting"]
+
+    def test_an_enqueued_message_is_due_now(self, book: Book) -> None:
+        enqueue(book)
+        assert book.ledger.overdue() == []
+        assert change(book, Action.CALL).changed
+        assert [each.work for each in book.ledger.overdue()] == [WORK_ID]
+
+    def test_work_without_a_call_stays(self, book: Book) -> None:
+        book.ledger.give_back(book.claim().claim)
+        assert "its call is not stored" in change(book, Action.CALL).why
+
+
+class TestTwoGuards:
+    """While a guard is changed, one claim has a record under each id."""
+
+    @staticmethod
+    def both(book: Book) -> ClaimRequest:
+        return book.request(1, keys=("order:1", "shop:1"), work=NEW, formerly=(OLD,))
+
+    @staticmethod
+    def name_works(book: Book) -> None:
+        """Name the work in its keys, as an older version of taskguard did not."""
+        if not is_memory(book):
+            with book.engine.begin() as db:
+                empty = sa.update(KEYS).where(KEYS.c.works.is_(None))
+                db.execute(empty.values(works=f"{NEW}\n{OLD}\n"))
+
+    @pytest.mark.parametrize("named", [OLD, NEW])
+    @pytest.mark.parametrize("action", [Action.DROP, Action.DONE, Action.REQUEUE])
+    def test_a_change_of_one_changes_both(self, book: Book, action: Action, named: str) -> None:
+        book.ledger.fail(claim(book, self.both(book)).claim, "boom")
+        self.name_works(book)
+        found = change(book, action, named)
+        assert (found.changed, {named, *found.also}) == (True, {OLD, NEW})
+        assert set(book.states().values()) == {TO[action].value}
+        if action is not Action.REQUEUE:
+            former = answer(book, book.request(1, message="n"))
+            assert former.decision in (Decision.REVOKED, Decision.DONE)
+
+    def test_left_work(self, book: Book) -> None:
+        late = claim(book, self.both(book)).claim
+        self.name_works(book)
+        book.expire_all()
+        assert change(book, Action.REQUEUE_LEFT, OLD).changed
+        assert set(book.states().values()) == {"NEW"}
+        with pytest.raises(StaleTokenError):
+            book.ledger.complete_alone(late, None)
+
+    def test_other_work_of_the_key_stays(self, book: Book) -> None:
+        """Only records of the same claim change."""
+        book.ledger.fail(book.claim(1).claim, "boom")
+        book.ledger.fail(claim(book, request(2, keys=(KEY,))).claim, "boom")
+        if not is_memory(book):
+            with book.engine.begin() as db:
+                db.execute(sa.update(KEYS).values(works="ship order:2\nship order:1\n"))
+        assert change(book, Action.DROP).also == ()
+        assert book.work(2).final == 0
+
+
+class TestRelease:
+    def test_the_late_commit_is_refused(self, book: Book) -> None:
+        """Even if no other delivery has claimed the key. The next delivery counts a crash."""
+        late = book.claim().claim
+        owner = str(late.owner)
+        assert not book.ledger.release(KEY, fence=late.fence - 1, owner=owner, by=ANN)
+        assert book.ledger.release(KEY, fence=late.fence, owner=owner, by=ANN)
+        assert book.work().lease_until > 1
+        with pytest.raises(StaleTokenError):
+            book.ledger.complete_alone(late, None)
+        taken = claim(book, book.request())
+        assert (taken.takeover, taken.crashes) == (True, 1)
+        assert not book.ledger.release(KEY, fence=late.fence - 1, owner=owner, by=ANN)
+
+    def test_its_stored_call_is_due(self, book: Book) -> None:
+        late = claim(book, enqueue(book)).claim
+        assert book.ledger.release(KEY, fence=late.fence, owner=str(late.owner), by=ANN)
+        assert [each.work for each in book.ledger.overdue()] == [WORK_ID]
+        assert isinstance(book.ledger.claim(book.request(message="m1")), Claimed | Busy)
+
+
+class TestRecord:
+    """Of each change, in its transaction."""
+
+    @pytest.fixture(autouse=True)
+    def _in_a_database(self, book: Book) -> None:
+        if is_memory(book):
+            pytest.skip("it has no table of actions")
+
+    @staticmethod
+    def actions(book: Book) -> list[Any]:
+        with book.engine.connect() as db:
+            return list(db.execute(sa.select(ACTIONS).order_by(ACTIONS.c.id)))
+
+    def test_who_did_what_and_why(self, book: Book) -> None:
+        book.ledger.fail(book.claim().claim, "boom")
+        change(book, Action.REQUEUE)
+        change(book, Action.REQUEUE_LEFT)  # refused
+        change(book, Action.DROP)
+        found = [
+            (each.action, each.actor, each.reason, each.key, each.task, each.work)
+            for each in self.actions(book)
+        ]
+        told = "ann", "the carrier is back", KEY, "ship", WORK_ID
+        assert found == [("requeue", *told), ("drop", *told)]
+        history = [each.text for each in read(book.work().history)]
+        assert history[-2:] == [
+            "requeued by ann: the carrier is back",
+            "dropped by ann: the carrier is back",
+        ]
+
+    @pytest.mark.parametrize(
+        "action", [Action.DROP, Action.DONE, Action.REQUEUE, Action.REQUEUE_LEFT]
+    )
+    def test_a_repeated_call_records_one_action(self, book: Book, action: Action) -> None:
+        """A COMMIT may get no answer, and then the call is repeated."""
+        holder = book.claim().claim
+        if action is Action.REQUEUE_LEFT:
+            book.expire()
+        else:
+            book.ledger.fail(holder, "boom")
+        assert [change(book, action).changed for _ in range(2)] == [True, True]
+        assert len(self.actions(book)) == 1
+
+    def test_a_repeated_release_records_one_action(self, book: Book) -> None:
+        late = book.claim().claim
+        named = {"fence": late.fence, "owner": str(late.owner), "by": ANN}
+        assert [book.ledger.release(KEY, **named) for _ in range(2)] == [True, True]
+        assert [each.action for each in self.actions(book)] == ["release"]
