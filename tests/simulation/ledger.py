@@ -519,6 +519,7 @@ class MemoryLedger(NewestMessages, StoredCalls, Runs, Operated):
                 started=records.now_us,
                 call=call if stored else None,
                 due=granted.lease_until if stored else None,
+                trace=request.trace,
             )
             if row is not None:
                 takeover = decision is Decision.TAKEOVER

@@ -11,9 +11,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from taskguard.ledger.history import flagged
 from taskguard.ledger.operations.changes import history_with
 from taskguard.ledger.tables import FREE, KEYS, WORK
-from taskguard.model.history import works_of
+from taskguard.model.history import Flag, works_of
 from taskguard.model.states import State
 
 __all__ = ["end_holder", "run_by"]
@@ -34,6 +35,7 @@ def end_holder(db: sa.Connection, key: Any, *, now_us: int, text: str) -> bool:
         history = history_with(row, now_us=now_us, text=text)
         due = None if row.call is None else now_us
         ended = {"lease_until": now_us, "due": due, "history": history}
+        ended |= flagged(Flag.LEFT, now_us)
         db.execute(sa.update(WORK).where(WORK.c.id == row.id, *same).values(**ended))
     return True
 
