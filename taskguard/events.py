@@ -35,6 +35,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from taskguard.log_fields import fields_of
 from taskguard.model.lease import UNKNOWN_HOLDER
 from taskguard.model.outcomes import Ended
 from taskguard.values import value
@@ -82,6 +83,7 @@ class Event:
         key: the keys, joined with ", ".
         task: the task's name; "" for a plain lock.
         message: the message's id; "" if there is none.
+        work: the id of the work; "" for a plain lock.
     """
 
     name: ClassVar[str] = "event"
@@ -91,6 +93,7 @@ class Event:
     key: str
     task: str = ""
     message: str = ""
+    work: str = ""
 
 
 @value(kw_only=True)
@@ -273,6 +276,7 @@ class StaleRefused(Event):
         "%(task)s %(key)s: stale commit refused (fence %(fence)s, held %(held_s).1f s)"
     )
     fence: int = 0
+    attempt: int = 1
     held_s: float = 0.0
 
 
@@ -282,6 +286,7 @@ class Failed(Event):
 
     name: ClassVar[str] = "failed"
     fence: int = 0
+    attempt: int = 1
     error: str = ""
     held_s: float = 0.0
 
@@ -351,7 +356,6 @@ class DoneElsewhere(Event):
         "%(task)s %(key)s: message %(message)s has done %(other)s before, and now does %(work)s. "
         "If the guard of this task was changed, say what it was by formerly="
     )
-    work: str = ""
     other: str = ""
 
 
@@ -381,7 +385,7 @@ def log_event(event: Event) -> None:
     if logger.isEnabledFor(event.level):
         values = {field.name: getattr(event, field.name) for field in fields(event)}
         values["name"] = event.name
-        logger.log(event.level, event.text, values, extra={"taskguard": values})
+        logger.log(event.level, event.text, values, extra=fields_of(values))
 
 
 def _hears_all(_level: int) -> bool:
@@ -419,6 +423,7 @@ class Events:
     def about(self, delivery: Delivery, kind: type[Event], **values: Any) -> None:
         """Emit an event of a delivery, unless no listener hears its level."""
         if self.hears(kind.level):
+            values.setdefault("work", delivery.work or "")
             message = delivery.message.id
             self.emit(kind(key=delivery.key, task=delivery.task, message=message, **values))
 

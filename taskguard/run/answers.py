@@ -21,6 +21,7 @@ from taskguard.errors import (
     WorkStillDeadError,
 )
 from taskguard.events import Dead, Duplicate, Events, StillDead
+from taskguard.log_fields import said_of
 from taskguard.model.claims import Answer
 from taskguard.model.delivery import Answered, Codec, Delivery, Outcome
 from taskguard.model.states import Decision
@@ -92,6 +93,7 @@ class Answers:
                 delivery.task,
                 delivery.key,
                 found.age_s / 3_600,
+                extra=said_of(delivery),
             )
         json_text = found.result_json
         value = None if json_text is None else self._codec.loads(json_text)

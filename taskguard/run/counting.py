@@ -132,6 +132,7 @@ class Counting:
                     key=delivery.key,
                     task=delivery.task,
                     message=delivery.message.id,
+                    work=delivery.work or "",
                     outcome=ended,
                     waited_s=waited_s,
                     held_s=held_s,

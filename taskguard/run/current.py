@@ -25,6 +25,7 @@ __all__ = [
     "current_task",
     "end",
     "for_caller",
+    "guard_here",
     "guard_on",
     "held_keys",
     "holders_around",
@@ -118,15 +119,20 @@ def current_guard() -> Guard:
     Raises:
         TransactionUsageError: no guarded body is running in this thread or greenlet.
     """
-    # `with tg.lock()` within a body has a guard, too, but not that of a body.
-    bodies = (each.guard for each in _around() if not each.attempt.delivery.is_lock)
-    guard = next(bodies, None)
+    guard = guard_here()
     if guard is None:
         raise TransactionUsageError(
             "current_guard() was called outside a guarded body. Call it in the body itself, in "
             "the thread that runs it, or take `guard` as a parameter."
         )
     return guard
+
+
+def guard_here() -> Guard | None:
+    """Return the guard of the guarded body that is running here, or None."""
+    # `with tg.lock()` within a body has a guard, too, but not that of a body.
+    bodies = (each.guard for each in _around() if not each.attempt.delivery.is_lock)
+    return next(bodies, None)
 
 
 def guard_on(db: Any) -> Guard | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from taskguard.clock import Clock
 from taskguard.errors import (
@@ -22,6 +22,7 @@ from taskguard.errors import (
 )
 from taskguard.events import Events, Failed, StaleRefused
 from taskguard.ledger.connections.errors import NoConnectionError
+from taskguard.log_fields import said_of
 from taskguard.model.claims import Answer, Claim
 from taskguard.model.delivery import Codec, Completed, Delivery, Outcome
 from taskguard.model.history import Happened
@@ -74,7 +75,10 @@ class Endings:
         holding.ended = Ended.STALE
         if isinstance(error, StaleTokenError):
             held_s = self._held_s(holding)
-            self._events.about(delivery, StaleRefused, fence=lease.fence, held_s=held_s)
+            attempt = holding.attempt.number
+            self._events.about(
+                delivery, StaleRefused, fence=lease.fence, attempt=attempt, held_s=held_s
+            )
         stale = isinstance(error, StaleTokenError)
         happened = Happened.STALE if stale else Happened.LEASE_LOST
         self._releases.end_claim(
@@ -162,7 +166,12 @@ class Endings:
         try:
             found = self._peek(self._ledger, holding)
         except TaskguardError as error:
-            logger.warning("%s: whether it is DONE got no answer: %s", lease.key, error)
+            logger.warning(
+                "%s: whether it is DONE got no answer: %s",
+                lease.key,
+                error,
+                extra=_said_of(holding),
+            )
             return None
         if found is None or found.decision is not Decision.DONE or found.owner != lease.owner:
             return None
@@ -242,6 +251,7 @@ class Endings:
                 "as a crash. Give the task a longer limit, or a soft one that its body can catch.",
                 delivery.task,
                 delivery.key,
+                extra=_said_of(holding),
             )
             return
         logger.warning(
@@ -250,14 +260,23 @@ class Endings:
             delivery.task,
             delivery.key,
             text,
+            extra=_said_of(holding),
         )
 
     def _emit_failed(self, holding: Holding, kind: str) -> None:
         fence, held_s = holding.tracked.lease.fence, self._held_s(holding)
-        self._events.about(holding.delivery, Failed, fence=fence, error=kind, held_s=held_s)
+        attempt = holding.attempt.number
+        self._events.about(
+            holding.delivery, Failed, fence=fence, attempt=attempt, error=kind, held_s=held_s
+        )
 
     def _held_s(self, holding: Holding) -> float:
         return self._clock.monotonic_s() - holding.tracked.lease.taken_at_s
+
+
+def _said_of(holding: Holding) -> dict[str, Any]:
+    fence, attempt = holding.tracked.lease.fence, holding.attempt.number
+    return said_of(holding.delivery, fence=fence, attempt=attempt)
 
 
 def _ask_queue(delivery: Delivery, claim: Claim) -> None:
@@ -292,5 +311,6 @@ def end_child(delivery: Delivery, error: BaseException | None) -> NoReturn:
         delivery.key,
         status,
         exc_info=error if isinstance(error, Exception) else None,
+        extra=said_of(delivery),
     )
     os._exit(status & 0xFF)

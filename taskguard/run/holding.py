@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from taskguard.clock import Clock
 from taskguard.errors import TaskguardError
 from taskguard.events import Completed, Events, Released
+from taskguard.log_fields import said_of
 from taskguard.model.claims import Claim, Claimed
 from taskguard.model.delivery import Delivery
 from taskguard.model.outcomes import Ended
@@ -96,7 +97,9 @@ class Releases:
         try:
             end(self._ledger, claim)
         except TaskguardError as error:
-            logger.warning("%s: ending the lease got no answer: %s", tracked.lease.key, error)
+            said = said_of(holding.delivery, fence=tracked.lease.fence)
+            text = "%s: ending the lease got no answer: %s"
+            logger.warning(text, tracked.lease.key, error, extra=said)
             if late:
                 self._late.pending.append(claim)
 

@@ -32,6 +32,7 @@ from taskguard.errors import (
 from taskguard.events import Events
 from taskguard.ledger.connections.errors import ConnectionBrokenError
 from taskguard.locks.base import LockProvider
+from taskguard.log_fields import said_of
 from taskguard.model.claims import Claim, ClaimRequest
 from taskguard.model.delivery import Codec, Completed, Delivery, Outcome, Parked, Parking
 from taskguard.run.admission import Admission
@@ -197,7 +198,9 @@ class Runner:
         try:
             found = self._enter(delivery, waiting)
         except NO_LEDGER as error:
-            logger.warning("%s %s deferred: %s", delivery.task, delivery.key, error)
+            logger.warning(
+                "%s %s deferred: %s", delivery.task, delivery.key, error, extra=said_of(delivery)
+            )
             found = self._deferrals.defer_or_raise(delivery, error)
         finally:
             if delivery.parking is not None and not isinstance(found, Admitted | Parked):
@@ -361,7 +364,13 @@ class Runner:
         try:
             self.ledger.store_result(claim, text)
         except TaskguardError as error:
-            logger.warning("%s %s: DONE, result not stored: %s", delivery.task, delivery.key, error)
+            logger.warning(
+                "%s %s: DONE, result not stored: %s",
+                delivery.task,
+                delivery.key,
+                error,
+                extra=said_of(delivery),
+            )
 
     def _storable(self, delivery: Delivery, value: Any) -> str | None:
         """Return the value as JSON, or None if it cannot be stored. The work is DONE anyway."""
@@ -370,7 +379,12 @@ class Runner:
         try:
             return encode(value, self.codec, what="result", key=delivery.key)
         except ResultError as error:
-            logger.warning("%s: DONE, but duplicates will get None. %s", delivery.task, error)
+            logger.warning(
+                "%s: DONE, but duplicates will get None. %s",
+                delivery.task,
+                error,
+                extra=said_of(delivery),
+            )
             return None
 
     # -- for enqueue(), and for a queue's reports on messages that have a line ------------------

@@ -411,6 +411,7 @@ class Watchdog:
                     key=tracked.lease.key,
                     task=tracked.task,
                     message=tracked.message,
+                    work="" if tracked.claim is None else tracked.claim.work or "",
                     fence=tracked.lease.fence,
                     reason=reason,
                     held_s=self._clock.monotonic_s() - tracked.lease.taken_at_s,

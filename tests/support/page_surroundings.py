@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import sys
 import types
 from collections import Counter
@@ -924,3 +925,12 @@ def dashboard(place: Place) -> Iterator[None]:
     place.give(urlpatterns=[])
     yield
     assert len(place.urlpatterns) == 1
+
+
+@around("docs/how-to/logs.md")
+def logs(place: Place) -> Iterator[None]:
+    yield
+    logging.getLogger("shop").removeHandler(place.handler)
+    pytest.importorskip("structlog")
+    yield
+    place.structlog.reset_defaults()

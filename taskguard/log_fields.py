@@ -1,0 +1,41 @@
+"""The facts in `extra` of a log record: docs/how-to/logs.md lists them.
+
+Guarantees: they are under one name, `taskguard`, so that they never hide an attribute of a record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from taskguard.model.delivery import Delivery
+
+__all__ = ["fields_of", "said_of", "trace_ids", "use_ids"]
+
+_ids_of_span: list[Callable[[], dict[str, str]]] = []
+
+
+def fields_of(event: dict[str, Any]) -> dict[str, Any]:
+    """Return the `extra` of the log line of an event with these fields."""
+    said = {**event, **trace_ids()}
+    if "held_by" in said:
+        said["holder_message"], process = said.pop("holder"), said.pop("held_by")
+        said["previous" if event["name"] == "takeover" else "holder"] = process
+    return {"taskguard": said}
+
+
+def said_of(delivery: Delivery, **values: Any) -> dict[str, Any]:
+    """Return the `extra` of a log line about a delivery that is no event."""
+    said = {"key": delivery.key, "task": delivery.task, "message": delivery.message.id}
+    return {"taskguard": {**said, "work": delivery.work or "", **values, **trace_ids()}}
+
+
+def trace_ids() -> dict[str, str]:
+    """Return the ids of the current span, if a tracer is in use that knows them."""
+    return _ids_of_span[0]() if _ids_of_span else {}
+
+
+def use_ids(ids_of_span: Callable[[], dict[str, str]] | None) -> None:
+    """Set the function that returns `trace_id` and `span_id`. None: there is no tracer."""
+    _ids_of_span[:] = [] if ids_of_span is None else [ids_of_span]
