@@ -133,6 +133,14 @@ def _main(argv: Sequence[str] | None) -> int:
         "--batch", type=count, default=1000, help="rows in a transaction; by default 1000"
     )
     purge.add_argument("--dead", action="store_true", help="also delete DEAD work")
+    purge.add_argument(
+        "--history",
+        type=_duration_s,
+        default="7d",
+        metavar="AGE",
+        help="delete duplicates, deferrals and lost leases in the history of keys that are older; "
+        "by default 7d",
+    )
     purge.set_defaults(run=_purge)
     add_locks(commands)
     add_sweep(commands, _duration_s)
@@ -208,11 +216,15 @@ def _upgrade(arguments: argparse.Namespace) -> None:
 
 def _purge(ledger: DatabaseLedger, arguments: argparse.Namespace) -> None:
     gone = ledger.purge(
-        older_than_s=arguments.older_than, batch=arguments.batch, dead=arguments.dead
+        older_than_s=arguments.older_than,
+        batch=arguments.batch,
+        dead=arguments.dead,
+        history_s=arguments.history,
     )
     locks = forget_locks(ledger)
     print(
         f"forgotten: {gone.work_items:,} work items, {gone.messages:,} messages, "
-        f"{gone.keys:,} keys, {gone.workers:,} workers"
+        f"{gone.keys:,} keys, {gone.workers:,} workers, "
+        f"{gone.happenings:,} happenings, {gone.actions:,} actions, {gone.counts:,} counts"
         + ("" if locks is None else f", {locks:,} locks")
     )

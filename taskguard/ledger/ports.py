@@ -40,7 +40,7 @@ from taskguard.model.claims import (
     RowRef,
 )
 from taskguard.model.counts import Count, Noted
-from taskguard.model.history import Action, Happened
+from taskguard.model.history import HISTORY_S, Action, Happened
 from taskguard.model.lease import Owner
 from taskguard.model.pauses import Pause
 from taskguard.model.policy import DAY_S
@@ -761,10 +761,26 @@ class Tables(Protocol):
 class Upkeep(Protocol):
     """Purge old records, check the database, and close connections."""
 
-    def purge(self, *, older_than_s: float, batch: int = 1000, dead: bool = False) -> Purged:
+    def purge(
+        self,
+        *,
+        older_than_s: float,
+        batch: int = 1000,
+        dead: bool = False,
+        history_s: float = HISTORY_S,
+    ) -> Purged:
         """Delete work that ended so long ago, its messages, and keys whose lease ended before.
 
+        Delete operators' actions of that age, too, and happenings that are older than `history_s`.
         Raise ConfigurationError if `older_than_s` is too short to be safe.
+        """
+        ...
+
+    def mark_left(self, *, after: str, page: int) -> str | None:
+        """Flag work that is PROCESSING, and whose lease has expired. It does not run again by that.
+
+        Read the next `page` records, in order of their ids, behind the id `after` ("": the first).
+        Return the last id, or None at the end of the table.
         """
         ...
 

@@ -1,5 +1,6 @@
-"""Delete old records: ended work, its messages, keys that have been free since the cut-off, and
-workers that were not seen since then.
+"""Delete old records: ended work, its messages, keys that have been free since the cut-off,
+workers that were not seen since then, and what operators did before it. Happenings and the counts
+of single minutes have cut-offs of their own. Totals stay.
 
 Guarantees: only ended work is deleted (DONE, FAILED, and DEAD on request). A key is deleted only if
 its lease ended before the cut-off, and its rate allowed a start by then. A used burst is available
@@ -12,6 +13,9 @@ it. No fence decreases: the next fence of a deleted key is the database's clock,
 all fences before the cut-off. If a holder sleeps for that long and its key is deleted, its commit
 is refused as if another holder had the key.
 
+`purge()` also flags work that no worker runs, because a fleet without a relay has no other process
+that does.
+
 Records of messages before the cut-off are lost. Tasks refuse messages that are older than their
 `retention_s`, so the cut-off must be at least that long ago.
 """
@@ -19,12 +23,24 @@ Records of messages before the cut-off are lost. Tasks refuse messages that are 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import sqlalchemy as sa
 
 from taskguard.errors import ConfigurationError
 from taskguard.ledger.connections.database import Database
-from taskguard.ledger.tables import KEYS, MESSAGES, RUNS, WORK, WORKERS
+from taskguard.ledger.operations.counts import KEPT_MINUTES, MINUTE_US
+from taskguard.ledger.operations.left import mark_left
+from taskguard.ledger.tables import (
+    ACTIONS,
+    COUNTS,
+    HAPPENINGS,
+    KEYS,
+    MESSAGES,
+    RUNS,
+    WORK,
+    WORKERS,
+)
 from taskguard.model.policy import LEAST_PURGE_AGE_S, MOST_ROWS, check_number
 from taskguard.model.records import Purged
 from taskguard.model.states import State
@@ -32,12 +48,16 @@ from taskguard.model.states import State
 __all__ = ["purge"]
 
 _LOCK_TIMEOUT_S = 5.0
+_PAGE = 10_000  # rows of work that are read at a time
 _ENDED = (State.DONE.value, State.FAILED.value)
 
 
-def purge(database: Database, *, older_than_s: float, batch: int, dead: bool) -> Purged:
+def purge(
+    database: Database, *, older_than_s: float, batch: int, dead: bool, history_s: float
+) -> Purged:
     """Delete old records in batches. See `SqlLedger.purge`."""
     check_number("older_than_s", older_than_s, at_least=0)
+    check_number("history_s", history_s, at_least=0)
     check_number("batch", batch, at_least=1, at_most=MOST_ROWS, whole=True)
     if older_than_s < LEAST_PURGE_AGE_S:
         raise ConfigurationError(
@@ -46,7 +66,8 @@ def purge(database: Database, *, older_than_s: float, batch: int, dead: bool) ->
             f"{LEAST_PURGE_AGE_S:g}."
         )
     with database.transaction() as db:
-        before_us = database.now_us(db) - int(older_than_s * 1e6)
+        now_us = database.now_us(db)
+    before_us = now_us - int(older_than_s * 1e6)
     states = (*_ENDED, State.DEAD.value) if dead else _ENDED
     work_items = _in_batches(
         database,
@@ -87,7 +108,33 @@ def purge(database: Database, *, older_than_s: float, batch: int, dead: bool) ->
     # A worker that takes a key is seen within `run/names.py`'s `SEEN_EVERY_S`, and stored again if
     # need be.
     workers = _in_batches(database, (WORKERS.c.number,), lambda: WORKERS.c.seen < before_us, batch)
-    return Purged(work_items=work_items, messages=messages, keys=keys, workers=workers)
+    happenings = _of_time(database, HAPPENINGS, now_us - int(history_s * 1e6), batch)
+    actions = _of_time(database, ACTIONS, before_us, batch)
+    first_minute = now_us // MINUTE_US - KEPT_MINUTES
+    counts = _in_batches(
+        database,
+        (COUNTS.c.bucket, COUNTS.c.task, COUNTS.c.what),
+        lambda: COUNTS.c.bucket < first_minute,
+        batch,
+        after=(1, "", ""),  # behind the totals, whose bucket is 0
+    )
+    after: str | None = ""
+    while after is not None:
+        after = mark_left(database, after=after, page=_PAGE)
+    return Purged(
+        work_items=work_items,
+        messages=messages,
+        keys=keys,
+        workers=workers,
+        happenings=happenings,
+        actions=actions,
+        counts=counts,
+    )
+
+
+def _of_time(database: Database, table: sa.Table, before_us: int, batch: int) -> int:
+    """Delete rows that were added before this time. Later rows have higher ids."""
+    return _in_batches(database, (table.c.id,), lambda: table.c.at < before_us, batch, after=(0,))
 
 
 def _is_over(before_us: int) -> sa.ColumnElement[bool]:
@@ -102,12 +149,18 @@ def _is_over(before_us: int) -> sa.ColumnElement[bool]:
 
 def _in_batches(
     database: Database,
-    primary_key: Sequence[sa.Column[str]],
+    primary_key: Sequence[sa.Column[Any]],
     condition: Callable[[], sa.ColumnElement[bool]],
     batch: int,
+    *,
+    after: tuple[Any, ...] | None = None,
 ) -> int:
-    """Delete rows in order of the primary key, which needs no other index. Return their number."""
-    table, deleted, after = primary_key[0].table, 0, ("",) * len(primary_key)
+    """Delete rows in order of the primary key, which needs no other index. Return their number.
+
+    `after`: a primary key before all these rows. By default texts that are empty.
+    """
+    table, deleted = primary_key[0].table, 0
+    after = ("",) * len(primary_key) if after is None else after
     while True:
         page = (
             sa.select(*primary_key)
@@ -126,16 +179,17 @@ def _in_batches(
         after = found[-1]
 
 
-def _behind(primary_key: Sequence[sa.Column[str]], after: Sequence[str]) -> sa.ColumnElement[bool]:
+def _behind(primary_key: Sequence[sa.Column[Any]], after: Sequence[Any]) -> sa.ColumnElement[bool]:
     """Return the condition for rows after `after`. MariaDB and MySQL use the index for it, too."""
     first = primary_key[0]
     if len(primary_key) == 1:
-        return first > after[0]
+        behind: sa.ColumnElement[bool] = first > after[0]
+        return behind
     return sa.and_(first >= after[0], sa.tuple_(*primary_key) > sa.tuple_(*after))
 
 
 def _one_of(
-    primary_key: Sequence[sa.Column[str]], found: Sequence[tuple[str, ...]]
+    primary_key: Sequence[sa.Column[Any]], found: Sequence[tuple[Any, ...]]
 ) -> sa.ColumnElement[bool]:
     """Return the condition for these rows. It uses the index: a DELETE locks each row it reads."""
     first = primary_key[0].in_({row[0] for row in found})

@@ -25,6 +25,7 @@ from taskguard.model.texts import printable
 
 __all__ = [
     "HISTORY_CHARS",
+    "HISTORY_S",
     "TEXT_CHARS",
     "WORKS_CHARS",
     "Action",
@@ -42,6 +43,8 @@ HISTORY_CHARS = 4_000
 """Maximum length of a history. The oldest lines go first."""
 TEXT_CHARS = 300
 """Maximum length of the text of one happening."""
+HISTORY_S = 7 * 86_400.0
+"""Age of happenings that a purge deletes by default, in seconds."""
 WORKS_CHARS = 400
 """Length of `KEYS.works` at which the oldest works are dropped. The newest work always stays."""
 

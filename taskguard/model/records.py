@@ -128,3 +128,6 @@ class Purged:
     messages: int
     keys: int
     workers: int = 0
+    happenings: int = 0
+    actions: int = 0
+    counts: int = 0

@@ -37,6 +37,7 @@ from taskguard.guarded import prefix_of
 from taskguard.model.bounds import MOST_SLOTS, Rate
 from taskguard.model.delivery import MessageRef
 from taskguard.outbox.enqueue import Send, outbox_of
+from taskguard.outbox.janitor import Janitor
 from taskguard.outbox.sweep import REFUSED_AGAIN_S, Sweeper, Swept, away_of, namespace_of
 from taskguard.periodic.leader import Leader, Leadership
 from taskguard.run.parking import AHEAD_S, EXPECTED_S, promote_next, send_stored
@@ -108,6 +109,7 @@ class Relay:
             follow=self._following.wait,
         )
         self._stopped = threading.Event()
+        self._janitor = Janitor(runtime)
         self._recalls = _Recalls(name, runtime, senders)
 
     def run(self) -> None:
@@ -141,6 +143,7 @@ class Relay:
         while not leadership.lost.is_set() and not self._stopped.is_set():
             try:
                 self.look()
+                self._janitor.step()
             except TaskguardError as error:
                 logger.debug("the relay's look got no answer: %s", error)
             self._stopped.wait(self._every_s)

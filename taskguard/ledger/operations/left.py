@@ -1,7 +1,8 @@
-"""The work of holders whose lease an operator ends: of a released key, or of a paused one.
+"""Work that no worker runs: its holder vanished, or an operator ended the lease of its key.
 
-Guarantees: each UPDATE names the fence and the owner of the holder, so another claim stays. The
-lease ends now: the next delivery takes the work over, which counts as a crash.
+Guarantees: each UPDATE names the old state, and `end_holder()` the fence and the owner of the
+holder, so another claim stays. The lease ends now: the next delivery takes the work over, which
+counts as a crash. `mark_left()` only sets a flag, and never lets work run again.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from taskguard.ledger.connections.database import WRITE_LOCK_S, Database
 from taskguard.ledger.history import flagged
 from taskguard.ledger.operations.changes import history_with
 from taskguard.ledger.tables import FREE, KEYS, WORK
+from taskguard.model.claims import LEADER_TASK
 from taskguard.model.history import Flag, works_of
 from taskguard.model.states import State
 
-__all__ = ["end_holder", "run_by"]
+__all__ = ["end_holder", "mark_left", "run_by"]
 
 
 def end_holder(db: sa.Connection, key: Any, *, now_us: int, text: str) -> bool:
@@ -38,6 +41,40 @@ def end_holder(db: sa.Connection, key: Any, *, now_us: int, text: str) -> bool:
         ended |= flagged(Flag.LEFT, now_us)
         db.execute(sa.update(WORK).where(WORK.c.id == row.id, *same).values(**ended))
     return True
+
+
+def mark_left(database: Database, *, after: str, page: int) -> str | None:
+    """Flag the work of one page of the table whose lease has expired, so that an index has it.
+
+    A page is read in order of the primary key, because no index has the state. A renewal or a claim
+    removes the flag.
+
+    Args:
+        database: the database.
+        after: the last id of the page before, or "".
+        page: the number of rows to read.
+
+    Returns:
+        The last id of the page, or None if it was the last page.
+    """
+    behind = WORK.c.id > after
+    ids = sa.select(WORK.c.id).where(behind).order_by(WORK.c.id)
+    with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
+        last: str | None = db.scalar(ids.offset(page - 1).limit(1))
+        of_page = behind if last is None else sa.and_(behind, WORK.c.id <= last)
+        left = (
+            WORK.c.state == State.PROCESSING.value,
+            WORK.c.lease_until <= database.now_us(db),
+            sa.func.coalesce(WORK.c.flag, int(Flag.RUNS_LONG)) == int(Flag.RUNS_LONG),
+            # A leader that is gone is replaced by its followers, if there are any.
+            sa.not_(sa.and_(WORK.c.task == LEADER_TASK, WORK.c.key.contains("leader:"))),
+        )
+        # By ids, because an UPDATE of the page would lock every row that it reads.
+        found = db.execute(sa.select(WORK.c.id).where(of_page, *left)).scalars().all()
+        if found:
+            values = flagged(Flag.LEFT, WORK.c.lease_until)
+            db.execute(sa.update(WORK).where(WORK.c.id.in_(found), *left).values(**values))
+    return last
 
 
 def run_by(db: sa.Connection, keys: Iterable[Any]) -> list[Any]:

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from typing import cast
 
 from taskguard.findings import Finding
+from taskguard.ledger.connections.retrying import retried
+from taskguard.ledger.operations.left import mark_left
 from taskguard.ledger.own_rows.guarded_row import GuardedRow
 from taskguard.ledger.parts.base import Part
 from taskguard.ledger.retention import purge
@@ -13,6 +15,7 @@ from taskguard.ledger.schema import creation
 from taskguard.ledger.schema.privileges import check_privileges
 from taskguard.ledger.schema.upgrades import expect_version, statements_from, upgrade, version_in
 from taskguard.model.claims import DeclaredRow
+from taskguard.model.history import HISTORY_S
 from taskguard.model.policy import DAY_S
 from taskguard.model.records import Purged
 
@@ -52,19 +55,37 @@ class SqlUpkeep(Part):
         kind = self._database.engine.dialect.name
         return statements_from(version_in(self._database), kind=kind)
 
-    def purge(self, *, older_than_s: float, batch: int = 1000, dead: bool = False) -> Purged:
+    def purge(
+        self,
+        *,
+        older_than_s: float,
+        batch: int = 1000,
+        dead: bool = False,
+        history_s: float = HISTORY_S,
+    ) -> Purged:
         """Delete work that ended so long ago, its messages, and keys whose lease ended before.
+
+        Delete operators' actions of that age, too, and old happenings and counts of minutes.
 
         Args:
             older_than_s: in seconds; not shorter than the longest `retention_s` of the tasks, for
                 a message of forgotten work that is younger than that would run it again.
             batch: how many rows go in one transaction.
             dead: DEAD work, too, which waits for a person. NEW and PROCESSING work never goes.
+            history_s: delete happenings (duplicates, deferrals, lost leases) that are older, in
+                seconds; by default a week. The history of a work goes with the work.
 
         Raises:
             ConfigurationError: `older_than_s` is less than an hour.
         """
-        return purge(self._database, older_than_s=older_than_s, batch=batch, dead=dead)
+        return purge(
+            self._database, older_than_s=older_than_s, batch=batch, dead=dead, history_s=history_s
+        )
+
+    @retried
+    def mark_left(self, *, after: str, page: int) -> str | None:
+        """Flag work of one page whose lease has expired. Return its last id, or None at the end."""
+        return mark_left(self._database, after=after, page=page)
 
     def check(
         self,

@@ -191,3 +191,28 @@ def test_a_new_id_takes_the_history_over(book: Any) -> None:
     with book.engine.connect() as db:
         text = "select history from taskguard_work where id = 'mail order:1'"
         assert [each[1:] for each in read(db.exec_driver_sql(text).scalar())] == expected
+
+
+def test_work_whose_holder_vanished_is_found(book: Any) -> None:
+    """`mark_left()` walks in pages. It flags work whose lease has expired, and no other. A renewal
+    or a claim removes the flag."""
+    claimed = {number: book.claim(number) for number in range(1, 6)}
+    book.ledger.complete_alone(claimed[1].claim, None)
+    book.ledger.fail(claimed[2].claim, "ValueError")
+    book.ledger.renew([claimed[4].claim])
+    for number in (4, 5):
+        book.expire(number)
+    pages, after = 0, ""
+    while after is not None:
+        after = book.ledger.mark_left(after=after, page=2)
+        pages += 1
+    assert pages == 3
+    flags = {number: (book.work(number).flag, book.work(number).since) for number in (1, 3, 4, 5)}
+    left = (Flag.LEFT, 1)  # when the lease expired
+    assert flags == {1: (None, None), 3: (None, None), 4: left, 5: left}
+    assert book.work(2).flag == Flag.FAILED
+    assert book.states()["ship order:5"] == "PROCESSING"
+    assert book.ledger.renew([claimed[4].claim]) == [Renewal.RENEWED]
+    assert book.work(4).flag == Flag.RUNS_LONG
+    book.claim(5)
+    assert book.work(5).flag is None

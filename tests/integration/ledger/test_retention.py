@@ -14,8 +14,10 @@ from taskguard.cli import main
 from taskguard.errors import ConfigurationError, StaleTokenError
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.statements import claims as steps
-from taskguard.ledger.tables import KEYS, MESSAGES, WORK
+from taskguard.ledger.tables import ACTIONS, COUNTS, HAPPENINGS, KEYS, MESSAGES, WORK
 from taskguard.model.claims import Answer, Claimed, ClaimRequest, MessageRef
+from taskguard.model.counts import Count, Noted
+from taskguard.model.history import Happened
 from taskguard.model.lease import new_owner
 from taskguard.model.records import Purged
 
@@ -170,6 +172,34 @@ def test_numbers_of_one_message_go_with_the_works_that_they_are_of(store: Store)
         assert db.execute(sa.select(MESSAGES.c.work)).scalars().all() == ["ship order:3"]
 
 
+def test_the_history_of_keys_and_old_minutes_go(store: Store) -> None:
+    """Happenings go after a week, actions as work does, and minutes after two days. Totals stay."""
+    ledger = store.ledger
+    noted = Noted(key="order:a", task="ship", what=Happened.DUPLICATE)
+    ledger.note_happenings([noted])
+    assert ledger.requeue("none", reason="there is none") is False
+    ledger.add_counts([Count("ship", "done", 1.0)])
+    with store.engine.begin() as db:
+        db.execute(sa.insert(ACTIONS).values(at=1, action="drop", actor="ann", reason="old"))
+        [now_us] = db.execute(sa.select(HAPPENINGS.c.at)).scalars()
+        for days in (6, 8):
+            at_us = now_us - int(days * DAY_S * 1e6)
+            old = {"at": at_us, "key": "b", "task": "", "what": "skipped", "owner": "", "n": 1}
+            db.execute(sa.insert(HAPPENINGS).values(**old))
+            db.execute(
+                sa.insert(ACTIONS).values(at=at_us, action="drop", actor="ann", reason="young")
+            )
+            minute = at_us // 60_000_000
+            db.execute(sa.insert(COUNTS).values(bucket=minute, task="ship", what="done", n=1.0))
+    gone = ledger.purge(older_than_s=30 * DAY_S, batch=1)
+    assert gone == Purged(0, 0, 0, happenings=1, actions=1, counts=2)
+    gone = ledger.purge(older_than_s=30 * DAY_S, history_s=5 * DAY_S)
+    assert gone == Purged(0, 0, 0, happenings=1)
+    with store.engine.connect() as db:
+        assert db.execute(sa.select(HAPPENINGS.c.what)).scalars().all() == ["duplicate"]
+        assert db.execute(sa.select(COUNTS.c.n)).scalars().all() == [1.0, 1.0]
+
+
 def test_more_than_a_batch_goes(store: Store) -> None:
     """More work than a batch is purged in several transactions."""
     for number in range(7):
@@ -206,10 +236,13 @@ def test_the_command_says_what_went(store: Store, capsys: pytest.CaptureFixture[
     """`taskguard purge` takes an age, and prints what it deleted."""
     store.ledger.complete_alone(store.claim("a").claim, None)
     store.age(2)
+    nothing = "0 happenings, 0 actions, 0 counts\n"
     assert main(["purge", "--url", store.url]) == 0
-    assert capsys.readouterr().out == "forgotten: 0 work items, 0 messages, 0 keys, 0 workers\n"
+    forgotten = "forgotten: 0 work items, 0 messages, 0 keys, 0 workers, "
+    assert capsys.readouterr().out == forgotten + nothing
     assert main(["purge", "--url", store.url, "--older-than", "36h", "--batch", "10"]) == 0
-    assert capsys.readouterr().out == "forgotten: 1 work items, 0 messages, 1 keys, 0 workers\n"
+    forgotten = "forgotten: 1 work items, 0 messages, 1 keys, 0 workers, "
+    assert capsys.readouterr().out == forgotten + nothing
 
 
 @pytest.mark.parametrize("age", ["30", "d", "1.5h", "1w", ""])
