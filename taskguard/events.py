@@ -143,13 +143,17 @@ class RenewalFailed(Event):
 
 @value(kw_only=True)
 class Lost(Event):
-    """The lease can no longer be trusted. taskguard tells the body."""
+    """The lease can no longer be trusted. taskguard tells the body.
+
+    `cause` is "expired", "max_hold" or "taken", and `reason` says it in words.
+    """
 
     name: ClassVar[str] = "lost"
     level: ClassVar[int] = logging.WARNING
     text: ClassVar[str] = "lease on %(key)s lost after %(held_s).1f s: %(reason)s (%(task)s)"
     fence: int = 0
     reason: str = ""
+    cause: str = "expired"
     held_s: float = 0.0
 
 

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from taskguard.guarded import GuardedFunction as GuardedFunction
     from taskguard.keys import KeySpec as KeySpec
     from taskguard.ledger.transactions.external import ExternalConnection as ExternalConnection
+    from taskguard.measuring import HEARD as HEARD
+    from taskguard.measuring import labels_of as labels_of
+    from taskguard.measuring import measured as measured
+    from taskguard.metrics import Metric as Metric
     from taskguard.model.changes import Changed as Changed
     from taskguard.model.changes import Expected as Expected
     from taskguard.model.claims import Claim as Claim
@@ -81,6 +85,8 @@ else:
             "taskguard.guarded": "GuardedFunction",
             "taskguard.keys": "KeySpec",
             "taskguard.ledger.transactions.external": "ExternalConnection",
+            "taskguard.measuring": "HEARD labels_of measured",
+            "taskguard.metrics": "Metric",
             "taskguard.model.changes": "Changed Expected",
             "taskguard.model.claims": "Claim",
             "taskguard.model.delivery": (

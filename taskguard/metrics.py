@@ -65,7 +65,7 @@ class Metric:
 
     @property
     def prometheus(self) -> str:
-        """Its name in Prometheus: "taskguard_deliveries_total", "taskguard_wait_seconds"."""
+        """Its name in Prometheus, such as `taskguard_wait_seconds`."""
         unit = {"s": "_seconds", "By": "_bytes"}.get(self.unit, "")
         return f"taskguard_{self.name}{unit}{'_total' if self.kind == 'counter' else ''}"
 

@@ -19,7 +19,8 @@ OTHERS = ("taskguard.errors", "taskguard.events", "taskguard.fenced", "taskguard
 PUBLIC = {*MODULES, *OTHERS}
 QUEUES = ("taskguard_celery", "taskguard_rq", "taskguard_django")
 SERVERS = ("taskguard_etcd", "taskguard_consul", "taskguard_zookeeper")
-INTEGRATIONS = (*QUEUES, *SERVERS, "taskguard_dashboard", "pytest_taskguard")
+MONITORS = ("taskguard_otel", "taskguard_prometheus", "taskguard_dashboard")
+INTEGRATIONS = (*QUEUES, *SERVERS, *MONITORS, "pytest_taskguard")
 # Groups of entry points, and a check of Django's, whose names look like modules.
 NO_MODULES = {"taskguard.doctors", "taskguard.queues", "taskguard.eviction"}
 # These pages are for the developers of taskguard.

@@ -47,6 +47,8 @@ NEEDS_NO_MORE = {
     "taskguard_etcd": ("import taskguard_etcd", {"urllib3"}),
     "taskguard_consul": ("import taskguard_consul", {"urllib3"}),
     "taskguard_zookeeper": ("import taskguard_zookeeper", {"kazoo"}),
+    "taskguard_prometheus": ("import taskguard_prometheus", {"prometheus_client"}),
+    "taskguard_otel": ("import taskguard_otel", {"opentelemetry"}),
     "taskguard_dashboard": ("import taskguard_dashboard", set[str]()),
     "the pytest plugin": ("import pytest_taskguard.plugin", set[str]()),
     "taskguard --help": (COMMAND.format(words=["--help"]), set[str]()),

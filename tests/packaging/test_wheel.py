@@ -16,8 +16,9 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 LOCK_SERVERS = ("etcd", "consul", "zookeeper")
+MONITORS = ("otel", "prometheus", "dashboard")
 INTEGRATIONS = [
-    f"taskguard_{name}" for name in ("celery", "rq", "django", *LOCK_SERVERS, "dashboard")
+    f"taskguard_{name}" for name in ("celery", "rq", "django", *LOCK_SERVERS, *MONITORS)
 ]
 PACKAGES = {"taskguard": ROOT / "taskguard"} | {
     package: ROOT / "integrations" / package for package in [*INTEGRATIONS, "pytest_taskguard"]
@@ -73,7 +74,7 @@ def test_the_core_depends_on_nothing(metadata: Message) -> None:
     queues = {"celery", "rq", "django"}
     servers = {"redis", "postgresql", "mysql", "sqlite", *LOCK_SERVERS}
     # Packages for development only are a group of pyproject.toml, and no extra.
-    assert extras == queues | servers | {"cli", "dashboard", "otel", "prometheus", "pytest", "all"}
+    assert extras == queues | servers | {*MONITORS, "cli", "pytest", "all"}
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["License-Expression"] == "MIT"
 
