@@ -80,7 +80,7 @@ def overview_of(operations: Any, now_s: float) -> dict[str, Any]:
     held = operations.keys(limit=_MOST)
     lines = operations.lines(limit=10)
     workers = [each for each in operations.workers().items if each.age_s < _HOUR_S]
-    tasks = _rates(operations.counts(since_s=now_s - _HOUR_S))
+    counts = operations.counts(since_s=now_s - _HOUR_S)
     troubles = _troubles(
         now_s, dead=dead, overdue=overdue, paused=paused, held=held, lines=lines, workers=workers
     )
@@ -97,9 +97,9 @@ def overview_of(operations: Any, now_s: float) -> dict[str, Any]:
         ],
         "held": held.items[:8],
         "lines": lines,
-        "tasks": tasks,
+        "tasks": _rates(counts),
         "names": list(SERIES),
-        "chart": bars(_columns(operations, now_s), list(SERIES), now_s=now_s),
+        "chart": bars(_columns(counts, now_s), list(SERIES), now_s=now_s),
         "taken": now_s,
     }
 
@@ -193,20 +193,14 @@ def _rates(counts: Any) -> list[TaskRates]:
     return sorted(rows, key=lambda row: -row.deliveries)[:12]
 
 
-def _columns(operations: Any, now_s: float) -> list[tuple[float, list[float]]]:
-    """Return the deliveries of each five minutes of the last hour.
-
-    The ledger sums up what was counted since a time. So a column is a difference of two sums.
-    """
-    starts = [now_s - _STEP_S * step for step in range(12, 0, -1)]
-    sums = []
-    for start in starts:
-        by: dict[str, float] = defaultdict(float)
-        for each in operations.counts(since_s=start):
-            by[_series_of(each) or ""] += each.n
-        sums.append([by.get(name, 0.0) for name in SERIES])
-    sums.append([0.0] * len(SERIES))
-    return [
-        (start, [max(now - then, 0.0) for now, then in zip(sums[at], sums[at + 1], strict=True)])
-        for at, start in enumerate(starts)
-    ]
+def _columns(counts: Any, now_s: float) -> list[tuple[float, list[float]]]:
+    """Return the deliveries of each five minutes of the last hour."""
+    steps = int(_HOUR_S / _STEP_S)
+    first = int(now_s // _STEP_S) - steps + 1
+    columns = [[0.0] * len(SERIES) for _ in range(steps)]
+    names = list(SERIES)
+    for each in counts:
+        at, series = int(each.minute * 60 // _STEP_S) - first, _series_of(each)
+        if series is not None and 0 <= at < steps:
+            columns[at][names.index(series)] += each.n
+    return [((first + at) * _STEP_S, values) for at, values in enumerate(columns)]

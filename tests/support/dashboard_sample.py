@@ -6,22 +6,23 @@ or the fence is not the expected one.
 
 from __future__ import annotations
 
+from math import sin
 from typing import Any
 
 from taskguard.errors import ConfigurationError
+from taskguard.model.counts import Count
 from taskguard.model.history import Flag
 from taskguard.model.line_states import LineState
+from taskguard.model.pauses import Pause
 from taskguard.model.states import State
 from taskguard.model.views import (
     ActionView,
-    Counted,
     Explained,
     Held,
     KeyView,
     LineView,
     Page,
     Past,
-    Paused,
     Process,
     WaitingView,
     WorkerView,
@@ -85,7 +86,7 @@ class Sample:
         )
 
     def paused_key(self) -> Held:
-        paused = Paused("ann", self._text("manual correction"), self.now_s - 300)
+        paused = Pause("ann", self._text("manual correction"), self.now_s - 300)
         return self.held("tenant:9", 300.0, paused=paused)
 
     def message(self, position: int) -> WaitingView:
@@ -238,18 +239,19 @@ class Sample:
             )
         )
 
-    def counts(self, *, since_s: float | None = None) -> tuple[Counted, ...]:
-        share = 1.0 if since_s is None else min((self.now_s - since_s) / 3_600, 1.0)
-        wave = share * (1 + 0.3 * (1 - share))
-        return tuple(
-            Counted(self._text(task), f"deliveries/{what}", round(n * wave))
-            for task, ended in {
-                "shop.pay": {"done": 8_120, "duplicate": 140, "parked": 312, "failed": 6},
-                "shop.ship": {"done": 2_310, "duplicate": 52, "deferred": 41, "dead": 2},
-                "jobs.report": {"done": 96, "stale": 1},
-            }.items()
-            for what, n in ended.items()
-        )
+    def counts(self, *, since_s: float | None = None) -> list[Count]:
+        minute = int(self.now_s // 60)
+        ended = {
+            "shop.pay": {"done": 8_120, "duplicate": 140, "parked": 312, "failed": 6},
+            "shop.ship": {"done": 2_310, "duplicate": 52, "deferred": 41, "dead": 2},
+            "jobs.report": {"done": 96, "stale": 1},
+        }
+        return [
+            Count(self._text(task), f"deliveries/{what}", n / 60 * (1 + 0.3 * sin(at / 7)), at)
+            for at in range(minute - 59, minute + 1)
+            for task, by in ended.items()
+            for what, n in by.items()
+        ]
 
     def _change(self, what: str, name: Any, expected: Any, said: dict[str, str]) -> Any:
         self.changed.append((what, name, expected, said))
