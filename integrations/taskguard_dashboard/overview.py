@@ -111,7 +111,7 @@ def _troubles(
         tasks = sorted({each.task for each in dead.items})
         yield Trouble(
             "bad",
-            f"{_some(dead)} work items are DEAD",
+            f"{_items(dead)} DEAD",
             f"The holders of this work vanished too often: {', '.join(tasks[:4])}.",
             "dead",
             {},
@@ -119,7 +119,7 @@ def _troubles(
     if overdue.items:
         yield Trouble(
             "bad",
-            f"{_some(overdue)} work items are overdue",
+            f"{_items(overdue)} overdue",
             "No worker is at them, although one should be.",
             "work",
             {"overdue": "1"},
@@ -165,6 +165,10 @@ def _troubles(
 
 def _some(page: Any) -> str:
     return f"{len(page.items):,}{'+' if page.after else ''}"
+
+
+def _items(page: Any) -> str:
+    return "1 work item is" if len(page.items) == 1 else f"{_some(page)} work items are"
 
 
 def _waiting(lines: Any) -> str:
