@@ -34,7 +34,7 @@ from celery.app import utils as app_utils
 from kombu.utils import json as kombu_json
 
 from taskguard import TaskGuard, connect, errors
-from taskguard.integration import UNSET, Codec
+from taskguard.integration import UNSET, Codec, MessageRef
 
 __all__ = ["KEPT", "configure", "runtime_of"]
 
@@ -71,6 +71,8 @@ def _hide_secrets() -> None:
 
 _hide_secrets()
 
+# The queue of its stored calls, as in `calls.py`.
+_NAME = "celery"
 # Attribute of an app: its TaskGuard, which deliveries read without a call.
 KEPT = "_taskguard"
 _building = threading.Lock()
@@ -130,7 +132,7 @@ def runtime_of(app: Any) -> TaskGuard:
 def build(app: Any) -> TaskGuard:
     """Create a TaskGuard from the app's settings, without a connection yet."""
     _refuse_unknown(app.conf)
-    return connect(
+    runtime = connect(
         locks=_setting(app, "taskguard_locks"),
         ledger=_setting(app, "taskguard_ledger"),
         namespace=app.conf.get("taskguard_namespace", UNSET),
@@ -138,6 +140,15 @@ def build(app: Any) -> TaskGuard:
         listeners=app.conf.get("taskguard_listeners") or (),
         codec=CODEC,
     )
+    runtime.senders[_NAME] = functools.partial(_send, app)
+    return runtime
+
+
+def _send(app: Any, call: dict[str, Any], message: MessageRef) -> None:
+    """Send a stored call for an operator, as a worker that promotes it does."""
+    from taskguard_celery.calls import CelerySender  # it imports this module
+
+    CelerySender(app).hand_off(call, message)
 
 
 def _refuse_unknown(conf: Any) -> None:

@@ -233,8 +233,9 @@ def sweep(connection: Redis | None = None, **options: Any) -> Swept:
 
 def open_queue(target: str) -> tuple[TaskGuard, RQSender]:
     """Open what `taskguard sweep --rq redis://…` needs. Locks and ledger: from the environment."""
-    connection = connection_at(target)
-    return runtime(), RQSender(connection)
+    opened, sender = runtime(), RQSender(connection_at(target))
+    opened.senders[NAME] = sender.hand_off  # for an operator's changes
+    return opened, sender
 
 
 def connection_at(target: str) -> Redis:

@@ -199,9 +199,9 @@ class Changes(Base):
         return changed
 
     def _send(self, work: str) -> None:
-        """Send the message of work that is due, if this process can. Otherwise a relay does."""
+        """Send the message of work in no line, if this process can. Otherwise a sweep does."""
         ledger = self._ledger
-        for found in ledger.overdue(work=work, limit=1) if self._senders else []:
+        for found in ledger.overdue(work=work, limit=1, parked=False) if self._senders else []:
             try:
                 send_stored(found, self._senders)
             except Exception as error:  # noqa: BLE001  # whatever a broker raises

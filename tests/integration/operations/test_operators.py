@@ -1,0 +1,334 @@
+"""`tg.operations` changes work and keys: on SQLite, with locks in memory, without a queue."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+import taskguard
+from support import claims
+from support.guarded_shop import GuardedShop, NotingQueue
+from support.own_rows import Shop as RowShop
+from support.waiting import patience_s
+from taskguard import Guard
+from taskguard.errors import ConfigurationError, KeyBusyError
+from taskguard.integration import Delivery
+from taskguard.ledger.tables import ACTIONS
+from taskguard.locks import MemoryLocks
+from taskguard.model.changes import Expected
+from taskguard.model.claims import Claimed
+from taskguard.model.delivery import Answered, Completed, Deferred, Dropped, MessageRef, stored_call
+from taskguard.model.policy import make_policy
+from taskguard.model.states import State
+
+KEY, WORK = "order:1", "ship order:1"
+
+
+@pytest.fixture
+def shop(sqlite_url: str, make_shop: Callable[..., GuardedShop]) -> GuardedShop:
+    """Return a shop whose lock server answers before the ledger."""
+    return make_shop(sqlite_url, locks=MemoryLocks())
+
+
+def deliver(
+    shop: GuardedShop, body: Any, number: int = 1, *, deferrals: int = 0, **options: Any
+) -> Any:
+    """Deliver a message of its own work on order:1, with these options of its guard."""
+    policy = make_policy(options, task="ship")
+    delivery = Delivery(
+        keys=(KEY,),
+        work=f"ship order:{number}",
+        task="ship",
+        message=MessageRef(f"m{number}", 0, deferrals),
+        policy=policy,
+        queue=NotingQueue(),
+    )
+    return shop.tg.runner.deliver(delivery, body)
+
+
+def nothing(guard: Guard) -> None:
+    """Do nothing."""
+
+
+def actions(shop: GuardedShop) -> list[tuple[str, str]]:
+    with shop.engine.connect() as db:
+        rows = db.execute(sa.select(ACTIONS.c.action, ACTIONS.c.actor).order_by(ACTIONS.c.id))
+        return [(row.action, row.actor) for row in rows]
+
+
+def fail(shop: GuardedShop, number: int) -> None:
+    claimed = shop.ledger.claim(claims.request(number))
+    assert isinstance(claimed, Claimed)
+    shop.ledger.fail(claimed.claim, "boom")
+
+
+class TestPause:
+    @pytest.mark.parametrize(
+        "options", [{"busy": "skip"}, {"busy": "raise"}, {"busy": "wait", "wait_s": 0.01}]
+    )
+    def test_every_delivery_is_deferred(self, shop: GuardedShop, options: Any) -> None:
+        """None is skipped, and none fails, whatever `busy=` says. After the pause they run."""
+        operations = shop.tg.operations
+        operations.pause(KEY, reason="audit", actor="ann")
+        assert isinstance(deliver(shop, nothing, **options), Deferred)
+        assert operations.resume(KEY, reason="done", actor="bob") is not None
+        assert deliver(shop, nothing, deferrals=1, **options) == Completed(None)
+        assert actions(shop) == [("pause", "ann"), ("resume", "bob")]
+
+    @pytest.mark.parametrize("busy", ["skip", "raise"])
+    def test_the_second_of_two_simultaneous_deliveries(self, shop: GuardedShop, busy: str) -> None:
+        """The lock server refuses it because of the first one, which the ledger is refusing."""
+        shop.tg.operations.pause(KEY, reason="audit")
+        found: list[Any] = []
+        claim = shop.ledger.claim
+
+        def claim_while_another_comes(request: Any) -> Any:
+            if not found:
+                found.append(None)
+                found[0] = deliver(shop, nothing, 2, busy=busy)
+            return claim(request)
+
+        shop.ledger.claim = claim_while_another_comes  # type: ignore[method-assign]
+        assert isinstance(deliver(shop, nothing, busy=busy), Deferred)
+        assert isinstance(found[0], Deferred)
+
+    def test_a_key_that_is_not_paused_is_skipped_as_before(self, shop: GuardedShop) -> None:
+        def body(guard: Guard) -> None:
+            assert isinstance(elsewhere(deliver, shop, nothing, 2, busy="skip"), Dropped)
+
+        assert deliver(shop, body) == Completed(None)
+
+    def test_what_a_plain_call_reads(self, shop: GuardedShop) -> None:
+        """The error says by which operator the key is paused, since when, and why."""
+        shop.tg.operations.pause(KEY, reason="manual correction", actor="ann")
+        text = r"order:1 is paused by ann since 20[0-9-]+ .*: manual correction\. The lock was not"
+        with pytest.raises(KeyBusyError, match=text), shop.tg.lock(KEY):
+            pass
+
+        @shop.tg.guarded(key=KEY, once_per="bill:<number>", limit=2)
+        def bill(number: int) -> None:
+            raise AssertionError("unreachable")
+
+        with pytest.raises(KeyBusyError, match="is paused by ann"):
+            bill(1)
+
+    def test_it_waits_for_the_holder(self, shop: GuardedShop) -> None:
+        """The holder's effect is committed. No other delivery gets the key before the pause."""
+        begun, may_end = threading.Event(), threading.Event()
+
+        def body(guard: Guard) -> str:
+            begun.set()
+            assert may_end.wait(patience_s())
+            return "shipped"
+
+        shipped: list[Any] = []
+        holder = threading.Thread(target=lambda: shipped.append(deliver(shop, body)))
+        holder.start()
+        assert begun.wait(patience_s())
+        threading.Timer(0.2, may_end.set).start()
+        made = shop.tg.operations.pause(KEY, reason="audit", timeout_s=patience_s())
+        holder.join()
+        assert shipped == [Completed("shipped")]
+        assert shop.tg.operations.paused() == [(KEY, made)]
+
+    @pytest.mark.parametrize("interrupted", [False, True])
+    def test_a_wait_that_ends_leaves_no_pause(
+        self, shop: GuardedShop, interrupted: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """After its timeout, or if its process is interrupted, other slots of the key are open."""
+        operations = shop.tg.operations
+
+        @shop.tg.guarded(key=KEY, once_per="bill:<number>", limit=2)
+        def bill(number: int) -> int:
+            if number > 1:
+                return number
+
+            def interrupt(_: float) -> None:
+                raise KeyboardInterrupt
+
+            if interrupted:
+                monkeypatch.setattr(shop.tg.runner.clock, "sleep", interrupt)
+            expected = KeyboardInterrupt if interrupted else KeyBusyError
+            with pytest.raises(expected):
+                operations.pause(KEY, reason="audit", timeout_s=60.0 if interrupted else 0.0)
+            monkeypatch.undo()
+            return elsewhere(bill, 2)
+
+        assert bill(1) == 2
+        assert (operations.paused(), actions(shop)) == ([], [])
+
+    def test_it_is_not_paused_twice(self, shop: GuardedShop) -> None:
+        shop.tg.operations.pause(KEY, reason="audit", actor="ann")
+        with pytest.raises(KeyBusyError, match=r"is paused by ann .*audit\. Resume it first"):
+            shop.tg.operations.pause(KEY, reason="again")
+        assert shop.tg.operations.resume(KEY, reason="done") is not None
+        assert shop.tg.operations.resume(KEY, reason="done") is None
+
+    def test_at_once(self, shop: GuardedShop) -> None:
+        """The late holder's transaction is refused, and its message is deferred."""
+
+        def body(guard: Guard) -> None:
+            shop.tg.operations.pause(KEY, reason="stuck", now=True)
+            with guard.transaction() as db:
+                db.execute(sa.text("insert into effects values ('x')"))
+
+        assert isinstance(deliver(shop, body), Deferred)
+        assert shop.effects == []
+
+    def test_only_with_a_ledger(self) -> None:
+        with closing(taskguard.connect(locks=MemoryLocks(), ledger=None)) as tg:
+            for ask in (tg.operations.pause, tg.operations.resume, tg.operations.drop):
+                with pytest.raises(ConfigurationError, match="ledger"):
+                    ask(KEY, reason="audit")
+
+    def test_a_key_as_errors_show_it(self, shop: GuardedShop) -> None:
+        """A key with special characters may be given as `tg.lock()` takes it, or escaped."""
+        for key, shown in (("a b", "a%20b"), ("a b", "a b")):
+            shop.tg.operations.pause(shown, reason="audit")
+            with pytest.raises(KeyBusyError, match="is paused"), shop.tg.lock(key):
+                pass
+            assert shop.tg.operations.resume(key, reason="done") is not None
+
+
+def elsewhere(call: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Call it as if from outside of the current body."""
+    import contextvars
+
+    return contextvars.Context().run(call, *args, **options)
+
+
+class TestBulk:
+    def test_each_work_has_its_own_answer(self, shop: GuardedShop) -> None:
+        """Work that may not change is left, and the answer says why."""
+        for number in (1, 2):
+            fail(shop, number)
+        shop.ledger.claim(claims.request(3))
+        works = [f"ship order:{number}" for number in (1, 2, 3, 4)]
+        found = shop.tg.operations.requeue(works, reason="the bank is back", actor="ann")
+        assert [each.changed for each in found] == [True, True, False, False]
+        assert [each.work for each in found] == works
+        assert "send its message again" in found[0].then
+        assert ["PROCESSING by" in found[2].why, found[3].why] == [True, "there is no such work"]
+        assert actions(shop) == [("requeue", "ann")] * 2
+
+    def test_what_was_seen_of_each(self, shop: GuardedShop) -> None:
+        for number in (1, 2):
+            fail(shop, number)
+        seen = {WORK: Expected(state=State.DEAD)}
+        found = shop.tg.operations.drop([WORK, "ship order:2"], reason="x", expected=seen)
+        assert [each.changed for each in found] == [False, True]
+
+    @pytest.mark.parametrize("reason", ["", " \n"])
+    def test_a_reason_is_needed(self, shop: GuardedShop, reason: str) -> None:
+        fail(shop, 1)
+        with pytest.raises(ConfigurationError, match="reason="):
+            shop.tg.operations.drop(WORK, reason=reason)
+        assert shop.states == ["FAILED"]
+
+    def test_texts_are_one_line(self, shop: GuardedShop) -> None:
+        """Control characters of an actor and a reason do not reach the record."""
+        fail(shop, 1)
+        shop.tg.operations.drop(WORK, reason="a\nb\x1b[2J", actor="ann\x07")
+        view = shop.ledger.view(WORK)
+        assert view is not None
+        assert view.error == "dropped by ann\\x07: a b\\x1b[2J"
+
+    def test_a_caller_of_work_that_is_marked_as_done(self, shop: GuardedShop) -> None:
+        fail(shop, 1)
+        assert shop.tg.operations.done(WORK, reason="by hand")[0].changed
+        assert deliver(shop, nothing) == Answered(None, same_message=False)
+
+
+class TestLineGoesOn:
+    """The next message is sent from here, if the runtime knows how."""
+
+    @pytest.fixture
+    def sent(self, shop: GuardedShop) -> list[str]:
+        """Return the messages that were sent. One holds the key, and three wait."""
+        sent: list[str] = []
+        shop.tg.senders["test"] = lambda call, message: sent.append(message.id)
+        for number in (2, 3, 4):
+            message = MessageRef(f"m{number}")
+            call = stored_call({"queue": "test"}, message, app="")
+            asked = claims.request(number, message=message, keys=(KEY,), call=call, in_line=True)
+            assert shop.ledger.park(asked)
+        return sent
+
+    def test_after_a_resume(self, shop: GuardedShop, sent: list[str]) -> None:
+        shop.tg.operations.pause(KEY, reason="audit")
+        assert sent == []
+        shop.tg.operations.resume(KEY, reason="done")
+        assert sent == ["m2"]
+
+    def test_after_a_release(self, shop: GuardedShop, sent: list[str]) -> None:
+        assert isinstance(shop.ledger.claim(claims.request(1)), Claimed)
+        assert shop.tg.operations.release(KEY, reason="host is gone")
+        assert sent == ["m2"]
+
+    @pytest.mark.parametrize("action", ["drop", "done"])
+    def test_after_the_end_of_a_promoted_message(
+        self, shop: GuardedShop, sent: list[str], action: str
+    ) -> None:
+        assert shop.ledger.promote_next(KEY, expected_s=600.0) is not None
+        getattr(shop.tg.operations, action)("ship order:2", reason="not wanted")
+        assert sent == ["m3"]
+
+    def test_call_now(self, shop: GuardedShop, sent: list[str]) -> None:
+        """A waiting message goes first."""
+        assert shop.tg.operations.call_now("ship order:4", reason="urgent")[0].changed
+        assert sent == ["m4"]
+
+    def test_call_now_of_an_enqueued_message(self, shop: GuardedShop, sent: list[str]) -> None:
+        """It is sent, and not again by the next sweep."""
+        call = stored_call({"queue": "test"}, MessageRef("m9"), app="")
+        asked = claims.request(9, message=MessageRef("m9"), call=call)
+        shop.ledger.enqueue(None, asked, due_in_s=3600.0)
+        shop.tg.operations.call_now("ship order:9", reason="urgent")
+        assert sent == ["m9"]
+        assert [each.work for each in shop.ledger.overdue()] == []
+
+
+class TestOwnRow:
+    """`done(row=)` moves the user's own row in the same transaction."""
+
+    @pytest.fixture
+    def rows(self, sqlite_url: str) -> Iterator[RowShop]:
+        with closing(RowShop(sqlite_url)) as shop:
+            yield shop
+
+    @staticmethod
+    def operations(rows: RowShop) -> Any:
+        return taskguard.connect(locks=None, ledger=rows.ledger).operations
+
+    def test_both_are_done(self, rows: RowShop) -> None:
+        ship = rows.step()
+
+        def body(guard: Guard) -> None:
+            raise ValueError("boom")
+
+        with pytest.raises(ValueError, match="boom"):
+            ship(body)
+        ref = ship.request("n", call=None).row
+        [found] = self.operations(rows).done("ship order:7", reason="by hand", row=ref)
+        assert found.changed
+        assert (rows.status, rows.state()) == ("SHIPPED", "DONE")
+        assert ship(message="another") == Answered(None, same_message=False)
+
+    def test_a_row_in_another_state_stays(self, rows: RowShop) -> None:
+        ship = rows.step()
+
+        def body(guard: Guard) -> None:
+            raise ValueError("boom")
+
+        with pytest.raises(ValueError, match="boom"):
+            ship(body)
+        rows.put(7, "CANCELLED")
+        ref = ship.request("n", call=None).row
+        [found] = self.operations(rows).done("ship order:7", reason="by hand", row=ref)
+        assert (found.changed, "is 'CANCELLED'" in found.why) == (False, True)
+        assert (rows.status, rows.state()) == ("CANCELLED", "FAILED")
