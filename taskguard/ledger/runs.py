@@ -32,6 +32,14 @@ from taskguard.model.states import REPLACED_RETRIES, Decision, State
 __all__ = ["Run", "later_run", "of_run", "run_of", "will_be_sent"]
 
 _COLUMNS = ("id", "state", "final", "owner", "fence", "lease_until", "call", "due", "line")
+# The statements of each claim are made once: SQLAlchemy takes longer to make one than to run it.
+_POINTER = sa.select(RUNS).where(RUNS.c.work == sa.bindparam("base"))
+_LOCKED_POINTER = _POINTER.with_for_update()
+_POINT = sa.update(RUNS).where(
+    RUNS.c.work == sa.bindparam("base"),
+    RUNS.c.open.is_not_distinct_from(sa.bindparam("was")),
+    RUNS.c.follows.is_not_distinct_from(sa.bindparam("followed")),
+)
 _NOBODY_CONTINUED = "no delivery continued it, and the run that follows took its place"
 
 
@@ -125,12 +133,8 @@ class Run:
         return not _has_ended(db.execute(columns.with_for_update()).first())
 
     def _point(self, db: sa.Connection, **values: str | None) -> None:
-        was = (
-            RUNS.c.open.is_not_distinct_from(self.pointer.open),
-            RUNS.c.follows.is_not_distinct_from(self.pointer.follows),
-        )
-        update = sa.update(RUNS).where(RUNS.c.work == self.base, *was)
-        if db.execute(update.values(updated=self.now_us, **values)).rowcount != 1:
+        was = {"base": self.base, "was": self.pointer.open, "followed": self.pointer.follows}
+        if db.execute(_POINT, {**was, "updated": self.now_us, **values}).rowcount != 1:
             raise AssertionError("the pointer was locked, and changed")
 
     def _end_lapsed(self, db: sa.Connection) -> None:
@@ -182,7 +186,7 @@ def run_of(
     if lock:
         pointer = _locked_pointer(database, db, base)
     else:
-        pointer = db.execute(sa.select(RUNS).where(RUNS.c.work == base)).first()
+        pointer = db.execute(_POINTER, {"base": base}).first()
     joined, sent_before = _runs_of_message(db, base, request, lock=lock)
     runs = {} if pointer is None else {pointer.open, pointer.follows}
     known = _records(database, db, base, joined, *runs, *sent_before)
@@ -228,7 +232,7 @@ def join(database: Database, db: sa.Connection, request: ClaimRequest, *, now_us
     message = request.message
     numbers = {"retries": message.retries, "deferrals": message.deferrals}
     new = {"message": message.name, "work": request.work, **numbers, "updated": now_us}
-    db.execute(database.dialect.insert_missing(MESSAGES, new))
+    db.execute(database.once(_joining), new)
 
 
 def later_run(database: Database, db: sa.Connection, base: str, work: str) -> str | None:
@@ -249,9 +253,8 @@ def later_run(database: Database, db: sa.Connection, base: str, work: str) -> st
 
 def _locked_pointer(database: Database, db: sa.Connection, base: str) -> Any:
     """Return the pointer, which is made if it is missing, and lock it."""
-    new = {"work": base, "open": None, "follows": None, "updated": database.now()}
-    db.execute(database.dialect.insert_missing(RUNS, new))
-    return db.execute(sa.select(RUNS).where(RUNS.c.work == base).with_for_update()).one()
+    db.execute(database.once(_making_pointer), {"base": base})
+    return db.execute(_LOCKED_POINTER, {"base": base}).one()
 
 
 def _of_member(run: Run, row: Any) -> None:
@@ -297,9 +300,8 @@ def will_be_sent(row: Any) -> bool:
 
 def _records(database: Database, db: sa.Connection, *works: str | None) -> dict[str, Any]:
     """Return the columns of these records that decide, and the database's clock, by their ids."""
-    columns = database.now().label("now_us"), *(WORK.c[name] for name in _COLUMNS)
     these = sorted({work for work in works if work is not None})
-    rows = db.execute(sa.select(*columns).where(WORK.c.id.in_(these)))
+    rows = db.execute(database.once(_reading_records), {"works": these})
     return {row.id: row for row in rows}
 
 
@@ -322,17 +324,51 @@ def _runs_of_message(
 ) -> tuple[str | None, list[str]]:
     """Return the run that the message has joined, and those of other messages with its id."""
     name, id_ = request.message.name, request.message.id
-    same = MESSAGES.c.message == name
+    values = {"name": name, "first": f"{base}{RUN}", "last": f"{base}{RUN[:-1]};"}
     if request.message.sending:
-        sent = sa.and_(MESSAGES.c.message >= f"{id_}@", MESSAGES.c.message < f"{id_}A")
-        same = sa.or_(same, sent, MESSAGES.c.message == id_)
-    of_base = MESSAGES.c.work >= f"{base}{RUN}", MESSAGES.c.work < f"{base}{RUN[:-1]};"
-    select = sa.select(MESSAGES.c.message, MESSAGES.c.work).where(same, *of_base)
-    if lock:  # MariaDB and MySQL read rows that are newer than the snapshot only with a lock
-        select = select.with_for_update(read=True, key_share=True)
-    rows = db.execute(select).all()
+        values |= {"id": id_, "sent": f"{id_}@", "after": f"{id_}A"}
+    rows = db.execute(_MEMBERSHIPS[bool(request.message.sending), lock], values).all()
     mine = next((row.work for row in rows if row.message == name), None)
     return mine, [row.work for row in rows if row.message != name]
+
+
+def _memberships(*, sending: bool, lock: bool) -> sa.Select[Any]:
+    """Make the statement that reads the runs of a message, and of others with its id."""
+    same = MESSAGES.c.message == sa.bindparam("name")
+    if sending:
+        sent = (
+            MESSAGES.c.message >= sa.bindparam("sent"),
+            MESSAGES.c.message < sa.bindparam("after"),
+        )
+        same = sa.or_(same, sa.and_(*sent), MESSAGES.c.message == sa.bindparam("id"))
+    select = sa.select(MESSAGES.c.message, MESSAGES.c.work).where(
+        same, MESSAGES.c.work >= sa.bindparam("first"), MESSAGES.c.work < sa.bindparam("last")
+    )
+    # MariaDB and MySQL read rows that are newer than the snapshot only with a lock.
+    return select.with_for_update(read=True, key_share=True) if lock else select
+
+
+_MEMBERSHIPS = {
+    (sending, lock): _memberships(sending=sending, lock=lock)
+    for sending in (False, True)
+    for lock in (False, True)
+}
+
+
+def _making_pointer(database: Database) -> Any:
+    new = {"work": sa.bindparam("base"), "open": None, "follows": None, "updated": database.now()}
+    return database.dialect.insert_missing(RUNS, new)
+
+
+def _joining(database: Database) -> Any:
+    names = ("message", "work", "retries", "deferrals", "updated")
+    return database.dialect.insert_missing(MESSAGES, {name: sa.bindparam(name) for name in names})
+
+
+def _reading_records(database: Database) -> sa.Select[Any]:
+    columns = database.now().label("now_us"), *(WORK.c[name] for name in _COLUMNS)
+    these = sa.bindparam("works", expanding=True, type_=WORK.c.id.type)
+    return sa.select(*columns).where(WORK.c.id.in_(these))
 
 
 def _gave_up(row: Any) -> bool:
