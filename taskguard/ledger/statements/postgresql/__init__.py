@@ -32,6 +32,7 @@ from taskguard.ledger.statements.postgresql.answers import (
     FoundKey,
     answer_of,
     busy_of,
+    refusal_of,
 )
 from taskguard.ledger.stored import statement
 from taskguard.ledger.tables import FREE, KEYS
@@ -56,6 +57,7 @@ _OF_POSITION = {
 }
 _CLAIM_STRICT = statement(__package__, "claim", position=position.KEPT, **_OF_POSITION)
 _CLAIM_FIRST_STRICT = statement(__package__, "claim_first", **_OF_POSITION)
+_RECORDS = statement(__package__, "records")
 _CLAIM_KEY = statement(__package__, "claim_key")
 _COMPLETE = statement(__package__, "complete")
 _OR_ERROR = statement(__package__, "or_error")
@@ -117,6 +119,9 @@ class PostgreSQLStatements(Statements):
             granted = self.database.ask(text, asked)
             if granted:
                 return Claimed(Claim(request, granted[0][0]))
+            refusal = refusal_of(request, Found(*self.database.ask(_RECORDS, asked)[0]))
+            if refusal is not None:
+                return refusal
         text = _CLAIM_IN_LINE if request.in_line else _CLAIM
         text = _CLAIM_STRICT if request.strict else text
         return answer_of(request, Found(*self.database.ask(text, asked)[0]))

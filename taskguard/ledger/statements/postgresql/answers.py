@@ -13,11 +13,14 @@ from taskguard.model.claims import Busy, Claim, ClaimAnswer, Claimed, ClaimReque
 from taskguard.model.lease import Owner
 from taskguard.model.states import Decision, RowState
 
-__all__ = ["Found", "FoundKey", "answer_of", "busy_of"]
+__all__ = ["Found", "FoundKey", "answer_of", "busy_of", "refusal_of"]
 
 
 class Found(NamedTuple):
-    """The one row of claim.sql: the work as it was, and what was granted."""
+    """The one row of claim.sql: the work as it was, and what was granted.
+
+    The row of records.sql has the same columns, and nothing granted.
+    """
 
     now_us: int
     recorded_retries: int
@@ -83,23 +86,38 @@ def answer_of(
             progress_json=found.claimed_progress,
             trace=found.trace if takeover else None,
         )
-    if fence is not None or decision is Decision.BURY or found.holder == str(request.owner):
-        return None  # if it has the key but not the work, the caller also frees the key
-    return _refused(request, found, row, decision)
-
-
-def _refused(
-    request: ClaimRequest, found: Found, row: Found | None, decision: Decision
-) -> ClaimAnswer | None:
-    """Return why nothing was granted, or None if the row does not show it."""
-    if decision not in CLAIMABLE:
-        recorded = found.recorded_retries, found.recorded_deferrals
-        return answer(request, row, decision, found.now_us, recorded=recorded)
-    busy = busy_of(found, row, found.now_us)
-    if busy is not None or not request.in_line:
-        return busy
+    if fence is not None or _is_open(request, found, decision):
+        return None
+    refusal = _refusal(request, found, decision)
+    if refusal is not None or not request.in_line:
+        return refusal
     # Other messages wait for the key, or it was taken just now. For a line both mean: wait.
     return Busy(None, None, same_work=False, started=row is not None and row.attempts > 0)
+
+
+def refusal_of(request: ClaimRequest, found: Found) -> ClaimAnswer | None:
+    """Return why the row of records.sql refuses the claim. None: it does not."""
+    recorded = found.recorded_retries, found.recorded_deferrals
+    decision = decide_row(request, found if found.id is not None else None, recorded, found.now_us)
+    if _is_open(request, found, decision):
+        return None
+    return _refusal(request, found, decision)
+
+
+def _is_open(request: ClaimRequest, found: Found, decision: Decision) -> bool:
+    """Return whether the row cannot refuse the claim.
+
+    If the claim has got its key but not its work, its caller also has to free the key.
+    """
+    return decision is Decision.BURY or found.holder == str(request.owner)
+
+
+def _refusal(request: ClaimRequest, found: Found, decision: Decision) -> ClaimAnswer | None:
+    row = found if found.id is not None else None
+    if decision in CLAIMABLE:
+        return busy_of(found, row, found.now_us)
+    recorded = found.recorded_retries, found.recorded_deferrals
+    return answer(request, row, decision, found.now_us, recorded=recorded)
 
 
 def busy_of(found: Found | FoundKey, row: Found | None, now_us: int) -> ClaimAnswer | None:

@@ -1,7 +1,8 @@
 -- Claim one key and one work that has no record, as most deliveries do. If there is a record, or
--- the key is not free, the statement changes nothing and returns no row. Then `claim.sql` decides.
--- If another claim has created the work in the meantime, the statement takes the key, and returns
--- no row. `claim.sql` then finds the key taken by this owner.
+-- the key is not free, the statement changes nothing and returns no row. `records.sql` then reads
+-- why, and `claim.sql` claims if that is allowed. If another claim has created the work in the
+-- meantime, the statement takes the key, and returns no row either. Then both of these find the key
+-- taken by this owner.
 with granted as (
     insert into taskguard_keys as k (key, fence, owner, lease_until, works)
     select
