@@ -39,12 +39,15 @@ from taskguard.locks.base import (
 )
 from taskguard.model.bounds import slots_of
 from taskguard.model.claims import Answer, Busy
+from taskguard.model.counts import Noted
 from taskguard.model.delivery import Delivery
+from taskguard.model.history import Happened
 from taskguard.model.lease import Lease, Owner, limit_option, new_owner, trusted_until_s
 from taskguard.run.claiming import Admitted, Claiming
 from taskguard.run.current import holders_around
 from taskguard.run.names import Names
 from taskguard.run.parking import PROMOTED_WAIT_S
+from taskguard.run.tally import Tally
 from taskguard.run.tracked import TrackedLease
 from taskguard.run.waiting import Waiting
 
@@ -78,6 +81,7 @@ class Admission:
         clock: Clock,
         rng: random.Random,
         names: Names,
+        tally: Tally,
     ) -> None:
         self._locks = locks
         self._claiming = claiming
@@ -85,6 +89,7 @@ class Admission:
         self._clock = clock
         self._rng = rng
         self._names = names
+        self._tally = tally
 
     def admit(self, delivery: Delivery, waiting: Waiting | None) -> Admitted | Answer | Busy:
         """Try until the key is granted, the record has an answer, or the time to wait is over."""
@@ -200,7 +205,7 @@ class Admission:
                         delivery.keys[0], owner, ttl_s=delivery.policy.ttl_s, wait_s=wait_s
                     )
                 self._locks.release(delivery.keys, PROMOTED)  # one of them may be reserved for it
-            return self._locks.acquire(
+            found = self._locks.acquire(
                 delivery.keys,
                 owner,
                 ttl_s=delivery.policy.ttl_s,
@@ -208,8 +213,13 @@ class Admission:
                 wait_s=wait_s,
                 **limit_option(delivery.limit),
             )
+            if wait_s <= 0.0:  # otherwise it was the holder that took the time
+                took_s = self._clock.monotonic_s() - requested_at_s
+                self._tally.answer("locks", "acquire", took_s)
+            return found
         except LockServerUnavailableError as error:
             took_s = self._clock.monotonic_s() - requested_at_s
+            self._tally.no_answer("locks", "acquire")
             kind = LockUndecided if undecided else LockUnavailable
             self._events.about(delivery, kind, error=str(error), took_s=took_s)
             if undecided:
@@ -321,6 +331,17 @@ class Admission:
         if isinstance(found, Admitted):
             holder = held.owner.message if held.owner.is_ours else ""
             self._events.about(delivery, LockOverruled, holder=holder, remaining_s=held.remaining_s)
+            self._tally.happened(
+                Noted(
+                    what=Happened.OVERRULED,
+                    key=delivery.key,
+                    task=delivery.task,
+                    work=delivery.work,
+                    owner=str(tracked.lease.owner),
+                    fence=tracked.lease.fence,
+                    detail=f"message {holder}" if holder else None,
+                )
+            )
         return found
 
     def _supersede(

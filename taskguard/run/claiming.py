@@ -24,6 +24,7 @@ from taskguard.model.lease import Owner, trusted_until_s
 from taskguard.model.states import Decision
 from taskguard.run.late import LateReports
 from taskguard.run.names import Names
+from taskguard.run.tally import Tally
 from taskguard.run.tracked import TrackedLease
 from taskguard.run.watchdog import Watchdog
 
@@ -58,6 +59,7 @@ class Claiming:
         watchdog: Watchdog,
         late: LateReports,
         names: Names,
+        tally: Tally,
     ) -> None:
         self._ledger = ledger
         self._locks = locks
@@ -66,6 +68,7 @@ class Claiming:
         self._watchdog = watchdog
         self._late = late
         self._names = names
+        self._tally = tally
 
     def claim(
         self, delivery: Delivery, tracked: TrackedLease, *, held_by: Owner | None = None
@@ -83,6 +86,8 @@ class Claiming:
         requested_at_s = self._clock.monotonic_s()
         try:
             found = self._ledger.claim(request)
+            took_s = self._clock.monotonic_s() - requested_at_s
+            self._tally.answer("ledger", "claim", took_s)
             if isinstance(found, Claimed):
                 self._note_claim(delivery, tracked, found, requested_at_s)
                 self._names.register()
@@ -92,6 +97,7 @@ class Claiming:
             if not isinstance(error, TaskguardError):
                 self._late.settle(request)  # a time limit, for example
             elif isinstance(error, LedgerUnavailableError):
+                self._tally.no_answer("ledger", "claim")
                 self._late.pending.append(request)
             self._watchdog.release_lock(tracked)
             raise
@@ -118,6 +124,7 @@ class Claiming:
         fence, attempt = found.claim.fence, found.attempt
         self._events.about(delivery, ClaimedEvent, fence=fence, attempt=attempt, took_s=took_s)
         if found.takeover:
+            self._tally.takeover(delivery.task)
             self._events.about(
                 delivery,
                 Takeover,

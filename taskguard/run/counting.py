@@ -1,8 +1,9 @@
-"""Decides the one outcome of each delivery, and reports it: the event `Delivered`.
+"""Decides the one outcome of each delivery, counts it, and reports it: the event `Delivered`.
 
 Guarantees: each delivery is reported once, when it ends, and under one outcome. A process that a
 body forked reports nothing. If the queue goes on with a delivery that it could not publish again,
-the end of that delivery is reported, not the attempt. Nothing here raises.
+the end of that delivery is reported, not the attempt. A time limit that arrives here is dropped:
+the delivery has ended. Only a shutdown goes on.
 
 A body that ran, and lost its lease or was refused, is `stale`, even if its message was deferred or
 answered after that. A body that raised after DONE was committed is `done`.
@@ -10,19 +11,27 @@ answered after that. A body that raised after DONE was committed is `done`.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from taskguard import errors
 from taskguard.clock import Clock
 from taskguard.events import Delivered, Events
+from taskguard.model.counts import Noted
 from taskguard.model.delivery import Answered, Completed, Deferred, Delivery, Dropped, Parked
+from taskguard.model.history import Happened
 from taskguard.model.outcomes import Ended
+from taskguard.run.flush import Flush
+from taskguard.run.tally import Tally
 
 if TYPE_CHECKING:
+    from taskguard.ledger.ports import Counts
     from taskguard.model.delivery import Outcome
     from taskguard.run.holding import Holding
 
 __all__ = ["Counting", "ended_by", "ended_by_error"]
+
+logger = logging.getLogger("taskguard")
 
 _BY_TYPE = {
     Completed: Ended.DONE,
@@ -31,6 +40,28 @@ _BY_TYPE = {
     Parked: Ended.PARKED,
 }
 _BY_REASON = {each.value: each for each in Ended}
+
+# What is listed with the happenings of a key, because it changed no record.
+_HAPPENED = {
+    **dict.fromkeys(
+        (
+            Ended.DUPLICATE,
+            Ended.OUTDATED,
+            Ended.SUPERSEDED,
+            Ended.REPLACED,
+            Ended.REVOKED,
+            Ended.EXPIRED,
+            Ended.DEAD,
+            Ended.MISMATCH,
+            Ended.TOO_OLD,
+            Ended.MISSING,
+            Ended.INELIGIBLE,
+        ),
+        Happened.DUPLICATE,
+    ),
+    Ended.DEFERRED: Happened.DEFERRED,
+    Ended.SKIPPED: Happened.SKIPPED,
+}
 
 # The first class that fits decides.
 _BY_ERROR: tuple[tuple[type[BaseException], Ended], ...] = (
@@ -71,11 +102,19 @@ def ended_by_error(error: BaseException) -> Ended | None:
 
 
 class Counting:
-    """Reports what happens to the deliveries of one runner."""
+    """Counts and reports the deliveries of one runner.
 
-    def __init__(self, *, events: Events, clock: Clock) -> None:
+    Attributes:
+        tally: the counters.
+        flush: sends them to the ledger.
+    """
+
+    def __init__(self, *, ledger: Counts | None, events: Events, clock: Clock) -> None:
         self._events = events
         self._clock = clock
+        self._tasks: set[str] = set()
+        self.tally = Tally(kept=ledger is not None)
+        self.flush = Flush(self.tally, ledger)
 
     def returned(
         self, delivery: Delivery, outcome: Outcome, holding: Holding | None, begun_s: float
@@ -107,6 +146,11 @@ class Counting:
         if ended is not None:
             self._report(delivery, ended, holding, begun_s)
 
+    def no_answer(self, op: str) -> None:
+        """Count a request to the ledger that got no answer. Counts are sent later."""
+        self.tally.no_answer("ledger", op)
+        self.flush.put_off()
+
     def unrun(self, delivery: Delivery, ended: Ended) -> None:
         """Report a delivery that ended before it reached the runner: revoked, or expired."""
         self._report(delivery, ended, None, 0.0)
@@ -114,18 +158,33 @@ class Counting:
     def _report(
         self, delivery: Delivery, ended: Ended, holding: Holding | None, begun_s: float
     ) -> None:
-        waited_s = held_s = 0.0
+        try:
+            self._count(delivery, ended, holding, begun_s)
+        except Exception:
+            logger.debug("%s: counting was interrupted", delivery.key, exc_info=True)
+
+    def _count(
+        self, delivery: Delivery, ended: Ended, holding: Holding | None, begun_s: float
+    ) -> None:
+        waited_s, held_s = 0.0, -1.0
         attempt = fence = 0
         if holding is not None:
             lease = holding.tracked.lease
             if lease.is_parents:
                 return
-            taken_s, now_s = lease.taken_at_s, self._clock.monotonic_s()
-            held_s, waited_s, fence = now_s - taken_s, taken_s - begun_s, lease.fence
-            if delivery.published_at_s is not None:
-                waited_s = self._clock.wall_s() - held_s - delivery.published_at_s
+            taken_s = lease.taken_at_s
+            held_s, fence = self._clock.monotonic_s() - taken_s, lease.fence
+            published_s = delivery.published_at_s
+            if published_s is None:
+                waited_s = taken_s - begun_s
+            else:
+                waited_s = self._clock.wall_s() - held_s - published_s
             waited_s = max(0.0, waited_s)
             attempt = 1 if holding.claimed is None else holding.claimed.attempt
+        tally, flush = self.tally, self.flush
+        tally.delivery(delivery.task, ended, waited_s, held_s)
+        if ended in _HAPPENED:
+            self._note(delivery, ended)
         if self._events.hears(Delivered.level):
             self._events.emit(
                 Delivered(
@@ -135,8 +194,27 @@ class Counting:
                     work=delivery.work or "",
                     outcome=ended,
                     waited_s=waited_s,
-                    held_s=held_s,
+                    held_s=max(0.0, held_s),
                     attempt=attempt,
                     fence=fence,
                 )
             )
+        if tally.kept:
+            if delivery.task not in self._tasks:
+                self._tasks.add(delivery.task)
+                flush.begin([delivery.task])
+            if flush.is_due:
+                flush.flush()
+            else:
+                flush.watch()
+
+    def _note(self, delivery: Delivery, ended: Ended) -> None:
+        self.tally.happened(
+            Noted(
+                what=_HAPPENED[ended],
+                key=delivery.key,
+                task=delivery.task,
+                work=delivery.work,
+                detail=f"{ended}: message {delivery.message.id}",
+            )
+        )

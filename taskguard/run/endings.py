@@ -29,6 +29,7 @@ from taskguard.model.history import Happened
 from taskguard.model.outcomes import Ended
 from taskguard.model.states import Decision, State
 from taskguard.run.answers import Answers
+from taskguard.run.counting import Counting
 from taskguard.run.deferrals import NO_LEDGER, Deferrals
 from taskguard.run.holding import Holding, Releases
 from taskguard.run.late import uncount_crash
@@ -60,6 +61,7 @@ class Endings:
         codec: Codec,
         events: Events,
         clock: Clock,
+        counting: Counting,
     ) -> None:
         self._ledger = ledger
         self._releases = releases
@@ -68,6 +70,7 @@ class Endings:
         self._codec = codec
         self._events = events
         self._clock = clock
+        self._counting = counting
 
     def after_loss(self, holding: Holding, error: TaskguardError) -> Outcome:
         """After a lost lease or commit: answer from the record, or defer the delivery."""
@@ -75,6 +78,7 @@ class Endings:
         holding.ended = Ended.STALE
         if isinstance(error, StaleTokenError):
             held_s = self._held_s(holding)
+            self._counting.tally.stale_commit(delivery.task)
             attempt = holding.attempt.number
             self._events.about(
                 delivery, StaleRefused, fence=lease.fence, attempt=attempt, held_s=held_s

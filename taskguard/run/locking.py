@@ -122,7 +122,7 @@ class Locking:
         if lease.is_parents:
             return True  # the child of a fork ends nothing, and has lost nothing
         if ran_out:
-            self._watchdog.lose(tracked, "it expired")
+            self._watchdog.lose(tracked, "it expired", kind="expired")
         elif ended == [False] or (not tracked.decided_by_ledger and released is False):
             forgotten = "the lock server no longer knows it"
             shared = holding.delivery.is_shared

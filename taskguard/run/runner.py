@@ -56,7 +56,7 @@ from taskguard.run.waiting import Waiting
 from taskguard.run.watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from taskguard.ledger.ports import Ledger, LineLedger, Workers
+    from taskguard.ledger.ports import Counts, Ledger, LineLedger, Workers
 
 __all__ = ["Runner"]
 
@@ -100,6 +100,10 @@ class Runner:
         )
         self.names = names = Names(cast("Workers | None", ledger))
         watchdog.names = names
+        self.counting = counting = Counting(
+            ledger=cast("Counts | None", ledger), events=events, clock=clock
+        )
+        watchdog.tally = tally = counting.tally
         self._rng = rng = rng or random.SystemRandom()
         # Used only for deliveries that can be parked, which need a ledger that keeps lines.
         self.line = line = Line(locks, cast("LineLedger", ledger), events)
@@ -115,10 +119,17 @@ class Runner:
                 watchdog=watchdog,
                 late=self._late,
                 names=names,
+                tally=tally,
             )
         )
         self._admission = Admission(
-            locks=locks, claiming=claiming, events=events, clock=clock, rng=rng, names=names
+            locks=locks,
+            claiming=claiming,
+            events=events,
+            clock=clock,
+            rng=rng,
+            names=names,
+            tally=tally,
         )
         self._deferrals = deferrals = Deferrals(ledger=ledger, events=events, clock=clock, rng=rng)
         answers = Answers(
@@ -144,8 +155,8 @@ class Runner:
             codec=codec,
             events=events,
             clock=clock,
+            counting=counting,
         )
-        self.counting = Counting(events=events, clock=clock)
         self._elsewhere = DoneElsewhereWarning(ledger=ledger, events=events, clock=clock)
         self.locking = Locking(
             locks=locks,
@@ -338,7 +349,14 @@ class Runner:
             text = self._storable(delivery, value)
             if text is None and not tracked.at_lock_server:
                 text = _NO_RESULT
-            self.ledger.complete_alone(claim, text)
+            requested_at_s = self.clock.monotonic_s()
+            try:
+                self.ledger.complete_alone(claim, text)
+            except NO_LEDGER:
+                self.counting.no_answer("complete")
+                raise
+            took_s = self.clock.monotonic_s() - requested_at_s
+            self.counting.tally.answer("ledger", "complete", took_s)
             attempt.answered = True
             attempt.note_completed()
         elif value is not None and not attempt.has_result:

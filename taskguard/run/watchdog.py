@@ -27,6 +27,7 @@ from taskguard.locks.base import Hold, LockProvider, Renewal
 from taskguard.model.lease import Lease, limit_option, trusted_until_s
 from taskguard.native import Wakeup, allocate_lock, greenlets, start_thread
 from taskguard.run.names import Names
+from taskguard.run.tally import Tally
 from taskguard.run.tracked import RENEWALS_PER_TTL, TrackedLease
 
 if TYPE_CHECKING:
@@ -94,6 +95,7 @@ class Watchdog:
 
     Attributes:
         names: notes in the ledger that this worker was seen, after the renewals.
+        tally: counts renewals and lost leases.
     """
 
     def __init__(
@@ -111,6 +113,7 @@ class Watchdog:
         self._clock = clock
         self._threaded = threaded
         self.names = Names(None)
+        self.tally = Tally(kept=False)
         self._reset()
 
     def _reset(self) -> None:
@@ -299,7 +302,7 @@ class Watchdog:
         claims = [(tracked, claim) for tracked in due if (claim := tracked.claim) is not None]
         requested_at_s = self._clock.monotonic_s()
         ledger = self._ledger
-        answers = self._ask(due, lambda: ledger.renew([claim for _, claim in claims]))
+        answers = self._ask(due, "ledger", lambda: ledger.renew([claim for _, claim in claims]))
         for (tracked, _), answer in zip(claims, answers, strict=False):
             if answer == Renewal.RENEWED:
                 self._extend(tracked, requested_at_s)
@@ -313,7 +316,7 @@ class Watchdog:
         leases = [tracked.lease for tracked in due]
         holds = [Hold(lease.keys, lease.owner, lease.ttl_s, lease.limit) for lease in leases]
         locks = self._locks
-        answers = self._ask(due, lambda: locks.renew(holds))
+        answers = self._ask(due, "locks", lambda: locks.renew(holds))
         for tracked, answer in zip(due, answers, strict=False):
             if answer == Renewal.RENEWED:
                 if not tracked.decided_by_ledger:
@@ -326,34 +329,42 @@ class Watchdog:
             else:
                 self._take_again(tracked)
 
-    def _ask(self, due: list[TrackedLease], renew: Callable[[], list[str]]) -> list[str]:
+    def _ask(
+        self, due: list[TrackedLease], server: str, renew: Callable[[], list[str]]
+    ) -> list[str]:
         """Renew one batch. Without an answer no deadline changes."""
         started_s = self._clock.monotonic_s()
         try:
             answers = renew()
         except TaskguardError as error:
+            self.tally.no_answer(server, "renew")
             self._tell_failed(due, str(error), started_s)
             return []
+        took_s = self._clock.monotonic_s() - started_s
+        self.tally.answer(server, "renew", took_s)
         answered = due
         if Renewal.UNANSWERED in answers:
             both = list(zip(due, answers, strict=False))
             answered = [tracked for tracked, answer in both if answer != Renewal.UNANSWERED]
             silent = [tracked for tracked, answer in both if answer == Renewal.UNANSWERED]
+            self.tally.no_answer(server, "renew")
             self._tell_failed(silent, "a part of the lock server gave no answer", started_s)
         if answered:
+            self.tally.renewals(len(answered), renewed=True)
             self._events.emit(
                 Renewed(
                     key=answered[0].lease.key,
                     task=answered[0].task,
                     message=answered[0].message,
                     count=len(answered),
-                    took_s=self._clock.monotonic_s() - started_s,
+                    took_s=took_s,
                 )
             )
         return answers
 
     def _tell_failed(self, due: list[TrackedLease], reason: str, started_s: float) -> None:
         first = due[0]
+        self.tally.renewals(len(due), renewed=False)
         self._events.emit(
             RenewalFailed(
                 key=first.lease.key,
@@ -391,21 +402,25 @@ class Watchdog:
             if tracked.ended or (tracked.decided_by_ledger and tracked.claim is None):
                 continue
             if lease.max_hold_until_s is not None and now_s >= lease.max_hold_until_s:
-                self.lose(tracked, "it was held for longer than max_hold_s")
+                self.lose(tracked, "it was held for longer than max_hold_s", kind="max_hold")
             elif now_s >= lease.trusted_until_s:
-                self.lose(tracked, "it could not be renewed in time")
+                self.lose(tracked, "it could not be renewed in time", kind="expired")
 
-    def lose(self, tracked: TrackedLease, reason: str, *, by_server: bool = False) -> None:
+    def lose(
+        self, tracked: TrackedLease, reason: str, *, by_server: bool = False, kind: str = "taken"
+    ) -> None:
         """Mark a lease lost, notify its body, emit an event, and release it. Once only.
 
         `by_server`: a server has answered that it does not know the lease. If the lease belongs to
-        a token, another process has released it, and no event is emitted.
+        a token, another process has released it, and no event is emitted. `kind`: the reason, as
+        it is counted.
         """
         released = by_server and tracked.by_token
         if not tracked.lease.mark_lost("it was released by its token" if released else reason):
             return
         self.untrack(tracked)
         if not released:
+            self.tally.lease_lost(tracked.task, kind, tracked.lease, reason)
             self._events.emit(
                 Lost(
                     key=tracked.lease.key,

@@ -1,0 +1,402 @@
+"""Counts of a process: sent from time to time, kept after failures, and never in the way."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from support.proxy import Mode, Proxy
+from support.scripts import run_script
+from support.waiting import patience_s, wait_until
+from taskguard.clock import SYSTEM_CLOCK
+from taskguard.errors import LedgerUnavailableError
+from taskguard.events import Delivered, Event, Events
+from taskguard.integration import Completed, Delivery, MessageRef, Runner
+from taskguard.ledger.sql import SqlLedger
+from taskguard.locks import MemoryLocks
+from taskguard.metrics import OTHER_TASK, TASKS, zeros_of_task
+from taskguard.model.counts import Count, Noted
+from taskguard.model.history import Happened
+from taskguard.model.lease import Lease, new_owner
+from taskguard.model.outcomes import Ended
+from taskguard.model.policy import make_policy
+from taskguard.run import flush as flushing
+from taskguard.run.flush import Flush
+from taskguard.run.happenings import MOST
+from taskguard.run.tally import Tally
+
+DONE = "deliveries/done"
+
+
+class NotingLedger:
+    """Takes counts, or does what a test says before or after it."""
+
+    def __init__(self) -> None:
+        self.rows: list[Count] = []
+        self.happened: list[Noted] = []
+        self.begun: list[str] = []
+        self.calls = 0
+        self.before: Callable[[], None] = lambda: None
+        self.after: Callable[[], None] = lambda: None
+
+    def add_counts(self, rows: Any, *, happened: Any = (), committing: Callable[[], None]) -> None:
+        self.calls += 1
+        self.before()
+        committing()
+        self.after()
+        self.rows += rows
+        self.happened += happened
+
+    def begin_counts(self, tasks: list[str]) -> None:
+        self.begun += tasks
+
+    def n(self, what: str = DONE, task: str = "ship") -> float:
+        """Return the number of one counter."""
+        return sum(row.n for row in self.rows if (row.task, row.what) == (task, what))
+
+
+@pytest.fixture(autouse=True)
+def a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No task has zeros yet."""
+    monkeypatch.setattr(flushing, "_begun", set())
+
+
+@pytest.fixture
+def ledger() -> NotingLedger:
+    return NotingLedger()
+
+
+@pytest.fixture
+def tally() -> Tally:
+    return Tally()
+
+
+@pytest.fixture
+def flush(tally: Tally, ledger: NotingLedger) -> Flush:
+    return Flush(tally, ledger)  # type: ignore[arg-type]  # it counts only
+
+
+def raising(error: BaseException) -> Callable[[], None]:
+    def fail() -> None:
+        raise error
+
+    return fail
+
+
+def count(tally: Tally, times: int = 1, task: str = "ship") -> None:
+    for _ in range(times):
+        tally.delivery(task, Ended.DONE, 0.2, 0.01)
+
+
+# -- sending ------------------------------------------------------------------------------------
+
+
+def test_counts_are_sent_once(tally: Tally, flush: Flush, ledger: NotingLedger) -> None:
+    """With the values of each histogram by its buckets."""
+    count(tally, 1_000)
+    flush.flush()
+    flush.flush()
+    assert (ledger.n(), ledger.calls) == (1_000, 1)
+    assert ledger.n("wait/le/0.5") == ledger.n("hold/le/0.01") == 1_000
+    assert ledger.n("wait/sum") == pytest.approx(200)
+    assert tally.is_empty
+
+
+def test_counts_that_were_not_sent_are_added_to_the_next_flush(
+    tally: Tally, flush: Flush, ledger: NotingLedger
+) -> None:
+    """After a minute, because the ledger may be down."""
+    ledger.before = raising(LedgerUnavailableError("down"))
+    count(tally, 3)
+    tally.happened(Noted(what=Happened.DUPLICATE, key="k"))
+    flush.flush()
+    assert flush.due_at_s - time.monotonic() > 50.0
+    ledger.before = lambda: None
+    count(tally, 2)
+    flush.flush()
+    assert ledger.n() == 5
+    assert ledger.n("wait/le/0.5") == 5
+    assert [noted.n for noted in ledger.happened] == [1]
+    assert ledger.n("counts_lost", "") == 0
+
+
+def test_counts_that_may_have_been_sent_are_not_sent_again(
+    tally: Tally, flush: Flush, ledger: NotingLedger
+) -> None:
+    """They are counted as lost."""
+    ledger.after = raising(LedgerUnavailableError("no answer to the COMMIT"))
+    count(tally, 3)
+    flush.flush()
+    ledger.after = lambda: None
+    flush.flush()
+    assert (ledger.n(), ledger.n("counts_lost", "")) == (0, 3)
+
+
+def test_a_time_limit_in_a_flush_ends_only_the_flush(
+    tally: Tally, flush: Flush, ledger: NotingLedger
+) -> None:
+    """The delivery has ended, so a limit of its task is no failure."""
+
+    class SoftLimitError(Exception):
+        pass
+
+    ledger.before = raising(SoftLimitError())
+    count(tally)
+    flush.flush()
+    ledger.before = lambda: None
+    flush.flush()
+    assert ledger.n() == 1
+
+
+def test_a_shutdown_in_a_flush_goes_on_and_the_counts_stay(
+    tally: Tally, flush: Flush, ledger: NotingLedger
+) -> None:
+    """The next flush is that of the end of the process."""
+    ledger.before = raising(SystemExit(0))
+    count(tally)
+    with pytest.raises(SystemExit):
+        flush.flush()
+    ledger.before = lambda: None
+    flush.flush()
+    assert ledger.n() == 1
+
+
+def test_a_flush_in_a_flush_sends_nothing(tally: Tally, flush: Flush, ledger: NotingLedger) -> None:
+    """A signal's handler may come at any moment."""
+    ledger.before = flush.flush
+    count(tally)
+    flush.flush()
+    assert (ledger.n(), ledger.calls) == (1, 1)
+
+
+def test_a_handler_that_counts_while_counts_are_added_up_waits_for_nothing(tally: Tally) -> None:
+    """It interrupts the thread that has the lock."""
+    assert tally._adding_up.acquire(False)
+    count(tally, 600)
+    assert tally.drain() == ([], [])
+    tally._adding_up.release()
+    rows, _ = tally.drain()
+    assert sum(row.n for row in rows if row.what == DONE) == 600
+
+
+def test_threads_lose_no_count(tally: Tally, flush: Flush, ledger: NotingLedger) -> None:
+    """Also while counts are sent."""
+    threads = [threading.Thread(target=count, args=(tally, 5_000)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        flush.flush()
+    flush.flush()
+    assert ledger.n() == 20_000
+
+
+def test_tasks_beyond_the_maximum_are_counted_together(
+    tally: Tally, flush: Flush, ledger: NotingLedger
+) -> None:
+    """So that names which a program makes up do not fill the memory."""
+    for number in range(TASKS + 50):
+        count(tally, 2, f"task{number}")
+    flush.flush()
+    assert ledger.n(task="task0") == ledger.n(task=f"task{TASKS - 1}") == 2
+    assert ledger.n(task=OTHER_TASK) == 100
+
+
+def test_happenings_of_a_key_are_added_up_and_the_rest_is_counted(
+    tally: Tally, flush: Flush, ledger: NotingLedger
+) -> None:
+    """A process sends a bounded number of rows, and says what it left out."""
+    for number in range(MOST + 20):
+        for _ in range(3):
+            tally.happened(Noted(what=Happened.DUPLICATE, key=f"order:{number}"))
+    ledger.before = raising(LedgerUnavailableError("down"))
+    flush.flush()
+    ledger.before = lambda: None
+    flush.flush()
+    by_key = {noted.key: noted.n for noted in ledger.happened}
+    assert (len(by_key), by_key["order:0"], by_key[""]) == (MOST + 1, 3, 60)
+    assert ledger.n("history_dropped", "") == 60
+
+
+def test_lost_leases_are_counted_by_reason(
+    tally: Tally, flush: Flush, ledger: NotingLedger
+) -> None:
+    """And listed for their key."""
+    lease = Lease(
+        keys=("k",),
+        owner=new_owner("m"),
+        ttl_s=30.0,
+        clock=SYSTEM_CLOCK,
+        taken_at_s=0.0,
+        trusted_until_s=30.0,
+        fence=7,
+    )
+    tally.lease_lost("ship", "expired", lease, "it could not be renewed in time")
+    flush.flush()
+    assert ledger.n("leases_lost/expired") == 1
+    [noted] = ledger.happened
+    assert (noted.what, noted.key, noted.fence) == (Happened.LEASE_LOST, "k", 7)
+
+
+# -- processes ------------------------------------------------------------------------------------
+
+
+def in_a_child(function: Callable[[], int]) -> int:
+    """Return what the function returns in a forked child."""
+    pid = os.fork()
+    if pid == 0:
+        status = 99
+        try:
+            status = function()
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_a_forked_child_begins_at_zero(tally: Tally, flush: Flush, ledger: NotingLedger) -> None:
+    """Also if another thread of its parent was sending or adding up."""
+    count(tally, 300)
+    assert tally._adding_up.acquire(False)
+    assert flush._mutex.acquire(False)
+
+    def child() -> int:
+        count(tally, 2)
+        flush.flush()
+        return int(ledger.n())
+
+    assert in_a_child(child) == 2
+    tally._adding_up.release()
+    flush._mutex.release()
+    flush.flush()
+    assert ledger.n() == 300
+
+
+def test_a_thread_sends_what_an_idle_process_has_left(
+    tally: Tally, flush: Flush, ledger: NotingLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends when nothing is left, and starts again with the next delivery."""
+    monkeypatch.setattr(flushing, "_idle_thread", True)
+    for times in (1, 2):
+        count(tally)
+        flush.due_at_s = time.monotonic() + 0.1
+        flush.watch()
+        wait_until(lambda times=times: ledger.n() == times)
+        wait_until(lambda: not flush._watched)
+
+
+def test_a_process_sends_its_counts_when_it_ends(sqlite_url: str) -> None:
+    """And zeros for each task with its first delivery."""
+    ledger = SqlLedger(sqlite_url)
+    ledger.create_schema()
+    run_script(
+        f"""
+import taskguard
+tg = taskguard.connect(locks=None, ledger={sqlite_url!r})
+
+@tg.guarded(key="order:<number>")
+def ship(number):
+    return number
+
+ship(1), ship(1), ship(2)
+"""
+    )
+    found = {(row.task, row.what): row.n for row in ledger.counts()}
+    task = "__main__.ship"
+    assert found[task, DONE] == 2
+    assert found[task, "deliveries/duplicate"] == 1
+    assert found[task, "deliveries/dead"] == 0
+    assert {what for each, what in found if each == task} == set(zeros_of_task())
+    assert found["", "operation/ledger/claim/sum"] > 0
+    ledger.close()
+
+
+# -- deliveries -----------------------------------------------------------------------------------
+
+
+def delivery(**values: Any) -> Delivery:
+    return Delivery(
+        **{
+            "keys": ("order:1",),
+            "work": "ship order:1",
+            "task": "ship",
+            "message": MessageRef("m"),
+            "policy": make_policy({}, task="ship"),
+            **values,
+        }
+    )
+
+
+def test_a_time_limit_while_a_delivery_is_counted_does_not_fail_it(sqlite_url: str) -> None:
+    """DONE is committed by then."""
+    ledger = SqlLedger(sqlite_url)
+    ledger.create_schema()
+    runner = Runner(locks=MemoryLocks(), ledger=ledger, events=Events(lambda event: None))
+    runner.counting.tally.delivery = raising(TimeoutError())  # type: ignore[assignment, method-assign]
+    assert runner.deliver(delivery(), lambda guard: 7) == Completed(7)
+    ledger.close()
+
+
+def test_without_a_ledger_nothing_is_kept_and_listeners_get_the_event() -> None:
+    """Memory does not grow."""
+    heard: list[Event] = []
+    runner = Runner(locks=MemoryLocks(), ledger=None, events=Events(heard.append))
+    runner.deliver(delivery(work=None), lambda guard: None)
+    [event] = [each for each in heard if isinstance(each, Delivered)]
+    assert (event.outcome, event.attempt, event.key) == ("done", 1, "order:1")
+    assert runner.counting.tally.is_empty
+    assert runner.counting.flush not in flushing._flushes
+
+
+@pytest.fixture
+def frozen(pg_url: str) -> Iterator[tuple[Proxy, Runner]]:
+    """A runner whose way to PostgreSQL can be frozen."""
+    url = sa.make_url(pg_url)
+    with Proxy(url.port or 5432) as proxy:
+        proxied = url.set(host="127.0.0.1", port=proxy.port).render_as_string(hide_password=False)
+        ledger = SqlLedger(proxied)
+        ledger.create_schema()
+        yield proxy, Runner(locks=None, ledger=ledger)
+        proxy.mode = Mode.PASS
+        ledger.close()
+
+
+def test_a_frozen_ledger_delays_one_delivery_for_a_moment(frozen: tuple[Proxy, Runner]) -> None:
+    """A flush has one deadline, and the next one comes a minute later. No count is lost."""
+    proxy, runner = frozen
+    runner.deliver(delivery(), lambda guard: None)
+    flush = runner.counting.flush
+    count(runner.counting.tally)
+    proxy.mode = Mode.BLACK_HOLE
+    began_s = time.monotonic()
+    flush.flush()
+    assert time.monotonic() - began_s < patience_s()
+    assert not flush.is_due
+    assert flush.due_at_s - time.monotonic() > flushing.EVERY_S
+    proxy.mode = Mode.PASS
+    flush.flush()
+    ledger: Any = runner.ledger
+    totals = {row.what: row.n for row in ledger.counts() if row.task == "ship"}
+    assert totals[DONE] == 2
+
+
+def test_a_commit_without_an_answer_is_added_once_at_most(frozen: tuple[Proxy, Runner]) -> None:
+    """It is counted as lost, even if the database has it."""
+    proxy, runner = frozen
+    runner.deliver(delivery(), lambda guard: None)
+    flush = runner.counting.flush
+    flush.flush()
+    count(runner.counting.tally, 5)
+    proxy.lose_reply_to(b"COMMIT\x00", then=Mode.CUT)
+    flush.flush()
+    assert not proxy.armed
+    proxy.mode = Mode.PASS
+    wait_until(lambda: flush.flush() or runner.counting.tally.is_empty)
+    ledger: Any = runner.ledger
+    totals = {(row.task, row.what): row.n for row in ledger.counts()}
+    assert totals["ship", DONE] in (1, 6)
+    assert totals["", "counts_lost"] == 5
