@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from support.claims import request
 from support.leaving import exiting_at_sigterm
 from support.waiting import wait_until
 from taskguard import Guard
@@ -35,7 +36,10 @@ from taskguard.errors import (
 from taskguard.events import Event, Events
 from taskguard.integration import Answered, Completed, Deferred, Delivery, Dropped, MessageRef
 from taskguard.ledger.sql import SqlLedger
+from taskguard.ledger.tables import WORK
 from taskguard.locks.memory import MemoryLocks
+from taskguard.model.claims import Claimed
+from taskguard.model.history import Happened, read
 from taskguard.model.policy import make_policy
 from taskguard.model.states import State
 from taskguard.run.runner import Runner
@@ -656,5 +660,27 @@ def test_an_exit_without_words_is_a_crash_that_names_its_class(rig: RunnerRig) -
         rig.deliver(body)
     view = rig.ledger.view("ship order:1")
     assert view is not None
-    assert (view.state, view.lease_until_s) == (State.PROCESSING, 0.0)
+    assert view.state is State.PROCESSING
+    assert view.lease_until_s <= time.time()
     assert (view.error or "").startswith("WordlessExit: ")
+
+
+def test_a_refused_commit_is_in_the_history_of_its_work(rig: RunnerRig) -> None:
+    """The history says which holder vanished, and that its late commit was refused."""
+
+    def body(guard: Guard) -> None:
+        rig.change("update taskguard_work set lease_until = 1")
+        rig.change("update taskguard_keys set lease_until = 1")
+        assert isinstance(rig.ledger.claim(request()), Claimed)
+        fences.append(guard.fence)
+        with guard.transaction():
+            pass
+
+    fences: list[int | None] = []
+    rig.deliver(body)
+    with rig.ledger.database.transaction() as db:
+        found = read(db.scalar(sa.select(WORK.c.history)))
+    assert [(each.what, each.fence) for each in found] == [
+        (Happened.TAKEOVER, fences[0]),
+        (Happened.STALE, fences[0]),
+    ]
