@@ -3,7 +3,8 @@
 #   make test    all tests
 #   make lint    ruff, mypy, import-linter, codespell, make prose
 #   make prose   passages of docs, comments and messages that are hard to read (SHOW=docs lists them)
-#   make demo    one task on real servers, with killed and paused workers (DATA=orders.csv: your order numbers)
+#   make demo    one task on real servers, with killed and paused workers (DATA=orders.csv: your order numbers;
+#                  DASHBOARD=1: with the web page at the end)
 #   make docs    builds the documentation in docs/_build
 #   make build   builds and checks the wheel and the source distribution in dist
 #   make model   checks the TLA+ models by TLC (needs Java)
@@ -22,6 +23,7 @@ EXTRAS ?= all,pytest
 GROUP ?= dev
 CONSTRAINTS ?=
 DATA ?=
+DASHBOARD ?=
 BENCH_ARGS ?=
 PYTEST_ARGS ?=
 SCHEDULES ?= 100000
@@ -81,7 +83,7 @@ $(STAMP): pyproject.toml
 	@touch $@
 
 demo: setup
-	@"$(BIN)/python" -m taskguard_sandbox.demo $(if $(DATA),--data '$(DATA)')
+	@"$(BIN)/python" -m taskguard_sandbox.demo $(if $(DATA),--data '$(DATA)') $(if $(DASHBOARD),--dashboard)
 
 # The linters run beside the tests.
 check: setup

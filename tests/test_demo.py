@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -159,6 +160,31 @@ def test_ctrl_c_stops_servers_and_workers(tmp_path: Path, scratch: Path) -> None
         assert "servers and workers are stopped" in process.stdout.read()
         assert process.wait(patience_s()) == 130
     wait_until(lambda: not any(each.is_running() for each in family), message="all ended")
+    assert list(scratch.iterdir()) == []
+
+
+def test_the_web_page_shows_the_demos_data(scratch: Path) -> None:
+    """`make demo DASHBOARD=1` ends with its address. Ctrl-C ends the page and the demo."""
+    pytest.importorskip("uvicorn")
+    need(Valkey)
+    need(Postgres)
+    command = [*COMMAND, "--orders", "3", "--invoices", "1", "--dashboard"]
+    environment = {**os.environ, "TMPDIR": str(scratch), "COLUMNS": "300"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            assert process.stdout is not None
+            found = (re.search(r"http://\S+token=\S+", line) for line in process.stdout)
+            address = next(each.group() for each in found if each)
+            visitor = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+            with visitor.open(address, timeout=patience_s()) as page:
+                assert "<h1>Overview</h1>" in page.read().decode()
+            item = address.partition("?")[0] + "find?q=order:1"
+            with visitor.open(item, timeout=patience_s()) as page:
+                assert "order:1" in page.read().decode()
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(patience_s())
+    assert process.returncode == 0
     assert list(scratch.iterdir()) == []
 
 

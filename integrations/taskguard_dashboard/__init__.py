@@ -121,15 +121,15 @@ def django(
 def by_permissions(request: Any) -> str | None:
     """Return the role of a user of Django, for `django(tg, authorize=by_permissions)`.
 
-    "operator" with the permission `taskguard_django.change_work`, "viewer" with
-    `taskguard_django.view_work`, otherwise None.
+    "operator" with the permission `taskguard.change_work`, "viewer" with
+    `taskguard.view_work`, otherwise None.
     """
     user = request.user
     if not user.is_active:
         return None
-    if user.has_perm("taskguard_django.change_work"):
+    if user.has_perm("taskguard.change_work"):
         return "operator"
-    return "viewer" if user.has_perm("taskguard_django.view_work") else None
+    return "viewer" if user.has_perm("taskguard.view_work") else None
 
 
 @contextmanager

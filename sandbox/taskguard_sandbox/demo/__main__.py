@@ -29,13 +29,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, metavar="FILE", help="CSV with your order numbers")
     parser.add_argument("--orders", type=_count, default=ORDERS, metavar="N", help="how many")
     parser.add_argument("--invoices", type=_count, default=INVOICES, metavar="N", help="how many")
+    parser.add_argument("--dashboard", action="store_true", help="serve the web page at the end")
     arguments = parser.parse_args(argv)
     try:
         if arguments.data is None:
             orders = [str(1 + number) for number in range(arguments.orders)]
         else:
             orders = read_orders(arguments.data)
-        return _run(orders, [str(1001 + number) for number in range(arguments.invoices)])
+        invoices = [str(1001 + number) for number in range(arguments.invoices)]
+        return _run(orders, invoices, dashboard=arguments.dashboard)
     except (DataError, ServerError, _MissingError) as error:
         print(f"demo: {error}", file=sys.stderr)
         return 2
@@ -48,18 +50,22 @@ class _MissingError(Exception):
     """A package that the demo needs is not installed."""
 
 
-def _run(orders: list[str], invoices: list[str]) -> int:
+def _run(orders: list[str], invoices: list[str], *, dashboard: bool) -> int:
     try:
         from taskguard_sandbox.demo.display import Display
-        from taskguard_sandbox.demo.scenario import run
+        from taskguard_sandbox.demo.page import show_page
+        from taskguard_sandbox.demo.scenario import played
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
         raise _MissingError(
             f"{package} is not installed: `make demo` installs all that it needs."
         ) from error
     display = Display()
-    tallies, in_order = run(orders, invoices, display)
-    return display.result(tallies) or int(not in_order)
+    with played(orders, invoices, display) as (tallies, in_order):
+        status = display.result(tallies) or int(not in_order)
+        if dashboard:
+            show_page(display.say)
+    return status
 
 
 def _count(text: str) -> int:

@@ -1,6 +1,6 @@
 """The demo from beginning to end: servers, messages, workers, faults, counts.
 
-Guarantees: everything that was started is stopped when `run` returns or raises, Ctrl-C included.
+Guarantees: everything that was started is stopped at the end of `played`, Ctrl-C included.
 Ends when both brokers hold no message and no victim's story is open, or when nothing has happened
 for a minute; the counts then say what is missing.
 """
@@ -32,7 +32,7 @@ from taskguard_sandbox.demo.tally import Tally, tally, total
 from taskguard_sandbox.servers import Postgres, Valkey
 from taskguard_sandbox.workers import Worker
 
-__all__ = ["run"]
+__all__ = ["played"]
 
 _POLL_S = 0.004
 _SENT_A_ROUND = 4
@@ -42,10 +42,14 @@ _NOTHING_HAPPENS_S = 60.0
 _LOG_CHARS = 4_000
 
 
-def run(
+@contextmanager
+def played(
     orders: Sequence[str], invoices: Sequence[str], display: Display
-) -> tuple[list[Tally], bool]:
-    """The tallies of Celery, RQ and both together; and whether a line was drained in order."""
+) -> Iterator[tuple[list[Tally], bool]]:
+    """The tallies of Celery, RQ and both together; and whether a line was drained in order.
+
+    The servers run until the end of the block.
+    """
     with ExitStack() as stack:
         raise_if_interrupted = stack.enter_context(_interrupts())
         with display.doing("Starting Valkey and PostgreSQL"):
@@ -73,7 +77,7 @@ def run(
         display.say()
         scenario = _Scenario(queues, workers, display)
         scenario.watch(raise_if_interrupted)
-        return scenario.count(engine), show_line(database, engine, display, raise_if_interrupted)
+        yield scenario.count(engine), show_line(database, engine, display, raise_if_interrupted)
 
 
 @contextmanager
