@@ -207,6 +207,36 @@ def test_it_is_used_by_keyboard(opened: Any) -> None:
         assert outline == "solid"
 
 
+CHANGES = {
+    "release": ("/key?key=account:42", "Release", "The key is released."),
+    "pause": ("/key?key=account:42", "Pause", "The key is paused."),
+    "resume": ("/key?key=tenant:9", "Resume", "The key is resumed."),
+    "requeue": ("/item?work=shop.ship+order:7", "Requeue", "Requeued."),
+    "drop": ("/item?work=shop.ship+order:7", "Drop", "Dropped."),
+    "call": ("/item?work=new+order:7", "Call now", "Its message goes to the queue now."),
+    "requeue all": ("/work?state=DEAD", "Requeue all that match", "Requeued. 1 work item"),
+    "drop all": ("/work?state=FAILED", "Drop all that match", "Dropped."),
+}
+
+
+def test_an_operator_makes_each_change(opened: Any) -> None:
+    """By a button, a page that asks for the reason, and a page that says what was done."""
+    tg = Sample()
+    with served(tg) as address:
+        page = opened(f"{address}/")
+        for change, (path, button, said) in CHANGES.items():
+            page.goto(f"{address}{path}")
+            page.locator("main").get_by_role("link", name=button, exact=True).click()
+            page.wait_for_selector("#reason")
+            page.fill("#reason", f"to test {change}")
+            page.locator("main form button").click()
+            page.wait_for_selector("[role=status]")
+            assert page.inner_text("[role=status]").startswith(said), change
+    changes = [change.partition(" ")[0] for change in CHANGES]
+    assert [what for what, *_ in tg.changed] == changes
+    assert [said["reason"] for *_, said in tg.changed] == [f"to test {each}" for each in CHANGES]
+
+
 @pytest.mark.parametrize("role", ["viewer", "operator"])
 def test_a_role_sees_its_buttons(opened: Any, role: str) -> None:
     """Those of operators are not shown to viewers."""

@@ -190,7 +190,8 @@ class Sample:
     def work(self, work: str, *, arguments: bool = False) -> WorkItem | None:
         if work == "nothing":
             return None
-        item = self.item(work if " " in work else "shop.ship order:7")
+        state = State.NEW if work.startswith("new ") else State.DEAD
+        item = self.item(work if " " in work else "shop.ship order:7", state)
         if not arguments:
             return item
         values = {name: getattr(item, name) for name in item.__slots__}
