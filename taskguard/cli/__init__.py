@@ -8,16 +8,21 @@ taskguard sweep --celery shop:app               send the messages of overdue wor
 taskguard relay --celery shop:app               sweep and promote every second, until stopped
 taskguard exporter [--port 9979]                serve metrics for Prometheus
 taskguard doctor --celery shop:app              check locks, ledger, clocks and queue
-taskguard work list [--state DEAD]              list work in a state
-taskguard work show WORK                        print the record of work
-taskguard work requeue WORK --reason TEXT       DEAD or FAILED -> NEW: its next delivery runs it
-taskguard waiting [--key KEY]                   list the messages in line for their keys
-taskguard keys release KEY --locks URL          take a key from a holder that is gone
+taskguard explain KEY|WORK|--message ID         say what is going on, and what to do
+taskguard top                                   watch held keys, lines and rates; q quits
+taskguard keys [--longer 10s] [--paused]        list held or paused keys
+taskguard keys release|pause|resume KEY         change a key; each change needs --reason
+taskguard work list [--state DEAD]              list work by state, task, key or overdue
+taskguard work show WORK                        print the record of work, with its history
+taskguard work requeue|drop|done|call WORK      change work, or all that a filter finds
+taskguard waiting [--by-line] [--key KEY]       list the messages in line for their keys
+taskguard workers                               list workers
+taskguard actions                               list what operators changed, and why
 taskguard dashboard                             show the web page on this machine
 taskguard --version                             print the installed version
 
-Exit status: 0 on success, 1 if the command failed, 2 for wrong options, 130 if it was interrupted,
-141 if its output was closed, for example by `| head`.
+Exit status: 0 on success, 1 if the command failed or was refused, 2 for wrong options, 3 if nothing
+was found, 130 if it was interrupted, 141 if its output was closed, for example by `| head`.
 """
 
 from __future__ import annotations
@@ -32,15 +37,19 @@ from typing import TYPE_CHECKING
 
 from taskguard.cli.dashboard import add_dashboard
 from taskguard.cli.doctor import add_doctor
+from taskguard.cli.explain import add_explain
 from taskguard.cli.exporter import add_exporter
 from taskguard.cli.keys import add_keys
+from taskguard.cli.lists import add_lists, count
 from taskguard.cli.locks import add_locks, add_unlogged, create_locks, forget_locks, locks_sql
+from taskguard.cli.output import NOTHING_FOUND, duration_s
 from taskguard.cli.printing import indented, logged_printably
 from taskguard.cli.sweep import add_sweep
-from taskguard.cli.targets import CommandError, add_url, opened_ledger
-from taskguard.cli.work import add_waiting, add_work, count
+from taskguard.cli.targets import CommandError, NotFoundError, add_url, opened, opened_ledger
+from taskguard.cli.top import add_top
+from taskguard.cli.work import add_work
 from taskguard.drivers import extras_named
-from taskguard.errors import TaskguardError
+from taskguard.errors import CommandTargetError, TaskguardError
 from taskguard.model.policy import LEAST_PURGE_AGE_S
 from taskguard.settings import named_source
 
@@ -50,10 +59,7 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 
-_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
-
-
-_INTERRUPTED, _CLOSED = 130, 141
+_FAILED, _WRONG, _INTERRUPTED, _CLOSED = 1, 2, 130, 141
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -135,7 +141,7 @@ def _main(argv: Sequence[str] | None) -> int:
     purge.add_argument("--dead", action="store_true", help="also delete DEAD work")
     purge.add_argument(
         "--history",
-        type=_duration_s,
+        type=duration_s,
         default="7d",
         metavar="AGE",
         help="delete duplicates, deferrals and lost leases in the history of keys that are older; "
@@ -143,10 +149,12 @@ def _main(argv: Sequence[str] | None) -> int:
     )
     purge.set_defaults(run=_purge)
     add_locks(commands)
-    add_sweep(commands, _duration_s)
-    add_work(commands)
-    add_waiting(commands)
+    add_sweep(commands, duration_s)
+    add_explain(commands)
+    add_top(commands)
     add_keys(commands)
+    add_work(commands)
+    add_lists(commands)
     add_exporter(commands)
     add_doctor(commands)
     add_dashboard(commands)
@@ -156,10 +164,20 @@ def _main(argv: Sequence[str] | None) -> int:
             return _run(arguments)
     except (TaskguardError, CommandError) as error:
         print(f"taskguard: {indented(error, by=11)}", file=sys.stderr)
-        return 1
+        return _status_of(error)
+
+
+def _status_of(error: Exception) -> int:
+    if isinstance(error, NotFoundError):
+        return NOTHING_FOUND
+    return _WRONG if isinstance(error, CommandTargetError) else _FAILED
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    if hasattr(arguments, "ask"):
+        with contextlib.closing(opened(arguments)) as tg:
+            status: int = arguments.ask(tg.operations, arguments)
+        return status
     if hasattr(arguments, "run_alone"):
         return arguments.run_alone(arguments) or 0
     with contextlib.closing(opened_ledger(arguments.url)) as ledger:
@@ -168,15 +186,8 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _duration_s(text: str) -> float:
-    number, unit = text[:-1], text[-1:]
-    if unit not in _UNITS_S or not number.isdecimal() or int(number) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not an age like 90s, 15m, 12h or 30d")
-    return int(number) * _UNITS_S[unit]
-
-
 def _purge_age_s(text: str) -> float:
-    age_s = _duration_s(text)
+    age_s = duration_s(text)
     if age_s < LEAST_PURGE_AGE_S:
         raise argparse.ArgumentTypeError(
             f"{text!r} is less than an hour. A purged key's next fencing token comes from the "

@@ -1,26 +1,49 @@
-"""`taskguard keys`: release a key whose holder is gone, before its lease has expired.
+"""`taskguard keys`: list held and paused keys; release, pause and resume a key.
 
-Guarantees: the command prints each key that it releases, with the process of its holder. It does
-not remove values that taskguard did not write. Keys are escaped by `printing.py`.
+Guarantees: each change needs a reason, and is recorded with its actor. `release` prints each holder
+that it takes the key from, and does not remove values that taskguard did not write.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 from typing import Any
 
+from taskguard.cli.lists import add_page
+from taskguard.cli.output import age, duration_s, note, print_json, print_table, when
 from taskguard.cli.printing import printable
-from taskguard.cli.targets import CommandError, add_servers, connected
+from taskguard.cli.targets import CommandError, add_application
+from taskguard.model.views import Held
+from taskguard.operations import Operations
 
-__all__ = ["add_keys"]
+__all__ = ["add_change", "add_keys", "print_held"]
+
+
+def add_change(parser: argparse.ArgumentParser) -> None:
+    """Add what each change needs: `--reason` and `--as`."""
+    parser.add_argument("--reason", required=True, help="why; it is recorded")
+    parser.add_argument(
+        "--as", dest="actor", metavar="NAME", help="who; by default the user and the host"
+    )
 
 
 def add_keys(commands: Any) -> None:
     """Add `keys` with its actions."""
-    actions = commands.add_parser("keys", help="keys and their holders").add_subparsers(
-        dest="action", required=True
+    keys = commands.add_parser(
+        "keys",
+        help="list held and paused keys; release, pause or resume a key",
+        description="Without an action: lists the keys of bodies that run long, the longest held "
+        "first. A key is listed once its lease was renewed: after a third of ttl_s.",
     )
+    add_application(keys)
+    keys.add_argument("--held", action="store_true", help="list held keys: the default")
+    keys.add_argument(
+        "--longer", type=duration_s, default=0.0, metavar="AGE", help="only held for longer: 10s"
+    )
+    keys.add_argument("--paused", action="store_true", help="list paused keys")
+    add_page(keys)
+    keys.set_defaults(ask=_list)
+    actions = keys.add_subparsers(dest="action")
     release = actions.add_parser(
         "release",
         help="take a key from a holder that is gone",
@@ -29,22 +52,108 @@ def add_keys(commands: Any) -> None:
         "once another process has claimed the key. If several holders share the key, or it has "
         "slots, all leases end, unless --owner or --fence names one.",
     )
-    release.add_argument("key", help="the key, as errors and the log show it: order:42")
-    add_servers(release)
-    release.add_argument("--reason", help="why, for the log")
     release.add_argument("--owner", help="release only from this holder, as errors name it")
     release.add_argument("--fence", type=int, help="release only from the holder with this fence")
-    release.set_defaults(run_alone=_release)
+    release.set_defaults(ask=_release)
+    pause = actions.add_parser(
+        "pause",
+        help="let no delivery have a key until it is resumed",
+        description="Waits until no delivery holds the key. Then messages wait in its line, or "
+        "are deferred. Ctrl-C while it waits leaves no pause behind.",
+    )
+    pause.add_argument(
+        "--now", action="store_true", help="do not wait: refuse late commits of the holders"
+    )
+    pause.add_argument(
+        "--timeout", type=duration_s, default="60s", metavar="TIME", help="by default 60s"
+    )
+    pause.set_defaults(ask=_pause)
+    resume = actions.add_parser("resume", help="end a pause, and let the line go on")
+    resume.set_defaults(ask=_resume)
+    for action in (release, pause, resume):
+        action.add_argument("key", help="the key, as errors and the log show it: order:42")
+        add_application(action)
+        add_change(action)
 
 
-def _release(arguments: argparse.Namespace) -> None:
-    with contextlib.closing(connected(arguments)) as tg:
-        found = tg.released(
-            arguments.key, reason=arguments.reason, owner=arguments.owner, fence=arguments.fence
+def _list(ops: Operations, arguments: argparse.Namespace) -> int:
+    found = ops.keys(
+        paused=arguments.paused,
+        longer_s=arguments.longer,
+        limit=arguments.limit,
+        after=arguments.after,
+    )
+    if arguments.json:
+        print_json(found.items)
+    elif arguments.paused:
+        print_table(
+            ("KEY", "SINCE", "BY", "REASON"),
+            (
+                (each.key, when(each.paused.since_s), each.paused.actor, each.paused.reason)
+                for each in found.items
+                if each.paused is not None
+            ),
         )
-        for each in found:
-            holder = printable(tg.runner.names.described(each.owner))
-            print(f"{printable(each.key)}: released from {holder}")
+    else:
+        print_held(ops, found.items)
+    note(found.note)
+    if found.after:
+        note(f"there are more: --after {found.after}")
+    if not found.items:
+        note(f"no key is {'paused' if arguments.paused else 'held for long'}")
+    return 0
+
+
+def print_held(ops: Operations, held: tuple[Held, ...]) -> None:
+    """Print holders as a table."""
+    now_s = ops.now_s()
+    print_table(
+        ("KEY", "HELD", "BY", "TASK", "ATTEMPT", "LEASE LEFT"),
+        (
+            (
+                each.key,
+                age(now_s - each.since_s),
+                each.process.label,
+                each.task,
+                each.attempt,
+                age(each.lease_until_s - now_s),
+            )
+            for each in held
+        ),
+    )
+
+
+def _release(ops: Operations, arguments: argparse.Namespace) -> int:
+    found = ops.release(
+        arguments.key,
+        reason=arguments.reason,
+        actor=arguments.actor,
+        owner=arguments.owner,
+        fence=arguments.fence,
+    )
+    for each in found:
+        print(f"{printable(each.key)}: released from {printable(ops.described(each.owner))}")
     if not found:
         such = " with this owner and fence" if arguments.owner or arguments.fence else ""
         raise CommandError(f"{arguments.key} has no holder{such}: nothing was released.")
+    return 0
+
+
+def _pause(ops: Operations, arguments: argparse.Namespace) -> int:
+    pause = ops.pause(
+        arguments.key,
+        reason=arguments.reason,
+        actor=arguments.actor,
+        now=arguments.now,
+        timeout_s=arguments.timeout,
+    )
+    print(f"{printable(arguments.key)}: {printable(pause)}")
+    return 0
+
+
+def _resume(ops: Operations, arguments: argparse.Namespace) -> int:
+    pause = ops.resume(arguments.key, reason=arguments.reason, actor=arguments.actor)
+    if pause is None:
+        raise CommandError(f"{arguments.key} is not paused: nothing was changed.")
+    print(f"{printable(arguments.key)}: resumed; it was {printable(pause)}")
+    return 0

@@ -14,9 +14,9 @@ import threading
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
+from taskguard.cli.lists import count
 from taskguard.cli.printing import indented
 from taskguard.cli.targets import CommandError
-from taskguard.cli.work import count
 from taskguard.errors import KeyBusyError, LeaseLostError, LedgerUnavailableError, TaskguardError
 
 if TYPE_CHECKING:

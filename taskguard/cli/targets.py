@@ -8,9 +8,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import os
 from collections.abc import Callable
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
+from taskguard.errors import CommandTargetError
 from taskguard.settings import (
     LEDGER_VARIABLE,
     LOCKS_VARIABLE,
@@ -24,11 +27,27 @@ from taskguard.settings import (
 if TYPE_CHECKING:
     from taskguard.api import TaskGuard
 
-__all__ = ["CommandError", "add_servers", "add_url", "connected", "opened_ledger"]
+__all__ = [
+    "CommandError",
+    "NotFoundError",
+    "add_application",
+    "add_servers",
+    "add_url",
+    "connected",
+    "opened",
+    "opened_ledger",
+]
+
+_QUEUES, _CONFIGURATIONS = "taskguard.queues", "taskguard.configurations"
+_DJANGO_VARIABLE = "DJANGO_SETTINGS_MODULE"
 
 
 class CommandError(Exception):
     """A command cannot do what its options say; its message gives the reason."""
+
+
+class NotFoundError(CommandError):
+    """There is nothing of what the command was asked about."""
 
 
 def add_url(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +61,38 @@ def add_servers(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ledger", metavar="URL", help=f"by default ${LEDGER_VARIABLE}")
 
 
+def add_application(parser: argparse.ArgumentParser) -> None:
+    """Add the options that name an application, or its servers."""
+    parser.add_argument("--app", metavar="MODULE:APP", help="a Celery app, as for `celery -A`")
+    parser.add_argument("--rq", metavar="REDIS_URL", help="the Redis of RQ's queues")
+    parser.add_argument(
+        "--url", "--ledger", dest="ledger", metavar="URL", help=f"by default ${LEDGER_VARIABLE}"
+    )
+    parser.add_argument("--locks", metavar="URL", help=f"by default ${LOCKS_VARIABLE}")
+
+
+def opened(arguments: argparse.Namespace) -> TaskGuard:
+    """Return the application that the options name, or Django's, or that of the environment."""
+    for name, target in (("celery", arguments.app), ("rq", arguments.rq)):
+        if target is not None:
+            if arguments.ledger or arguments.locks:
+                raise CommandTargetError(
+                    "--app and --rq have locks and a ledger: remove --url and --locks."
+                )
+            [entry] = entry_points(group=_QUEUES, name=name) or [None]
+            if entry is None:
+                raise CommandTargetError(
+                    f"{name} is not installed. Run: pip install 'celery-taskguard[{name}]'"
+                )
+            found: TaskGuard = entry.load()(target)[0]
+            return found
+    if not (arguments.ledger or arguments.locks) and os.environ.get(_DJANGO_VARIABLE):
+        for entry in entry_points(group=_CONFIGURATIONS):
+            made: TaskGuard = entry.load()()
+            return made
+    return connected(arguments, option="--url")
+
+
 def opened_ledger(url: str | None) -> Any:
     """Return the ledger of `--url`, or of the environment."""
     if not url and not is_set(LEDGER_VARIABLE):
@@ -52,18 +103,21 @@ def opened_ledger(url: str | None) -> Any:
     return _made(make_ledger, url, "--url")
 
 
-def connected(arguments: argparse.Namespace) -> TaskGuard:
-    """Connect to what `--locks` and `--ledger`, or the environment, name."""
+def connected(arguments: argparse.Namespace, *, option: str = "--ledger") -> TaskGuard:
+    """Connect to what `--locks` and `--ledger`, or the environment, name.
+
+    `option` is the name of the ledger's option, for errors.
+    """
     from taskguard.api import connect
 
     of_locks = arguments.locks or is_set(LOCKS_VARIABLE)
     of_ledger = arguments.ledger or is_set(LEDGER_VARIABLE)
     if not of_locks and not of_ledger:
         raise CommandError(
-            f"No server is given. Pass --locks or --ledger, or set {LOCKS_VARIABLE} or "
+            f"No server is given. Pass --locks or {option}, or set {LOCKS_VARIABLE} or "
             f"{LEDGER_VARIABLE}."
         )
-    ledger = _made(make_ledger, arguments.ledger, "--ledger") if of_ledger else None
+    ledger = _made(make_ledger, arguments.ledger, option) if of_ledger else None
     make = functools.partial(make_locks, ledger=ledger)
     locks = _made(make, arguments.locks, "--locks") if of_locks else None
     return connect(locks=locks, ledger=ledger)

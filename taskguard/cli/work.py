@@ -1,132 +1,263 @@
-"""`taskguard work` and `taskguard waiting`: list, show and requeue work.
+"""`taskguard work`: list, show, requeue, drop and finish work.
 
-Guarantees: one statement requeues work, and only if it is DEAD or FAILED. It does not send the
-message again. A sweep sends it if the call is stored. Otherwise its sender or the queue must.
-Output is escaped by `printing.py`.
+Guarantees: each change is one statement that names the state which was listed. So work that changed
+meanwhile is refused, and the command reports that. A change by a filter needs `--yes`, and shows
+with `--dry-run` what it would change.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections import Counter
-from dataclasses import fields
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+import sys
+from collections.abc import Sequence
+from typing import Any
 
-from taskguard.cli.printing import indented, printable
-from taskguard.cli.targets import CommandError, add_url
-from taskguard.model.lease import Owner
-from taskguard.model.records import WorkView
+from taskguard.cli.explain import print_work
+from taskguard.cli.keys import add_change
+from taskguard.cli.lists import add_page, count
+from taskguard.cli.output import (
+    add_json,
+    duration_s,
+    note,
+    paint,
+    print_json,
+    print_table,
+    when,
+)
+from taskguard.cli.printing import printable
+from taskguard.cli.targets import CommandError, NotFoundError, add_application
+from taskguard.errors import CommandTargetError
+from taskguard.model.changes import Changed, Expected
 from taskguard.model.states import State
-from taskguard.run.names import Names
+from taskguard.model.views import WorkFilter, WorkItem
+from taskguard.operations import Operations
 
-if TYPE_CHECKING:
-    from taskguard.ledger.ports import DatabaseLedger
+__all__ = ["add_work"]
 
-__all__ = ["add_waiting", "add_work", "count"]
-
-
-def count(text: str) -> int:
-    """Parse a number of rows, for argparse."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of rows")
-    return int(text)
+_MOST_CHANGED = 1_000
+_SHOWN = 20
+_STATES = [state.value for state in State]
+_DONE_BY = {
+    "requeue": "requeued",
+    "drop": "dropped",
+    "done": "marked as done",
+    "call": "called",
+}
+_NOW = {
+    "requeue": "is NEW: its next delivery runs it.",
+    "drop": "is FAILED for good: it never runs.",
+    "done": "is DONE.",
+    "call": "is due now.",
+}
 
 
 def add_work(commands: Any) -> None:
     """Add `work` with its actions."""
-    actions = commands.add_parser("work", help="list, show and requeue work").add_subparsers(
+    actions = commands.add_parser("work", help="list, show and change work").add_subparsers(
         dest="action", required=True
     )
-    several = actions.add_parser("list", help="list work in a state, the latest first")
-    add_url(several)
-    states = [state.value for state in State]
-    several.add_argument("--state", choices=states, default="DEAD", help="DEAD is the default")
-    several.add_argument("--limit", type=count, default=100, help="maximum number; by default 100")
-    several.set_defaults(run=_list)
-    show = actions.add_parser("show", help="print the record of work")
-    requeue = actions.add_parser(
-        "requeue",
-        help="DEAD or FAILED -> NEW",
-        description="The work's next delivery runs it. If its call is stored (recoverable=True, or "
-        "enqueue()), the next sweep sends its message. Otherwise send its message again. With "
-        'once_per="message" the message\'s id is part of the work: send it with the same id.',
+    several = actions.add_parser(
+        "list",
+        help="list work",
+        description="FAILED, DEAD and overdue work is listed with the latest first. Other work "
+        "is found by --key, --task or --prefix.",
     )
-    for action, run in ((show, _show), (requeue, _requeue)):
-        add_url(action)
-        action.add_argument("work", help='its id, as `list` prints it: "shop.ship order:42"')
-        action.set_defaults(run=run)
-    requeue.add_argument("--reason", required=True, help="why it will succeed now")
+    add_application(several)
+    _add_filter(several)
+    add_page(several)
+    several.set_defaults(ask=_list)
+    show = actions.add_parser("show", help="print the record of work, with its history")
+    show.add_argument("work", help='its id, a key, or the beginning of one: "shop.ship order:42"')
+    show.add_argument(
+        "--arguments", action="store_true", help="also print the stored call, result and progress"
+    )
+    add_application(show)
+    add_json(show)
+    show.set_defaults(ask=_show)
+    for name, text in (
+        ("requeue", "DEAD, FAILED or left work -> NEW: its next delivery runs it"),
+        ("drop", "NEW, FAILED or DEAD -> FAILED for good: it never runs"),
+        ("done", "NEW, FAILED or DEAD -> DONE: its effect was made in another way"),
+        ("call", "send the message of NEW work now"),
+    ):
+        change = actions.add_parser(
+            name,
+            help=text,
+            description=f"{text[0].upper()}{text[1:]}. By ids, or by a filter with --yes. Work "
+            "that a live worker runs is refused.",
+        )
+        change.add_argument("work", nargs="*", help="ids, as `list` prints them")
+        add_application(change)
+        _add_filter(change)
+        add_change(change)
+        change.add_argument("--yes", action="store_true", help="change all that the filter finds")
+        change.add_argument("--dry-run", action="store_true", help="print what would be changed")
+        change.add_argument(
+            "--limit",
+            type=count,
+            default=_MOST_CHANGED,
+            help=f"maximum number; by default {_MOST_CHANGED:,}",
+        )
+        add_json(change)
+        change.set_defaults(ask=_change, gone=30.0)
+        if name == "requeue":
+            change.add_argument(
+                "--gone",
+                type=duration_s,
+                default="30s",
+                metavar="TIME",
+                help="for how long the lease of left work must have expired: the ttl_s of its "
+                "task; by default 30s",
+            )
 
 
-def add_waiting(commands: Any) -> None:
-    """Add `waiting`."""
-    waiting = commands.add_parser("waiting", help="list the messages in line for their keys")
-    add_url(waiting)
-    waiting.add_argument("--key", help="list the line of this key only, as the log shows the key")
-    waiting.add_argument("--limit", type=count, default=100, help="maximum number; by default 100")
-    waiting.set_defaults(run=_waiting)
+def _add_filter(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--state", choices=_STATES, help="work in this state")
+    parser.add_argument("--task", help="work of this task")
+    parser.add_argument("--key", help="work of this key")
+    parser.add_argument("--prefix", help="work whose id begins with this text")
+    parser.add_argument(
+        "--since", type=duration_s, metavar="AGE", help="only work that changed in this time: 1h"
+    )
+    parser.add_argument("--overdue", action="store_true", help="work that no worker is at")
 
 
-def _waiting(ledger: DatabaseLedger, arguments: argparse.Namespace) -> None:
-    found = ledger.waiting(arguments.key, limit=arguments.limit)
-    positions: Counter[str] = Counter()
-    names = Names(ledger)
-    for each in found:
-        positions[each.key] += 1
-        state = f"{each.line}, failed" if each.failed else str(each.line)
-        state += f", sent again {each.sent_again} times" if each.sent_again else ""
-        holder = names.process(Owner.parse(each.owner))
-        state += f"  held by {printable(holder)}" if holder else ""
-        since, key, work = _when(each.parked_s), printable(each.key), printable(each.work)
-        print(f"{since}  {key}  {positions[each.key]}  {work}  {state}")
+def _filter(ops: Operations, arguments: argparse.Namespace) -> WorkFilter:
+    return WorkFilter(
+        state=None if arguments.state is None else State(arguments.state),
+        task=arguments.task,
+        key=arguments.key,
+        prefix=arguments.prefix,
+        since_s=None if arguments.since is None else ops.now_s() - arguments.since,
+        overdue=arguments.overdue,
+    )
+
+
+def _filters(arguments: argparse.Namespace) -> bool:
+    names = ("state", "task", "key", "prefix", "since", "overdue")
+    return any(getattr(arguments, name) for name in names)
+
+
+def _list(ops: Operations, arguments: argparse.Namespace) -> int:
+    if not _filters(arguments):
+        arguments.state = State.DEAD.value
+    found = ops.list_work(_filter(ops, arguments), limit=arguments.limit, after=arguments.after)
+    if arguments.json:
+        print_json(found.items)
+    else:
+        print_table(
+            ("CHANGED", "STATE", "ATTEMPTS", "CRASHES", "WORK", "ERROR"),
+            (_row(ops, each) for each in found.items),
+        )
+    note(found.note)
+    if found.after:
+        note(f"there are more: --after {found.after}")
+    if not found.items:
+        note(f"no work is {arguments.state or ('overdue' if arguments.overdue else 'found')}")
+    return 0
+
+
+def _row(ops: Operations, each: WorkItem) -> Sequence[object]:
+    changed_s = each.finished_s or each.since_s or each.started_s or each.created_s
+    state = f"{each.state.value}{' (left)' if each.left else ''}"
+    error = ops.told(each.error.splitlines()[0]) if each.error else None
+    return when(changed_s), state, each.attempts, each.crashes, each.id, error
+
+
+def _show(ops: Operations, arguments: argparse.Namespace) -> int:
+    work = ops.work(arguments.work, arguments=arguments.arguments)
+    if work is None:
+        found = ops.explain(arguments.work)
+        named = [] if found.work is None else [found.work.id]
+        if not named and found.key is not None:
+            named = list(dict.fromkeys(each.id for each in found.key.works))[:1]
+        if not named and found.others:
+            return ambiguous(arguments.work, found.others)
+        work = ops.work(named[0], arguments=arguments.arguments) if named else None
+    if work is None:
+        raise NotFoundError(
+            f"There is no work {arguments.work!r}. List work with `taskguard work list`."
+        )
+    if arguments.json:
+        print_json(work)
+    else:
+        print_work(ops, work)
+    return 0
+
+
+def ambiguous(asked: str, others: Sequence[str]) -> int:
+    """Name the works and keys that begin with a text. Return the exit status for a wrong option."""
+    print(f"taskguard: {printable(asked)} may be:", file=sys.stderr)
+    for each in others:
+        print(f"  {printable(each)}", file=sys.stderr)
+    return 2
+
+
+def _change(ops: Operations, arguments: argparse.Namespace) -> int:
+    if bool(arguments.work) == _filters(arguments):
+        raise CommandTargetError("Give either ids of work, or a filter: --state, --task, --key …")
+    if arguments.work:
+        found = [each for each in map(ops.work, arguments.work) if each is not None]
+        missing = set(arguments.work) - {each.id for each in found}
+        if len(found) < len(set(arguments.work)):
+            raise NotFoundError(
+                f"There is no work {', '.join(map(repr, sorted(missing)))}. Nothing changed."
+            )
+    else:
+        page = ops.list_work(_filter(ops, arguments), limit=arguments.limit)
+        found = list(page.items)
+        note(page.note)
+        if page.after:
+            note(f"only the first {arguments.limit:,} are changed: repeat the command, or --limit")
     if not found:
-        print("no message waits" + (f" for {printable(arguments.key)}" if arguments.key else ""))
+        raise NotFoundError("No work is found. Nothing changed.")
+    bulk = not arguments.work
+    if arguments.dry_run or (bulk and not arguments.yes):
+        return _would(arguments, found)
+    return _told(arguments, list(_changed(ops, arguments, found)))
 
 
-def _list(ledger: DatabaseLedger, arguments: argparse.Namespace) -> None:
-    found = ledger.list_work(State(arguments.state), limit=arguments.limit)
-    names = Names(ledger)
-    for work in found:
-        error = f"  {printable(names.told(work.error.splitlines()[0]))}" if work.error else ""
-        print(f"{_when(work.started_s)}  attempts {work.attempts}  {printable(work.id)}{error}")
-    if not found:
-        print(f"no work is {arguments.state}")
+def _would(arguments: argparse.Namespace, found: list[WorkItem]) -> int:
+    if arguments.json:
+        print_json(found)
+    else:
+        for each in found[:_SHOWN]:
+            print(f"{printable(each.id)}\t{each.state.value}")
+        if len(found) > _SHOWN:
+            print(f"… and {len(found) - _SHOWN:,} more")
+    what = _DONE_BY[arguments.action]
+    yes = "" if arguments.dry_run else " Pass --yes to do it, or --dry-run."
+    note(f"{len(found):,} work items would be {what}.{yes}")
+    return 0 if arguments.dry_run else 2
 
 
-def _show(ledger: DatabaseLedger, arguments: argparse.Namespace) -> None:
-    work, names = _find(ledger, arguments.work), Names(ledger)
-    for each in fields(work):
-        value = getattr(work, each.name)
-        if each.name.endswith("_s"):
-            value = _when(value)
-        elif isinstance(value, State):
-            value = value.value
-        if each.name == "owner" and (process := names.process(Owner.parse(work.owner))):
-            value = f"{value} ({process})"
-        if each.name == "error" and value is not None:
-            value = names.told(value)
-        text = "-" if value in (None, "") else indented(value, by=16)
-        print(f"{each.name.removesuffix('_s'):15} {text}")
+def _changed(
+    ops: Operations, arguments: argparse.Namespace, found: list[WorkItem]
+) -> list[Changed]:
+    options: dict[str, Any] = {"reason": arguments.reason, "actor": arguments.actor}
+    expected = {each.id: Expected(state=each.state, fence=each.fence) for each in found}
+    ids = [each.id for each in found]
+    if arguments.action == "requeue":
+        left = [each.id for each in found if each.state is State.PROCESSING]
+        others = [work for work in ids if work not in set(left)]
+        changed = ops.requeue_left(left, gone_s=arguments.gone, expected=expected, **options)
+        return changed + ops.requeue(others, expected=expected, **options)
+    change = {"drop": ops.drop, "done": ops.done, "call": ops.call_now}[arguments.action]
+    return change(ids, expected=expected, **options)
 
 
-def _requeue(ledger: DatabaseLedger, arguments: argparse.Namespace) -> None:
-    if not ledger.requeue(arguments.work, reason=arguments.reason):
-        state = _find(ledger, arguments.work).state.value
-        raise CommandError(f"{arguments.work} is {state}: only DEAD and FAILED work is requeued.")
-    stored = _find(ledger, arguments.work).call is not None
-    how = "The next sweep sends its message." if stored else "Send its message again."
-    print(f"{printable(arguments.work)} is NEW: its next delivery runs it. {how}")
-
-
-def _find(ledger: DatabaseLedger, work: str) -> WorkView:
-    found: WorkView | None = ledger.view(work)
-    if found is None:
-        raise CommandError(f"There is no work {work!r}. List work with `taskguard work list`.")
-    return found
-
-
-def _when(at_s: float | None) -> str:
-    if not at_s:
-        return "-"
-    return datetime.fromtimestamp(at_s, UTC).isoformat(" ", "seconds")
+def _told(arguments: argparse.Namespace, changed: list[Changed]) -> int:
+    if arguments.json:
+        print_json(changed)
+    refused = [each for each in changed if not each.changed]
+    for each in changed if not arguments.json else ():
+        if each.changed:
+            print(f"{printable(each.work)} {_NOW[arguments.action]} {each.then}".rstrip())
+    for each in refused:
+        print(
+            f"{paint('refused', 'red')}: {printable(each.work)}: {printable(each.why)}",
+            file=sys.stderr,
+        )
+    if refused:
+        raise CommandError(f"{len(refused):,} of {len(changed):,} work items were not changed.")
+    return 0

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from taskguard.model.counts import Count
+from taskguard.model.lease import Owner
 from taskguard.model.snapshots import SnapshotView
 from taskguard.model.views import (
     ActionView,
@@ -41,6 +42,18 @@ _Found = TypeVar("_Found")
 
 class Reads(Base):
     """The questions. Names of keys and work are as errors and the log show them."""
+
+    def now_s(self) -> float:
+        """Return the database's clock, in seconds since 1970. Ages count from it."""
+        return self._ledger.clock_s()
+
+    def told(self, text: str) -> str:
+        """Return a text on record with the names of the processes that it has."""
+        return self._runner.names.told(text)
+
+    def described(self, owner: Owner) -> str:
+        """Return the process and the message of an owner."""
+        return self._runner.names.described(owner)
 
     def explain(self, asked: str, *, message: bool = False) -> Explained:
         """Say what is going on with a key, with work, or with a message, and what to do.
@@ -193,7 +206,7 @@ class Reads(Base):
 
     def snapshot(self, *, max_age_s: float = 15.0) -> SnapshotView:
         """Return figures of the whole ledger, taken anew if they are older than `max_age_s`."""
-        raise NotImplementedError
+        return self._ledger.snapshot(max_age_s=max_age_s)
 
     def _explain_message(self, message: str) -> Explained:
         found = self._ledger.works_of_message(message, namespace=self._namespace)

@@ -11,7 +11,7 @@ import pytest
 
 import taskguard
 from support.pages import ROOT
-from taskguard.cli import _duration_s
+from taskguard.cli.output import duration_s
 from taskguard.errors import ConfigurationError
 from taskguard.integration import Sweeper
 from taskguard.ledger.sql import SqlLedger
@@ -114,8 +114,8 @@ def test_ages_of_the_command_are_checked() -> None:
     """0 would be no pause, or everything."""
     for text in ("0s", "-1d", "inf", "nan", "1e3s", ""):
         with pytest.raises(argparse.ArgumentTypeError):
-            _duration_s(text)
-    assert _duration_s("90s") == 90.0
+            duration_s(text)
+    assert duration_s("90s") == 90.0
 
 
 FACTS = (

@@ -30,7 +30,7 @@ PRINTING = (
     "waiting --url {url}",
     "purge --url {url}",
     "doctor --ledger {url}",
-    "keys release nothing --ledger {url}",
+    "keys release nothing --reason x --ledger {url}",
     "sweep",
 )
 
@@ -85,19 +85,22 @@ def test_it_says_its_version(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("command", "named"),
     [
-        ("work list", f"--url, or set {LEDGER}"),
+        ("work list", f"--url, or set {LOCKS} or {LEDGER}"),
         ("ledger create", f"--url, or set {LEDGER}"),
         ("purge", f"--url, or set {LEDGER}"),
-        ("waiting", f"--url, or set {LEDGER}"),
+        ("waiting", f"--url, or set {LOCKS} or {LEDGER}"),
         ("locks create", f"--url, or set {LOCKS}"),
-        ("keys release a", f"--locks or --ledger, or set {LOCKS} or {LEDGER}"),
+        ("keys release a --reason x", f"--locks or --url, or set {LOCKS} or {LEDGER}"),
         ("work list --url nothing", "--url: The ledger's URL is malformed"),
         ("work list --url oracle://x/y", "--url: A database of kind 'oracle' cannot have a ledger"),
         ("ledger create --sql --url nothing", "--url: The ledger's URL is malformed"),
         ("locks create --url redis://x", "--url: "),
         ("locks create --sql --url sqlite:///x", "--url: taskguard has no lock table for sqlite"),
-        ("keys release a --locks http://x", "--locks: The lock server's URL starts with http"),
-        ("keys release a --ledger nothing", "--ledger: The ledger's URL is malformed"),
+        (
+            "keys release a --reason x --locks http://x",
+            "--locks: The lock server's URL starts with http",
+        ),
+        ("keys release a --reason x --ledger nothing", "--url: The ledger's URL is malformed"),
     ],
 )
 def test_an_error_names_the_option(
@@ -112,8 +115,8 @@ def test_an_error_names_the_option(
     ("command", "variable"),
     [
         ("work list", LEDGER),
-        ("keys release a", LEDGER),
-        ("keys release a", LOCKS),
+        ("keys release a --reason x", LEDGER),
+        ("keys release a --reason x", LOCKS),
         ("locks create", LOCKS),
         ("locks create", LEDGER),
     ],
@@ -177,7 +180,7 @@ def test_lists_of_work_show_no_leaders(url: str, capsys: pytest.CaptureFixture[s
     shop.tg.leader("beat").run(lead)
     shop.close()
     assert seen == [0]
-    assert capsys.readouterr().out == "no work is PROCESSING\n"
+    assert capsys.readouterr().err == "taskguard: no work is PROCESSING\n"
 
 
 def test_dead_work_says_which_holder_vanished(url: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -191,9 +194,9 @@ def test_dead_work_says_which_holder_vanished(url: str, capsys: pytest.CaptureFi
     why = Names(shop.ledger).described(claimed.claim.owner) + " vanished"
     assert re.match(r".* on .*, pid \d+, message .* vanished", why)
     assert main(["work", "list", "--url", url]) == 0
-    assert capsys.readouterr().out.endswith(f"ship order:1  {why}\n")
+    assert capsys.readouterr().out.endswith(f"ship order:1\t{why}\n")
     assert main(["work", "show", "ship order:1", "--url", url]) == 0
-    assert f"error           {why}\n" in capsys.readouterr().out
+    assert f"  error  {why}\n" in capsys.readouterr().out
 
 
 def test_work_in_progress_names_its_process(url: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -203,6 +206,6 @@ def test_work_in_progress_names_its_process(url: str, capsys: pytest.CaptureFixt
     assert isinstance(claimed, Claimed)
     shop.close()
     owner = claimed.claim.owner
-    process = Names(shop.ledger).process(owner)
+    process = owner.process  # it is not on record
     assert main(["work", "show", "ship order:1", "--url", url]) == 0
-    assert f"owner           {owner} ({process})\n" in capsys.readouterr().out
+    assert f"  at     {process}; owner {owner}, fence " in capsys.readouterr().out

@@ -218,10 +218,10 @@ def test_a_killed_holder_is_released_from_a_shell(
     tg = connect(redis_url)
     with pytest.raises(KeyBusyError, match=rf"pid {holder.pid}, for at most [56]"), tg.lock(KEY):
         pass
-    command = ["keys", "release", KEY, "--locks", redis_url]
+    command = ["keys", "release", KEY, "--locks", redis_url, "--reason", "killed"]
     assert main([*command, "--fence", "1"]) == 1
     assert "has no holder with this owner and fence" in capsys.readouterr().err
-    assert main([*command, "--reason", "killed"]) == 0
+    assert main(command) == 0
     said = capsys.readouterr().out
     assert said.startswith(f"{KEY}: released from worker ")
     assert f"pid {holder.pid}\n" in said
@@ -238,7 +238,7 @@ def test_the_command_releases_in_a_ledger_as_well(
     shop = make_shop(url)
 
     def body(guard: Guard) -> None:
-        assert main(["keys", "release", "order:1", "--ledger", url]) == 0
+        assert main(["keys", "release", "order:1", "--ledger", url, "--reason", "gone"]) == 0
 
     shop.deliver(body)
     assert f" on {node()}, pid {os.getpid()}, message m" in capsys.readouterr().out
