@@ -21,11 +21,12 @@ from rq import Queue
 
 import taskguard_celery
 import taskguard_rq
-from support import combinations_page, options_page
+from support import combinations_page, metrics_page, options_page
 from support.findings_page import PAGE, fields_of, page_as_generated, templates
 from support.pages import PAGES, ROOT
 from taskguard import CallOptions, GuardedRow, TaskGuard, TaskOptions, errors, events, options
 from taskguard.integration import Duplicate, GuardedFunction, Level
+from taskguard.metrics import OUTCOMES
 from taskguard.model.delivery import DROPPED
 from taskguard.model.policy import Busy, OncePer, OnLost, Order, Policy
 from taskguard.model.states import BY_ROW, TRANSITIONS, State
@@ -209,6 +210,15 @@ def test_the_page_of_findings_has_each_finding() -> None:
     assert PAGE.read_text(encoding="utf-8") == page_as_generated(), (
         "run `PYTHONPATH=tests python tests/support/findings_page.py`"
     )
+
+
+def test_the_page_of_metrics_has_each_metric() -> None:
+    """The page has each metric with its labels and buckets, and the meaning of each outcome."""
+    text = page("reference/metrics.md")
+    assert text == metrics_page.page_as_generated(), (
+        "run `PYTHONPATH=tests python tests/support/metrics_page.py`"
+    )
+    assert tuple(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) == OUTCOMES
 
 
 def test_each_name_of_a_finding_has_one_level() -> None:

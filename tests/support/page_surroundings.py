@@ -4,8 +4,7 @@ Each page with such blocks has one function. It is a generator. The code before 
 prepares the first block. The code between two checks one block and prepares the next. The code
 after the last checks the end. So a new block fails its test until its result is checked here.
 
-FastAPI, Flask and prometheus_client are not installed for development. Modules of a few lines
-replace them, which register a handler and call it.
+FastAPI and Flask are replaced by modules of a few lines, which register a handler and call it.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import sys
 import types
 from collections import Counter
@@ -681,47 +681,34 @@ def events(place: Place) -> Iterator[None]:
     assert [call.args[0] for call in metrics.increment.call_args_list][:1] == ["taskguard.acquired"]
 
 
-@around("docs/reference/metrics.md")
+@around("docs/how-to/metrics.md")
 def metrics(place: Place) -> Iterator[None]:
-    place.app()
+    client = pytest.importorskip("prometheus_client")
+    pytest.importorskip("opentelemetry.metrics")
+
+    def deliver(number: int) -> None:
+        @place.tg.guarded(key="order:<order_id>")
+        def ship(order_id: int) -> None:
+            pass
+
+        ship(number)
+
     yield
-    place.names.app.conf.taskguard_listeners = [place.observe]
-    from taskguard_celery import guarded_task
-
-    @place.names.app.task
-    @guarded_task(key="order:<order_id>")
-    def ship(order_id: int) -> None:
-        if order_id == 13:
-            raise ZeroDivisionError
-
-    for order in (42, 42, 13):
-        with contextlib.suppress(ZeroDivisionError):
-            ship.apply((order,)).get()
-    seen = Counter(values[1] for values in place.DELIVERIES.seen)
-    assert seen == {"done": 1, "duplicate": 1, "failed": 1}
-    assert len(place.HELD.seen) == 2
-
-
-class Measured:
-    """A counter or histogram that remembers by which labels it was counted."""
-
-    def __init__(self, name: str, text: str, labels: tuple[str, ...] = (), **_: Any) -> None:
-        assert not {"key", "message"} & set(labels), "labels must not grow"
-        self.seen: list[tuple[Any, ...]] = []
-        self._names = labels
-
-    def labels(self, *values: Any) -> Any:
-        assert len(values) == len(self._names)
-
-        def note(value: float = 1.0) -> None:
-            self.seen.append(values)
-
-        return types.SimpleNamespace(inc=note, observe=note)
-
-    def inc(self, value: float = 1.0) -> None:
-        self.seen.append(())
-
-    observe = inc
+    deliver(1)
+    families = {each.name: each for each in client.REGISTRY.collect()}
+    counted = families["taskguard_deliveries"].samples
+    assert [each.labels["outcome"] for each in counted if each.value == 1] == ["done"]
+    for each in list(client.REGISTRY.collect()):
+        if each.name.startswith("taskguard_"):
+            client.REGISTRY.unregister(client.REGISTRY._names_to_collectors[each.name])
+    yield
+    deliver(2)
+    yield
+    place.statsd.close()
+    place.give(statsd=MagicMock())
+    deliver(3)
+    sent = [call.args[0] for call in place.statsd.sendto.call_args_list]
+    assert any(re.fullmatch(rb"taskguard\.deliveries\..*ship\.done:1\|c", each) for each in sent)
 
 
 def stand_ins() -> dict[str, types.ModuleType]:
@@ -729,7 +716,6 @@ def stand_ins() -> dict[str, types.ModuleType]:
     contents: dict[str, dict[str, Any]] = {
         "fastapi": {"FastAPI": Routes, "Depends": Depends, "HTTPException": RefusedError},
         "flask": {"Flask": Routes, "abort": _abort},
-        "prometheus_client": {"Counter": Measured, "Histogram": Measured},
     }
     made = {name: types.ModuleType(name) for name in contents}
     for name, module in made.items():

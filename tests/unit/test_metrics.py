@@ -8,8 +8,18 @@ import pytest
 
 from taskguard import metrics
 from taskguard.ledger.tables import COUNTS
-from taskguard.metrics import COUNTED, DELIVERIES, METRICS, OPERATION, WAIT, Metric, counted_as
+from taskguard.metrics import (
+    COUNTED,
+    DELIVERIES,
+    METRICS,
+    OPERATION,
+    OUTCOMES,
+    WAIT,
+    Metric,
+    counted_as,
+)
 from taskguard.model.history import Action
+from taskguard.model.outcomes import Ended
 
 
 def test_each_name_is_unique_and_one_of_prometheus() -> None:
@@ -20,6 +30,11 @@ def test_each_name_is_unique_and_one_of_prometheus() -> None:
     for each in METRICS:
         assert each.prometheus.endswith("_total") == (each.kind == "counter")
         assert each.help.endswith(".")
+
+
+def test_outcomes_are_those_of_deliveries() -> None:
+    """A new outcome needs a value of the label, and a row on the page of metrics."""
+    assert tuple(Ended) == OUTCOMES
 
 
 def test_every_constant_is_in_the_table() -> None:
