@@ -77,7 +77,7 @@ def overview_of(operations: Any, now_s: float) -> dict[str, Any]:
     )
     overdue = operations.list_work(WorkFilter(overdue=True), limit=_MOST)
     paused = operations.keys(paused=True, limit=_MOST)
-    held = operations.keys(limit=_MOST)
+    held = _without_leaders(operations.keys(limit=_MOST))
     lines = operations.lines(limit=10)
     workers = [each for each in operations.workers().items if each.age_s < _HOUR_S]
     counts = operations.counts(since_s=now_s - _HOUR_S)
@@ -87,7 +87,7 @@ def overview_of(operations: Any, now_s: float) -> dict[str, Any]:
     return {
         "troubles": list(troubles),
         "tiles": [
-            ("keys", {}, _some(held), "held for long", ""),
+            ("keys", {}, _some(held), "keys held for long", ""),
             ("waiting", {}, _waiting(lines), "messages in line", ""),
             ("dead", {}, _some(dead), "dead", "bad" if dead.items else ""),
             ("work", {"state": "FAILED"}, _some(failed), "failed", ""),
@@ -161,6 +161,12 @@ def _troubles(
             "workers",
             {},
         )
+
+
+def _without_leaders(page: Any) -> Any:
+    """Return the page of held keys without leases of leaders, which are held for ever."""
+    kept = tuple(each for each in page.items if each.task != "leader")
+    return type(page)(kept, page.after, page.note)
 
 
 def _some(page: Any) -> str:

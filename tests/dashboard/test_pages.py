@@ -131,11 +131,13 @@ def test_csv_has_no_formulas_and_no_further_lines(path: str, hostile: str) -> No
 
 
 def test_the_first_page_shows_troubles_first() -> None:
-    """Dead work is named before any number."""
+    """Dead work is named before any number. A leader that holds its lease for a day is none."""
     text = Page(get(Sample(), "/").text).text
     order = ["2 work items are DEAD", "account:42 is held for", "tenant:9 is paused", "Deliveries"]
     found = [text.index(each) for each in order]
     assert found == sorted(found)
+    assert "leader:relay" not in text
+    assert "leader:relay" in get(Sample(), "/keys").text
 
 
 def test_a_key_shows_its_holder_line_and_past() -> None:

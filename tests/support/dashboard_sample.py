@@ -80,9 +80,8 @@ class Sample:
             since_s=self.now_s - age_s,
             lease_until_s=self.now_s + 21,
             work=self._text(f"shop.rebalance {key}"),
-            task=self._text("shop.rebalance"),
             attempt=2,
-            **values,
+            **{"task": self._text("shop.rebalance"), **values},
         )
 
     def paused_key(self) -> Held:
@@ -183,7 +182,8 @@ class Sample:
         )
 
     def keys(self, *, paused: bool = False, longer_s: float = 0.0, **_: Any) -> Page[Held]:
-        held = (self.held(), self.held("report:day", 122.0), self.held("tenant:4", 14.0))
+        leader = self.held("leader:relay", 90_000.0, task="leader")
+        held = (leader, self.held(), self.held("report:day", 122.0), self.held("tenant:4", 14.0))
         found = (self.paused_key(),) if paused else held
         return Page(tuple(each for each in found if self.now_s - each.since_s >= longer_s))
 
