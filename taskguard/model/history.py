@@ -10,8 +10,9 @@ may be cut. Claims and completions of ordinary work are not in it, because the c
 have their times.
 
 Guarantees: names here are stored, so they stay. `read()` and `works_of()` return only whole lines,
-whatever the texts contain. A text is one line without control characters, and has at most
-`TEXT_CHARS` characters. It never contains arguments of a task, unless the error's text has them.
+whatever the texts contain, and `read()` says whether older lines were dropped. A text is one line
+without control characters, and has at most `TEXT_CHARS` characters. It never contains arguments of
+a task, unless the error's text has them.
 """
 
 from __future__ import annotations
@@ -86,6 +87,8 @@ class Happened(Enum):
     """The lock server had this key for another owner, and the ledger decided."""
     OPERATOR = "operator"
     """An operator changed it. The text has the action, the actor and the reason."""
+    CUT = "cut"
+    """Older lines were dropped, because the history was too long. It is read, and never stored."""
     OTHER = "other"
     """A later version of taskguard wrote it. The text begins with that version's name for it."""
 
@@ -141,9 +144,16 @@ def entry_after_time(what: Happened, *, owner: str = "", fence: int = 0, text: o
 
 
 def read(history: str | None) -> list[Happening]:
-    """Return the happenings of a history, the oldest first, without a line that was cut."""
-    lines = (history or "").split("\n")
-    return [found for found in map(_happening, lines) if found is not None]
+    """Return the happenings of a history, the oldest first, without a line that was cut.
+
+    If the history is full, the first one is `Happened.CUT`.
+    """
+    history = history or ""
+    found = [each for each in map(_happening, history.split("\n")) if each is not None]
+    if len(history) < HISTORY_CHARS:
+        return found
+    at_us = found[0].at_us if found else 0
+    return [Happening(at_us, Happened.CUT, text="older lines were dropped"), *found]
 
 
 def _happening(line: str) -> Happening | None:

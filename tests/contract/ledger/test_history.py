@@ -169,7 +169,8 @@ def test_a_history_keeps_its_last_happenings(book: Any) -> None:
         claimed = book.claim(retries=retries)
         assert book.ledger.fail(claimed.claim, hostile[retries % 5])
     assert len(book.work().history) == HISTORY_CHARS
-    found = happened(book)
+    cut, *found = happened(book)
+    assert cut[0] is Happened.CUT
     assert len(found) > 5
     assert found[-1][1:3] == of(claimed)
     assert {each[0] for each in found} == {Happened.FAILED}

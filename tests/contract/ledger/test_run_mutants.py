@@ -14,7 +14,8 @@ from contract.ledger.test_mutants import Mutation, catch
 from contract.ledger.test_runs import Runs
 
 from taskguard.ledger import runs
-from taskguard.ledger.parts import messages, records
+from taskguard.ledger.operations import changes
+from taskguard.ledger.parts import messages
 from taskguard.ledger.parts.endings import SqlEndings
 from taskguard.ledger.statements import runs as claiming
 from taskguard.model.runs import Resolved, resolve
@@ -105,7 +106,7 @@ def any_member_revokes(made: Mutation) -> None:
 
 def a_requeue_looks_at_no_later_run(made: Mutation) -> None:
     """A failed run is resumed while a later one is open."""
-    made.replace(records.runs, "later_run", lambda *_: None)
+    made.replace(changes.runs, "later_run", lambda *_: None)
 
 
 def purged_runs_run_again(made: Mutation) -> None:
