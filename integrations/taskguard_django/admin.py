@@ -1,14 +1,13 @@
 """Django's admin pages for keys, work and workers: view, requeue, release.
 
-Guarantees: nobody can add, edit or delete rows. The two actions, requeue and release, use the
-ledger's own conditional statements. They need the permission to change the model, and the admin's
-log records each of them. An action on a whole list skips rows that have changed since the list was
-confirmed. Its form does not grow with the list.
+Guarantees: nobody can add, edit or delete rows. The two actions, requeue and release, are those of
+`tg.operations`, with the user as their actor. They need the permission to change the model, and the
+admin's log records each of them. An action on a whole list skips rows that have changed since the
+list was confirmed. Its form does not grow with the list.
 """
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -208,15 +207,11 @@ class WorkAdmin(_ToLookAt):
                 text="The next delivery of each work runs it. If the call is stored, the next "
                 "sweep sends its message. Otherwise send the message again yourself.",
             )
-        ledger = conf.ledger()
+        operations = connect(locks=None, ledger=conf.ledger()).operations
 
         def act(work: Any) -> str | None:
-            with contextlib.suppress(
-                errors.AlreadyEnqueuedError
-            ):  # a later run of the work is open
-                if ledger.requeue(work.pk, reason=f"{reason} ({request.user})"):
-                    return f"requeued: {reason}"
-            return None
+            [found] = operations.requeue(work.pk, reason=reason, actor=str(request.user))
+            return f"requeued: {reason}" if found.changed else None
 
         across = _is_across(request)
         chosen = ended.filter(finished__lte=_until(request)) if across else rows
@@ -270,9 +265,9 @@ class KeyAdmin(_ToLookAt):
                 latest_by="fence",
                 title="Release keys",
                 action="release",
-                text="Release a key only if you know that its holder is gone. A holder that is "
-                "alive renews its lease, or its commit is refused after another claim. The next "
-                "delivery takes the work over, which counts as a crash.",
+                text="Release a key only if you know that its holder is gone. If the holder is "
+                "alive, its late commit is refused. The next delivery takes the work over, which "
+                "counts as a crash.",
             )
         across = _is_across(request)
         chosen = held.filter(fence__lte=_until(request)) if across else rows
@@ -282,7 +277,13 @@ class KeyAdmin(_ToLookAt):
             shown = request.POST.get(f"holder:{key.pk}", "")
             fence, _, owner = (f"{key.fence} {key.owner}" if across else shown).partition(" ")
             try:
-                if fence.isdecimal() and runtime.release(key.pk, fence=int(fence), owner=owner):
+                if fence.isdecimal() and runtime.operations.release(
+                    key.pk,
+                    reason=request.POST.get("reason", "").strip() or "released in the admin",
+                    actor=str(request.user),
+                    fence=int(fence),
+                    owner=owner,
+                ):
                     return f"released from {owner} with fence {fence}"
             except errors.TaskguardError as error:
                 messages.error(request, str(error))
