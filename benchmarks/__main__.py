@@ -1,4 +1,4 @@
-"""`python -m benchmarks [name …] [--quick] [--beside-load]`."""
+"""`python -m benchmarks [name …] [--quick] [--tenth] [--beside-load]`."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ ALL = (
     "etcd",
     "zookeeper",
     "guarded",
+    "drivers",
     "leases",
     "drain",
     "contention",
+    "mixed",
     "scale",
     "sweep",
     "idle",
@@ -30,8 +32,8 @@ ALL = (
 BESIDE_LOAD = ("locks", "guarded", "drain")
 PACKAGES = (
     "celery", "kombu", "rq", "redis", "psycopg", "pymysql", "sqlalchemy",
-    "python-redis-lock", "mithril-locks", "fencekit", "pottery", "redlock-py", "etcd3gw",
-    "kazoo",
+    "procrastinate", "python-redis-lock", "mithril-locks", "fencekit", "pottery", "redlock-py",
+    "etcd3gw", "kazoo",
 )  # fmt: skip
 
 
@@ -45,6 +47,7 @@ def main() -> None:
         action="store_true",
         help="measure locks, guarded and drain once more beside a busy process on each processor",
     )
+    parser.add_argument("--tenth", action="store_true", help="scale: a tenth of the rows")
     options = parser.parse_args()
     CONSOLE.print(
         f"{platform.python_implementation()} {platform.python_version()}, {os.cpu_count()} CPUs; "
@@ -52,8 +55,10 @@ def main() -> None:
     )
     CONSOLE.print()
     for name in options.names or ALL:
-        load = {"beside_load": True} if options.beside_load and name in BESIDE_LOAD else {}
-        importlib.import_module(f"benchmarks.{name}").main(quick=options.quick, **load)
+        more = {"beside_load": True} if options.beside_load and name in BESIDE_LOAD else {}
+        if options.tenth and name == "scale":
+            more["tenth"] = True
+        importlib.import_module(f"benchmarks.{name}").main(quick=options.quick, **more)
 
 
 def _version(name: str) -> str:

@@ -187,7 +187,7 @@ class Rig:
         """Celery workers, each of whose children has run a body."""
         with ExitStack() as stack:
             command = _celery_worker(children)
-            found = [stack.enter_context(_running(command)) for _ in range(count)]
+            found = [stack.enter_context(running(command)) for _ in range(count)]
             self._started = found
             until_s = time.monotonic() + _READY_S
             while len({pid for each in found for pid in _children(each)}) < children * count:
@@ -203,7 +203,7 @@ class Rig:
     def rq_workers(self) -> Iterator[list[subprocess.Popen[bytes]]]:
         """Two of RQ's, each of which has run a job: so many are not done by one alone."""
         command = _rq_worker(os.environ["CONTENTION_BROKER"])
-        with _running(command) as one, _running(command) as other:
+        with running(command) as one, running(command) as other:
             self._started = [one, other]
             self.publish("park_committed", "warm", 20, 0.1, to="rq")
             self.wait("warm", 20)
@@ -224,7 +224,7 @@ def _rq_worker(broker: str) -> list[str]:
 
 
 @contextmanager
-def _running(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+def running(command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
     with Path(os.environ.get("CONTENTION_LOG", os.devnull)).open("ab") as said:
         worker = subprocess.Popen(command, stdout=said, stderr=said)
     try:
@@ -308,7 +308,7 @@ def _hot(rig: Rig, task: str, count: int) -> dict[str, float]:
     rig.clear()
     with rig.workers() as workers:
         # Nobody fetches while it is published; what is on its way to a worker waits in its socket.
-        with _frozen(workers):
+        with frozen(workers):
             rig.publish(task, "a b", count)
         flushed, began_s = rig.flushes(), time.monotonic()
         with rig.processor_time(workers, count) as used:
@@ -317,12 +317,12 @@ def _hot(rig: Rig, task: str, count: int) -> dict[str, float]:
         "took_s": max(each.ended_s for each in bodies) - began_s,
         **used,
         "flushes": (rig.flushes() - flushed) / count,
-        **_order(bodies),
+        **order(bodies),
     }
 
 
 @contextmanager
-def _frozen(workers: list[subprocess.Popen[bytes]]) -> Iterator[None]:
+def frozen(workers: list[subprocess.Popen[bytes]]) -> Iterator[None]:
     for each in workers:
         each.send_signal(signal.SIGSTOP)
     try:
@@ -332,7 +332,7 @@ def _frozen(workers: list[subprocess.Popen[bytes]]) -> Iterator[None]:
             each.send_signal(signal.SIGCONT)
 
 
-def _order(bodies: list[Body]) -> dict[str, float]:
+def order(bodies: list[Body]) -> dict[str, float]:
     """Hand-offs from one body of a key to the next, and whether they came one after the other."""
     hand_offs, inversions, overlaps = [], 0, 0
     for key in {each.key for each in bodies}:
@@ -362,12 +362,12 @@ def idle(rig: Rig, count: int) -> None:
     for queue, workers in {"celery": rig.workers, "rq": rig.rq_workers}.items():
         rig.clear()
         with workers() as started:
-            with _frozen(started):
+            with frozen(started):
                 rig.publish("park_committed", "c", count, 0.02, to=queue)
             bodies = rig.wait("c", count)
         # Until then the workers are busy with parking.
         steady = sorted(bodies, key=lambda one: one.began_s)[count // 3 :]
-        found[f"taskguard, busy=park, {queue}"] = [_order(steady)]
+        found[f"taskguard, busy=park, {queue}"] = [order(steady)]
     title = "From COMMIT to the next body of its key, on an idle worker"
     _show(title, found, {"p50_ms": "p50 ms", "p99_ms": "p99 ms", "max_ms": "max ms"})
 
@@ -425,7 +425,7 @@ def _free(
     rig: Rig, workers: list[subprocess.Popen[bytes]], count: int, body_s: float
 ) -> dict[str, float]:
     """Messages a second, from a tenth of them to the last, and what they cost."""
-    with _frozen(workers):
+    with frozen(workers):
         rig.publish("free", "x", count, body_s)
     with rig.processor_time(workers, count) as used:
         ends = sorted(each.ended_s for each in rig.wait("x", count))

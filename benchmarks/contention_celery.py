@@ -138,6 +138,16 @@ def publish(task: str, keys: list[str], count: int, body_s: float) -> None:
                 sent.apply_async(words, producer=producer)
 
 
+def publish_mixed(keys: list[str], count: int, body_s: float, *, cold: int) -> None:
+    """Put messages of these keys in turns into the queue, and of keys of their own between them."""
+    with app.producer_pool.acquire() as producer:
+        for number in range(count):
+            words = (keys[number % len(keys)], number, body_s)
+            park.apply_async(words, producer=producer)
+            if number * cold // count != (number + 1) * cold // count:
+                free.apply_async(("cold", number, body_s), producer=producer)
+
+
 def parked_template(key: str, body_s: float, message: str) -> ClaimRequest:
     """Return the request that parks one message of `park`. The message's id is in it unchanged."""
     now_s = time.time()

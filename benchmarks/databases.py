@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,13 +34,21 @@ class Database:
     clocks: dict[str, Callable[[], float]]
 
 
-def databases(*, without_flushes: bool = False) -> Iterator[Database]:
-    """Yield each in turn. Print a line for each that is not installed.
+def databases(
+    *,
+    without_flushes: bool = False,
+    kinds: Iterable[Any] = (Postgres, DebianPostgres, MariaDB, None),
+) -> Iterator[Database]:
+    """Yield each kind in turn; None is SQLite. Print a line for each that is not installed.
 
     `without_flushes`: yield each PostgreSQL once more with `fsync=off`. The processor time of
     a flush differs between machines.
     """
-    for kind in (Postgres, DebianPostgres, MariaDB):
+    for kind in kinds:
+        if kind is None:
+            with _file() as url:
+                yield Database(f"SQLite {_version(url)}", url, {})
+            continue
         missing = kind.available()
         if missing is not None:
             CONSOLE.print(f"skipped: {missing}\n")
@@ -48,8 +56,6 @@ def databases(*, without_flushes: bool = False) -> Iterator[Database]:
         yield from _server(kind, "")
         if without_flushes and kind is not MariaDB:
             yield from _server(kind, " without flushes", fsync="off")
-    with _file() as url:
-        yield Database(f"SQLite {_version(url)}", url, {})
 
 
 def _server(kind: Any, note: str, **settings: str) -> Iterator[Database]:

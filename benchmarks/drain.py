@@ -124,24 +124,38 @@ def main(*, quick: bool, beside_load: bool = False) -> None:
     queues = [CELERY, RQ]
     for database in databases():
         with Valkey() as valkey:
-            ledger = SqlLedger(database.url)
-            ledger.create_schema()
-            ledger.close()
-            by_hand(valkey.url_of(1), database.url).close()  # creates its tables
-            os.environ.update(
-                DRAIN_BROKER=valkey.url_of(2),
-                TASKGUARD_LOCKS_URL=valkey.url_of(1),
-                TASKGUARD_LEDGER_URL=database.url,
-            )
+            set_up(database, valkey)
             for queue in queues:
-                _measure(queue, database, valkey, quick=quick, beside_load=beside_load)
+                references = dict.fromkeys(queue.cases, BY_HAND)
+                references |= dict.fromkeys((BY_HAND_WITH_EFFECT, WITH_EFFECT), BY_HAND_WITH_EFFECT)
+                measure(queue, database, valkey, references, quick=quick, beside_load=beside_load)
         # Measure RQ and the tasks without a database once.
         queues = [replace(CELERY, cases={name: CELERY.cases[name] for name in WITH_DATABASE})]
 
 
-def _measure(
-    queue: Queue, database: Database, valkey: Valkey, *, quick: bool, beside_load: bool
+def set_up(database: Database, valkey: Valkey) -> None:
+    """Create the tables, and tell the workers which servers to use."""
+    ledger = SqlLedger(database.url)
+    ledger.create_schema()
+    ledger.close()
+    by_hand(valkey.url_of(1), database.url).close()  # creates its tables
+    os.environ.update(
+        DRAIN_BROKER=valkey.url_of(2),
+        TASKGUARD_LOCKS_URL=valkey.url_of(1),
+        TASKGUARD_LEDGER_URL=database.url,
+    )
+
+
+def measure(
+    queue: Queue,
+    database: Database,
+    valkey: Valkey,
+    references: Mapping[str, str],
+    *,
+    quick: bool,
+    beside_load: bool = False,
 ) -> None:
+    """Print a table of one queue's cases. `references`: the case to compare each case with."""
     servers = {**database.clocks, "Redis": family(valkey.pid)}
     count = queue.count // 4 if quick else queue.count
     rounds = 1 if quick else ROUNDS
@@ -157,8 +171,6 @@ def _measure(
         return found
 
     title = f"{queue.name}, {database.name}: {rounds} rounds of {count:,} short tasks"
-    references = dict.fromkeys(queue.cases, BY_HAND) | {WITH_EFFECT: BY_HAND_WITH_EFFECT}
-    references[BY_HAND_WITH_EFFECT] = BY_HAND_WITH_EFFECT
     parts = Parts(title, references, beside_load=beside_load)
     parts.measure(one_round, rounds)
     parts.show()

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import redis
+import sqlalchemy as sa
 from celery import Celery
 from celery.signals import worker_process_init
 
@@ -28,6 +29,8 @@ app.conf.update(
     worker_prefetch_multiplier=4,
     broker_transport_options={"visibility_timeout": 3600},
 )
+if "DRAIN_ENGINE" in os.environ:  # of `drivers.py`
+    app.conf.taskguard_ledger = sa.create_engine(DATABASE, pool_use_lifo=True)
 if "DRAIN_LOCKS_ONLY" in os.environ:
     app.conf.taskguard_ledger = None
 

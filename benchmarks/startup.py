@@ -44,19 +44,36 @@ ship(os.getpid())
 LOADED = "\nimport sys\nprint([name for name in {drivers!r} if name in sys.modules])"
 
 
+def measured(*, rounds: int) -> dict[str, Figure]:
+    """Return the CPU time to the first lock and to the first call, by the names of the cases."""
+    with Valkey() as valkey, Postgres() as postgres:
+        found = _in_turns(_code(valkey, _created(postgres)), rounds=rounds)
+    return {figure.name: figure for figure in found}
+
+
 def main(*, quick: bool) -> None:
     """Print medians of processes that are started in turns, with their bytecode compiled."""
     with Valkey() as valkey, Postgres() as postgres:
-        url = postgres.create_database("startup")
-        ledger = SqlLedger(url)
-        ledger.create_schema()
-        ledger.close()
-        code = {name: each.format(locks=valkey.url, ledger=url) for name, each in CODE.items()}
-        measured = _in_turns(code, rounds=3 if quick else 20)
-        show("CPU time from process start, median", "ms", measured)
+        url = _created(postgres)
+        code = _code(valkey, url)
+        show(
+            "CPU time from process start, median", "ms", _in_turns(code, rounds=3 if quick else 20)
+        )
         loaded = _run(code[LOCK] + LOADED.format(drivers=DRIVERS))
         CONSOLE.print(f"a lock with locks only: of {', '.join(DRIVERS)} it loads {loaded.strip()}")
         CONSOLE.print()
+
+
+def _created(postgres: Postgres) -> str:
+    url = postgres.create_database("startup")
+    ledger = SqlLedger(url)
+    ledger.create_schema()
+    ledger.close()
+    return url
+
+
+def _code(valkey: Valkey, url: str) -> dict[str, str]:
+    return {name: each.format(locks=valkey.url, ledger=url) for name, each in CODE.items()}
 
 
 def _in_turns(code: dict[str, str], *, rounds: int) -> list[Figure]:
