@@ -70,6 +70,11 @@ if TYPE_CHECKING:
     from taskguard.run.guard import attempt_of as attempt_of
     from taskguard.run.names import Names as Names
     from taskguard.run.runner import Runner as Runner
+    from taskguard.run.tracing import Span as Span
+    from taskguard.run.tracing import Tracer as Tracer
+    from taskguard.run.tracing import set_tracer as set_tracer
+    from taskguard.run.tracing import trace_context as trace_context
+    from taskguard.run.tracing import trace_headers as trace_headers
     from taskguard.settings import UNSET as UNSET
     from taskguard.settings import set_defaults as set_defaults
 else:
@@ -110,6 +115,7 @@ else:
             "taskguard.run.guard": "attempt_of",
             "taskguard.run.names": "Names",
             "taskguard.run.runner": "Runner",
+            "taskguard.run.tracing": "Span Tracer set_tracer trace_context trace_headers",
             "taskguard.settings": "UNSET set_defaults",
         },
     )

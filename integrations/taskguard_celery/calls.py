@@ -229,7 +229,8 @@ class CelerySender:
             headers = signature.options.get("headers") or {}
             signature.options["headers"] = {**headers, "eta": eta}
         if not came(signature):
-            outside(lambda: self._apply(signature, marks, message, **options))
+            headers = signature.options.get("headers")
+            outside(lambda: self._apply(signature, marks, message, **options), headers)
             return
         self._check_arguments(signature)
         forward(self._app, signature, marks, retries=message.retries, **options)

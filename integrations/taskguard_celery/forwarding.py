@@ -13,7 +13,7 @@ Read next: `marks.py`; `calls.py` for how a message is stored.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import Context as Variables
 from datetime import datetime
@@ -26,6 +26,7 @@ from celery.app.routes import Router
 from celery.app.task import Context
 from celery.canvas import Signature
 
+from taskguard.integration import trace_context
 from taskguard_celery.marks import HEADER, MESSAGE_HEADERS, Marks, Stored, marks_of, publishing
 
 __all__ = ["came", "forward", "outside", "signature_in_hand"]
@@ -158,7 +159,7 @@ def forward(
                 **publishing_options,
             )
 
-    outside(send)
+    outside(send, headers)
 
 
 @contextmanager
@@ -175,7 +176,15 @@ def _no_task() -> Iterator[None]:
             _task_stack.push(task)
 
 
-def outside(function: Any) -> Any:
-    """Call a function outside the running task, in an empty `contextvars` context."""
+def outside(function: Any, headers: Mapping[str, Any] | None = None) -> Any:
+    """Call a function outside the running task, in an empty `contextvars` context.
+
+    `headers`: those of a stored call, whose trace goes on.
+    """
+
+    def call() -> Any:
+        with trace_context(headers):
+            return function()
+
     with _no_task():
-        return Variables().run(function)
+        return Variables().run(call)

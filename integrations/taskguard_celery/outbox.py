@@ -32,6 +32,7 @@ from taskguard.integration import (
     check_delay,
     enqueue_in,
     not_before_s,
+    trace_headers,
 )
 from taskguard_celery.arguments import body_arguments, sent_arguments
 from taskguard_celery.calls import NAME, CelerySender, call_of, id_in
@@ -235,6 +236,10 @@ class _Message:
         """Return the delivery of the message, with the stored call."""
         signature, task = self._signature, self._signature.type
         signature.options["task_id"] = self.id
+        carried = trace_headers()
+        if carried:
+            headers = signature.options.get("headers") or {}
+            signature.options["headers"] = {**headers, **carried}
         name = name_of(self.id, signature.options.get("replaced_task_nesting"))
         marks = Marks(name, sent_s=self._published_s)
         call = call_of(task.app, signature, task.serializer, marks=marks)

@@ -43,6 +43,7 @@ from taskguard.model.counts import Noted
 from taskguard.model.delivery import Delivery
 from taskguard.model.history import Happened
 from taskguard.model.lease import Lease, Owner, limit_option, new_owner, trusted_until_s
+from taskguard.run import tracing
 from taskguard.run.claiming import Admitted, Claiming
 from taskguard.run.current import holders_around
 from taskguard.run.names import Names
@@ -93,6 +94,15 @@ class Admission:
 
     def admit(self, delivery: Delivery, waiting: Waiting | None) -> Admitted | Answer | Busy:
         """Try until the key is granted, the record has an answer, or the time to wait is over."""
+        with tracing.span("claim", delivery) as span:
+            found = self._admit(delivery, waiting)
+            if isinstance(found, Admitted):
+                tracing.note_claim(span, found.claimed, found.tracked.lease)
+            else:
+                tracing.note_refusal(span, found)
+            return found
+
+    def _admit(self, delivery: Delivery, waiting: Waiting | None) -> Admitted | Answer | Busy:
         started_s, wait_s = self._clock.monotonic_s(), _wait_s(delivery, waiting)
         waiter = _Waiter(new_owner(delivery.message.id))
         try:

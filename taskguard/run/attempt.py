@@ -21,6 +21,7 @@ from taskguard.errors import (
 from taskguard.model.claims import Claim, Claimed
 from taskguard.model.delivery import Codec, Delivery
 from taskguard.model.lease import Lease
+from taskguard.run import tracing
 from taskguard.run.encoding import encode
 from taskguard.run.progress import Progress
 
@@ -137,8 +138,10 @@ class Attempt:
     @contextmanager
     def completing(self, on: Any) -> Iterator[Any]:
         """A transaction of the body that commits DONE: `Guard.transaction()`."""
-        with self._transaction("transaction", on) as tx:
+        span = tracing.span("complete", self.delivery, self.lease, self.number, later=True)
+        with span, self._transaction("transaction", on) as tx:
             yield tx.db if on is None else on
+            span.begin()
             tx.complete_in_block(self.required_claim.claim, self._result_json)
         self.note_completed()
         self._call_then()

@@ -22,6 +22,7 @@ from taskguard.model.claims import Answer, Busy, Claim, Claimed, ClaimRequest
 from taskguard.model.delivery import Delivery
 from taskguard.model.lease import Owner, trusted_until_s
 from taskguard.model.states import Decision
+from taskguard.run import tracing
 from taskguard.run.late import LateReports
 from taskguard.run.names import Names
 from taskguard.run.tally import Tally
@@ -79,6 +80,9 @@ class Claiming:
         """
         lease = tracked.lease
         request = delivery.request(lease.owner, clock=self._clock)
+        trace = tracing.traceparent()
+        if trace is not None:
+            request = replace(request, trace=trace)
         if held_by is not None:
             request = replace(request, held_by=held_by)
         if tracked.at_lock_server:

@@ -21,6 +21,7 @@ from taskguard.model.counts import Noted
 from taskguard.model.delivery import Answered, Completed, Deferred, Delivery, Dropped, Parked
 from taskguard.model.history import Happened
 from taskguard.model.outcomes import Ended
+from taskguard.run import tracing
 from taskguard.run.flush import Flush
 from taskguard.run.tally import Tally
 
@@ -181,6 +182,7 @@ class Counting:
                 waited_s = self._clock.wall_s() - held_s - published_s
             waited_s = max(0.0, waited_s)
             attempt = 1 if holding.claimed is None else holding.claimed.attempt
+        tracing.ended(delivery, ended)
         tally, flush = self.tally, self.flush
         tally.delivery(delivery.task, ended, waited_s, held_s)
         if ended in _HAPPENED:

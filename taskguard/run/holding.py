@@ -18,6 +18,7 @@ from taskguard.log_fields import said_of
 from taskguard.model.claims import Claim, Claimed
 from taskguard.model.delivery import Delivery
 from taskguard.model.outcomes import Ended
+from taskguard.run import tracing
 from taskguard.run.attempt import Attempt
 from taskguard.run.late import LateReports
 from taskguard.run.parking import Line
@@ -50,6 +51,10 @@ class Holding:
     released: bool = False
     hint: bool | None = None
     ended: Ended | None = None
+
+    def span(self, name: str) -> tracing.Span:
+        """Return a span of the attempt."""
+        return tracing.span(name, self.delivery, self.tracked.lease, self.attempt.number)
 
 
 class Releases:

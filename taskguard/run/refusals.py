@@ -20,6 +20,7 @@ from taskguard.events import Events
 from taskguard.model.claims import Answer, Busy
 from taskguard.model.delivery import Delivery, Outcome, Parked
 from taskguard.model.lease import Owner
+from taskguard.run import tracing
 from taskguard.run.answers import Answers
 from taskguard.run.attempt import Attempt
 from taskguard.run.claiming import Claiming
@@ -99,7 +100,8 @@ class Refusals:
             return None
         request = delivery.request(clock=self._clock)
         try:
-            found = self._line.park(delivery, request, busy)
+            with tracing.span("park", delivery):
+                found = self._line.park(delivery, request, busy)
             if isinstance(found, Answer):
                 return self._answers.answer(delivery, found)
             if found:

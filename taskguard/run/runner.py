@@ -284,7 +284,7 @@ class Runner:
         attempt, broken = holding.attempt, 0
         for run in range(1, _BODY_RUNS + 1):
             try:
-                with running(attempt) as guard:
+                with running(attempt) as guard, holding.span("body"):
                     value = self._value(holding, guard, body)
                 attempt.refuse_end()
                 return self._complete(holding, value)
@@ -351,7 +351,8 @@ class Runner:
                 text = _NO_RESULT
             requested_at_s = self.clock.monotonic_s()
             try:
-                self.ledger.complete_alone(claim, text)
+                with holding.span("complete"):
+                    self.ledger.complete_alone(claim, text)
             except NO_LEDGER:
                 self.counting.no_answer("complete")
                 raise

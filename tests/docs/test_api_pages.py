@@ -23,6 +23,8 @@ MONITORS = ("taskguard_otel", "taskguard_prometheus", "taskguard_dashboard")
 INTEGRATIONS = (*QUEUES, *SERVERS, *MONITORS, "pytest_taskguard")
 # Groups of entry points, and a check of Django's, whose names look like modules.
 NO_MODULES = {"taskguard.doctors", "taskguard.queues", "taskguard.eviction"}
+# Names of spans.
+NO_MODULES |= {f"taskguard.{name}" for name in ("claim", "park", "body", "complete")}
 # These pages are for the developers of taskguard.
 INSIDE = re.compile(r"docs/(decisions/.*|architecture\.md)")
 _DOTTED = re.compile(r"(?<![\w./<>:@-])taskguard(?:\.[a-zA-Z_]\w*)+")

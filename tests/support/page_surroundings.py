@@ -28,6 +28,7 @@ from sqlalchemy import orm
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 import taskguard
+from taskguard.integration import set_tracer
 from taskguard.locks import new_owner
 from taskguard.model.states import State
 
@@ -920,3 +921,11 @@ def logs(place: Place) -> Iterator[None]:
     pytest.importorskip("structlog")
     yield
     place.structlog.reset_defaults()
+
+
+@around("docs/how-to/traces.md")
+def traces(place: Place) -> Iterator[None]:
+    pytest.importorskip("opentelemetry.instrumentation.celery")
+    yield
+    place.CeleryInstrumentor().uninstrument()
+    set_tracer(None)
