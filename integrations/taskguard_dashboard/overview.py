@@ -1,7 +1,7 @@
 """The first page: present troubles, and the deliveries of the last hour.
 
-Guarantees: it reads the first rows of indexes, never a whole table. So a number that reached its
-maximum has a plus behind it.
+Guarantees: its numbers are those of the snapshot that all viewers share. Otherwise it reads the
+first rows of indexes. A number that reached its maximum has a plus behind it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from taskguard.integration import State, WorkFilter
 from taskguard_dashboard.charts import bars
 from taskguard_dashboard.texts import lasts, number
 
 __all__ = ["Trouble", "overview_of"]
 
 _MOST = 100
+_MOST_COUNTED = 10_000
+_NAMED = 4
 _HOUR_S = 3_600.0
 _STEP_S = 300.0
 _LONG_WAIT_S = 900.0
@@ -71,28 +72,32 @@ class TaskRates:
 
 def overview_of(operations: Any, now_s: float) -> dict[str, Any]:
     """Return what the first page shows."""
-    dead, failed = (
-        operations.list_work(WorkFilter(state=state), limit=_MOST)
-        for state in (State.DEAD, State.FAILED)
-    )
-    overdue = operations.list_work(WorkFilter(overdue=True), limit=_MOST)
-    paused = operations.keys(paused=True, limit=_MOST)
+    snapshot = operations.snapshot()
+    paused = operations.keys(paused=True, limit=_NAMED).items if _n(snapshot, "paused_keys") else ()
     held = _without_leaders(operations.keys(limit=_MOST))
     lines = operations.lines(limit=10)
     workers = [each for each in operations.workers().items if each.age_s < _HOUR_S]
     counts = operations.counts(since_s=now_s - _HOUR_S)
-    troubles = _troubles(
-        now_s, dead=dead, overdue=overdue, paused=paused, held=held, lines=lines, workers=workers
-    )
+    troubles = [
+        *_of_work(snapshot),
+        *_of_keys(now_s, held=held.items, paused=paused, lines=lines.items),
+        *_of_workers(workers),
+    ]
     return {
-        "troubles": list(troubles),
+        "troubles": troubles,
         "tiles": [
             ("keys", {}, _some(held), "keys held for long", ""),
-            ("waiting", {}, _waiting(lines), "messages in line", ""),
-            ("dead", {}, _some(dead), "dead", "bad" if dead.items else ""),
-            ("work", {"state": "FAILED"}, _some(failed), "failed", ""),
-            ("work", {"overdue": "1"}, _some(overdue), "overdue", "warn" if overdue.items else ""),
-            ("keys", {"paused": "1"}, _some(paused), "keys paused", "warn" if paused.items else ""),
+            ("waiting", {}, _at_most(_n(snapshot, "waiting")), "messages in line", ""),
+            _tile(snapshot, "dead", "dead", {}, "bad"),
+            _tile(snapshot, "failed", "work", {"state": "FAILED"}, ""),
+            _tile(snapshot, "overdue", "work", {"overdue": "1"}, "warn"),
+            (
+                "keys",
+                {"paused": "1"},
+                number(_n(snapshot, "paused_keys")),
+                "keys paused",
+                "warn" if paused else "",
+            ),
             ("workers", {}, number(len(workers)), "workers in the last hour", ""),
         ],
         "held": held.items[:8],
@@ -100,67 +105,63 @@ def overview_of(operations: Any, now_s: float) -> dict[str, Any]:
         "tasks": _rates(counts),
         "names": list(SERIES),
         "chart": bars(_columns(counts, now_s), list(SERIES), now_s=now_s),
-        "taken": now_s,
+        "taken": snapshot.taken_s,
     }
 
 
-def _troubles(
-    now_s: float, *, dead: Any, overdue: Any, paused: Any, held: Any, lines: Any, workers: list[Any]
-) -> Iterator[Trouble]:
-    if dead.items:
-        tasks = sorted({each.task for each in dead.items})
-        yield Trouble(
-            "bad",
-            f"{_items(dead)} DEAD",
-            f"The holders of this work vanished too often: {', '.join(tasks[:4])}.",
-            "dead",
-            {},
-        )
-    if overdue.items:
-        yield Trouble(
-            "bad",
-            f"{_items(overdue)} overdue",
-            "No worker is at them, although one should be.",
-            "work",
-            {"overdue": "1"},
-        )
-    long = [each for each in held.items if now_s - each.since_s > _LONG_HOLD_S]
-    for each in long[:3]:
-        yield Trouble(
-            "warn",
-            f"{each.key} is held for {lasts(now_s - each.since_s)}",
-            f"Its holder is {each.process.label or each.process.owner}.",
-            "key",
-            {"key": each.key},
-        )
-    for each in lines.items:
-        if now_s - each.oldest_s > _LONG_WAIT_S:
-            yield Trouble(
-                "warn",
-                f"Messages wait for {each.key}",
-                f"The oldest one waits for {lasts(now_s - each.oldest_s)}.",
-                "key",
-                {"key": each.key},
-            )
-            break
-    for each in paused.items[:3]:
+def _n(snapshot: Any, metric: str, *labels: str) -> float:
+    """Return the sum of a metric over all tasks, with these values of its last labels."""
+    rows = snapshot.values.get(metric, ())
+    return float(sum(row[-1] for row in rows if row[len(row) - 1 - len(labels) : -1] == [*labels]))
+
+
+def _at_most(n: float) -> str:
+    """Return a number of a snapshot, which counts at most 10,001."""
+    return "10,000+" if n > _MOST_COUNTED else number(n)
+
+
+def _tile(
+    snapshot: Any, state: str, link: str, query: dict[str, str], level: str
+) -> tuple[str, dict[str, str], str, str, str]:
+    n = _n(snapshot, "work", state)
+    return link, query, _at_most(n), state, level if n else ""
+
+
+def _of_work(snapshot: Any) -> Iterator[Trouble]:
+    for state, text, link, query in (
+        ("dead", "The holders of this work vanished too often: {}.", "dead", {}),
+        ("overdue", "No worker is at it, although one should be: {}.", "work", {"overdue": "1"}),
+    ):
+        tasks = [task for task, its, n in snapshot.values.get("work", ()) if its == state and n]
+        n = _n(snapshot, "work", state)
+        if n:
+            what = "1 work item is" if n == 1 else f"{_at_most(n)} work items are"
+            title = f"{what} {state.upper() if state == 'dead' else state}"
+            yield Trouble("bad", title, text.format(", ".join(tasks[:_NAMED])), link, query)
+
+
+def _of_keys(now_s: float, *, held: Any, paused: Any, lines: Any) -> Iterator[Trouble]:
+    for each in [each for each in held if now_s - each.since_s > _LONG_HOLD_S][:_NAMED]:
+        title = f"{each.key} is held for {lasts(now_s - each.since_s)}"
+        holder = each.process.label or each.process.owner
+        yield Trouble("warn", title, f"Its holder is {holder}.", "key", {"key": each.key})
+    late = sorted(lines, key=lambda line: float(line.oldest_s))[:1]
+    for each in [each for each in late if now_s - each.oldest_s > _LONG_WAIT_S]:
+        text = f"The oldest one waits for {lasts(now_s - each.oldest_s)}."
+        yield Trouble("warn", f"Messages wait for {each.key}", text, "key", {"key": each.key})
+    for each in paused:
+        title = f"{each.key} is paused for {lasts(now_s - each.since_s)}"
         pause = each.paused
-        yield Trouble(
-            "warn",
-            f"{each.key} is paused for {lasts(now_s - each.since_s)}",
-            f"{pause.actor}: {pause.reason}" if pause else "",
-            "key",
-            {"key": each.key},
-        )
+        text = f"{pause.actor}: {pause.reason}" if pause else ""
+        yield Trouble("warn", title, text, "key", {"key": each.key})
+
+
+def _of_workers(workers: list[Any]) -> Iterator[Trouble]:
     versions = sorted({each.version for each in workers})
     if len(versions) > 1:
-        yield Trouble(
-            "warn",
-            "Workers have different versions of taskguard",
-            f"{', '.join(versions)}. That is normal only during a deploy.",
-            "workers",
-            {},
-        )
+        text = f"{', '.join(versions)}. That is normal only during a deploy."
+        title = "Workers have different versions of taskguard"
+        yield Trouble("warn", title, text, "workers", {})
 
 
 def _without_leaders(page: Any) -> Any:
@@ -171,15 +172,6 @@ def _without_leaders(page: Any) -> Any:
 
 def _some(page: Any) -> str:
     return f"{len(page.items):,}{'+' if page.after else ''}"
-
-
-def _items(page: Any) -> str:
-    return "1 work item is" if len(page.items) == 1 else f"{_some(page)} work items are"
-
-
-def _waiting(lines: Any) -> str:
-    more = any(each.more for each in lines.items) or lines.after or lines.note
-    return f"{sum(each.waiting for each in lines.items):,}{'+' if more else ''}"
 
 
 def _series_of(counted: Any) -> str | None:

@@ -173,6 +173,26 @@ def test_a_page_updates_itself_while_it_is_visible_and_nobody_uses_it(opened: An
         wait_until(lambda: requests or page.wait_for_timeout(50), message="it asks at once")
 
 
+def test_a_hidden_page_asks_nothing(opened: Any) -> None:
+    """It asks again as soon as it is visible."""
+    with served(Sample()) as address:
+        page = opened(address)
+        page.evaluate(
+            "window.away = true;"
+            "Object.defineProperty(document, 'hidden', {get: () => window.away});"
+            "document.dispatchEvent(new Event('visibilitychange'))"
+        )
+        asked: list[str] = []
+        page.on("request", lambda each: asked.append(each.url))
+        for _ in range(2):  # pause and resume
+            page.click("#live")
+        assert asked == []
+        with page.expect_request(f"{address}/"):
+            page.evaluate(
+                "window.away = false; document.dispatchEvent(new Event('visibilitychange'))"
+            )
+
+
 def test_without_javascript_everything_works(opened: Any) -> None:
     """Search, pages, and a change with its reason."""
     tg = Sample()

@@ -14,6 +14,7 @@ from taskguard.model.counts import Count
 from taskguard.model.history import Flag
 from taskguard.model.line_states import LineState
 from taskguard.model.pauses import Pause
+from taskguard.model.snapshots import SnapshotView
 from taskguard.model.states import State
 from taskguard.model.views import (
     ActionView,
@@ -239,6 +240,12 @@ class Sample:
                 ActionView(self.now_s - 900, "pause", self._text("ben"), reason, key="tenant:9"),
             )
         )
+
+    def snapshot(self) -> SnapshotView:
+        work = [[self._text("shop.ship"), "dead", 2], [self._text("shop.pay"), "failed", 4]]
+        waiting = [[self._text("shop.pay"), 312], [self._text("shop.mail"), 1_089]]
+        values = {"work": work, "waiting": waiting, "paused_keys": [[1]]}
+        return SnapshotView(self.now_s - 3, 3.0, values, {})
 
     def counts(self, *, since_s: float | None = None) -> list[Count]:
         minute = int(self.now_s // 60)
