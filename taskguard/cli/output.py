@@ -63,6 +63,8 @@ def as_data(value: Any) -> Any:
         return value.name.lower()
     if isinstance(value, Enum):
         return value.value
+    if isinstance(value, dict):
+        return {name: as_data(each) for name, each in value.items()}
     if isinstance(value, tuple | list):
         return [as_data(each) for each in value]
     return value

@@ -83,3 +83,32 @@ def test_a_sweep_of_a_projects_celery_app_reads_djangos_settings(project: Path) 
     run(project, "writes.py")
     assert "sent: 1," in run(project, "-m", "taskguard", "sweep", "--celery", "shop_celery:app")
     assert "sent: 0," in run(project, "-m", "taskguard", "sweep", "--celery", "shop_celery:app")
+
+
+def test_manage_py_taskguard_is_the_command(project: Path) -> None:
+    """`manage.py taskguard` and `taskguard` with DJANGO_SETTINGS_MODULE print the same, and exit
+    with the same statuses."""
+    manage = [sys.executable, "-m", "django"]
+    settings = {"DJANGO_SETTINGS_MODULE": "shop_settings"}
+    run(project, "-m", "django", "migrate", "--settings", "shop_settings")
+    run(project, "writes.py")
+    found = {}
+    for name, command in {
+        "manage.py": [*manage, "taskguard"],
+        "taskguard": [sys.executable, "-m", "taskguard"],
+    }.items():
+        for words in (["work", "list", "--overdue"], ["explain", "nothing:1"], ["keys", "x"]):
+            done = subprocess.run(
+                [*command, *words],
+                cwd=project,
+                env={**os.environ, **settings, "PYTHONPATH": str(project)},
+                capture_output=True,
+                text=True,
+                timeout=patience_s(60),
+                check=False,
+            )
+            found[name, words[0]] = done.returncode, done.stdout
+    for word, status in {"work": 0, "explain": 3, "keys": 2}.items():
+        assert found["manage.py", word] == found["taskguard", word]
+        assert found["manage.py", word][0] == status
+    assert "\tshop.ship order:7\t" in found["manage.py", "work"][1]
