@@ -429,6 +429,7 @@ class Watchdog:
                     work="" if tracked.claim is None else tracked.claim.work or "",
                     fence=tracked.lease.fence,
                     reason=reason,
+                    cause=kind,
                     held_s=self._clock.monotonic_s() - tracked.lease.taken_at_s,
                 )
             )

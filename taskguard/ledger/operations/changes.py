@@ -20,10 +20,13 @@ import sqlalchemy as sa
 from taskguard.errors import AlreadyEnqueuedError
 from taskguard.ledger import runs, unique
 from taskguard.ledger.connections.database import WRITE_LOCK_S, Database
+from taskguard.ledger.operations import counts
 from taskguard.ledger.own_rows import changes as rows
 from taskguard.ledger.tables import ACTIONS, KEYS, MESSAGES, WORK
+from taskguard.metrics import OPERATOR_ACTIONS
 from taskguard.model.changes import Changed, Expected, Said
 from taskguard.model.claims import RowRef
+from taskguard.model.counts import Count
 from taskguard.model.history import HISTORY_CHARS, Action, Happened, entry, works_of
 from taskguard.model.operating import TO, refusal, text_of, was_made, written
 from taskguard.model.states import RowState, State
@@ -72,7 +75,9 @@ def change(
             return Changed(changed=False, why=why, **known)
         for each in found:
             _write(db, each, action, now_us=now_us, text=text)
-        note_action(db, action, by=by, at_us=now_us, key=mine.key, task=mine.task, work=work)
+        note_action(
+            database, db, action, by=by, at_us=now_us, key=mine.key, task=mine.task, work=work
+        )
         if action is Action.CALL:
             _put_first(db, mine)
         return Changed(changed=True, then=_then(mine, action), **known)
@@ -176,6 +181,7 @@ def history_with(row: Any, *, now_us: int, text: str) -> str:
 
 
 def note_action(
+    database: Database,
     db: sa.Connection,
     action: Action,
     *,
@@ -186,10 +192,11 @@ def note_action(
     work: str | None = None,
     detail: str | None = None,
 ) -> None:
-    """Record what an operator did, in the transaction that does it."""
+    """Record and count what an operator did, in the transaction that does it."""
     values = {"at": at_us, "action": action.value, "actor": by.actor, "reason": by.reason}
     names = {"key": key, "task": task, "work": work, "detail": detail}
     db.execute(sa.insert(ACTIONS).values(**values, **names))
+    counts.add(db, database.dialect, [Count("", OPERATOR_ACTIONS.what(action.value), 1)])
 
 
 def was_noted(db: sa.Connection, action: Action, *, key: str, detail: str) -> bool:

@@ -72,7 +72,9 @@ def try_pause(
         values = {"fence": fence, "owner": str(owner), "lease_until": until_us}
         db.execute(sa.update(KEYS).where(*same).values(**values))
         if paused:
-            note_action(db, Action.PAUSE, by=by, at_us=now_us, key=key, detail=_named(holders))
+            note_action(
+                database, db, Action.PAUSE, by=by, at_us=now_us, key=key, detail=_named(holders)
+            )
         return PauseTried(paused, shown)
 
 
@@ -117,7 +119,7 @@ def resume(database: Database, key: str, *, owner: Owner, by: Said) -> bool:
         ended = sa.update(KEYS).where(*mine).values(owner=FREE, lease_until=now_us)
         if not db.execute(ended).rowcount:
             return was_noted(db, Action.RESUME, key=key, detail=detail)
-        note_action(db, Action.RESUME, by=by, at_us=now_us, key=key, detail=detail)
+        note_action(database, db, Action.RESUME, by=by, at_us=now_us, key=key, detail=detail)
         return True
 
 
@@ -155,5 +157,5 @@ def release(database: Database, key: str, *, fence: int, owner: str, by: Said) -
             return False
         text = f"its key was released by {by.actor}: {by.reason}"
         end_holder(db, found, now_us=now_us, text=text)
-        note_action(db, Action.RELEASE, by=by, at_us=now_us, key=key, detail=detail)
+        note_action(database, db, Action.RELEASE, by=by, at_us=now_us, key=key, detail=detail)
         return True

@@ -26,8 +26,10 @@ from taskguard.ledger.operations.sizes import sizes
 from taskguard.ledger.tables import ACTIONS, KEYS, SNAPSHOT, WORK, WORKERS
 from taskguard.metrics import Metric
 from taskguard.model.history import Action, Flag
+from taskguard.model.pauses import FAR_US
 from taskguard.model.snapshots import SnapshotView
 from taskguard.model.states import State
+from taskguard.model.workers import NO_PROCESS
 
 __all__ = ["MOST_COUNTED", "QUESTIONS", "snapshot"]
 
@@ -36,7 +38,6 @@ MOST_COUNTED = 10_001
 
 _MOST_KEYS = 1_000
 _SAMPLE = 1_000  # rows at each end of the index of ids, whose oldest end is looked for
-_OPERATOR = "ffffffff"  # the beginning of the owner of a paused key
 _LONGEST_S = 2.0
 _LATE_AGAIN_S = 300.0
 _SEEN_S = 3_600.0  # a worker says three times an hour that it is there
@@ -181,10 +182,10 @@ def _held(db: sa.Connection, now_us: int) -> Answer:
     return {metrics.LONGEST_HOLD: _age(db.execute(longest).scalar(), now_us)}
 
 
-def _paused(db: sa.Connection, now_us: int) -> Answer:
-    """Count keys that were paused, and are held by that pause still."""
+def _paused(db: sa.Connection, _now_us: int) -> Answer:
+    """Count keys that operators have paused. The record of actions names them."""
     paused = sa.select(ACTIONS.c.key).where(ACTIONS.c.action == Action.PAUSE.value).distinct()
-    of_operator = KEYS.c.owner.startswith(_OPERATOR), KEYS.c.lease_until > now_us
+    of_operator = KEYS.c.owner.startswith(NO_PROCESS), KEYS.c.lease_until >= FAR_US
     keys = sa.select(sa.func.count()).where(KEYS.c.key.in_(paused), *of_operator)
     return {metrics.PAUSED_KEYS: [[db.execute(keys).scalar_one()]]}
 

@@ -11,6 +11,7 @@ from contextlib import closing
 
 import pytest
 
+import taskguard
 from support.databases import DATABASES
 from support.promtool import check_metrics
 from taskguard.cli import main
@@ -81,6 +82,27 @@ def test_a_scrape(ledger: SqlLedger) -> None:
     assert found["taskguard_waiting_keys",] == 0
     families = {each.name for each in prometheus_parser.text_string_to_metric_families(text)}
     assert families == {each.prometheus.removesuffix("_total") for each in METRICS}
+
+
+def test_deliveries_and_operators_are_counted(pg: SqlLedger) -> None:
+    """A body, its duplicate and an operator's change, from the guarded function to the scrape."""
+    tg = taskguard.connect(locks=None, ledger=pg)
+
+    @tg.guarded(key="order:<order_id>")
+    def ship(order_id: int) -> None:
+        pass
+
+    for _ in range(2):
+        ship(42)
+    tg.operations.pause("order:42", actor="ann", reason="why")
+    tg.runner.counting.flush.flush()
+    with serving(pg, host="127.0.0.1", port=0) as port:
+        found = samples(scrape(port))
+    counted = {name[1]: n for name, n in found.items() if name[0] == "taskguard_deliveries_total"}
+    assert {outcome: n for outcome, n in counted.items() if n} == {"done": 1, "duplicate": 1}
+    assert found["taskguard_operator_actions_total", "pause"] == 1
+    assert found["taskguard_paused_keys",] == 1
+    assert found["taskguard_operation_seconds_count", "claim", "ledger"] == 2
 
 
 @pytest.mark.debian

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+import taskguard
 from support.databases import DATABASES
 from taskguard.ledger.operations import snapshot as module
 from taskguard.ledger.sql import SqlLedger
-from taskguard.ledger.tables import ACTIONS, KEYS, SNAPSHOT, WORK
+from taskguard.ledger.tables import SNAPSHOT, WORK
 from taskguard.metrics import GAUGES
 from taskguard.model.history import Flag
 from taskguard.model.line_states import LineState
@@ -130,13 +131,15 @@ def test_an_empty_ledger(ledger: SqlLedger) -> None:
 
 def test_keys_that_an_operator_has_paused(ledger: SqlLedger) -> None:
     """A pause counts until it ends, and a key that was paused twice counts once."""
-    now = ledger.now_us()
-    pause = {"action": "pause", "actor": "ann", "reason": "why", "at": now}
-    add(ledger, ACTIONS, [{**pause, "key": key} for key in ("a", "a", "b", "c")])
-    held = {"fence": 1, "lease_until": now + 3_600 * SECOND}
-    owners = {"a": f"{'f' * 8}{0:016x}/pause:ann: why", "b": "1234/m", "c": ""}
-    add(ledger, KEYS, [{**held, "key": key, "owner": owner} for key, owner in owners.items()])
-    assert ledger.snapshot().number("paused_keys") == 1
+    tg = taskguard.connect(locks=None, ledger=ledger)
+    said = {"actor": "ann", "reason": "why"}
+    for _ in range(2):
+        tg.operations.pause("a", **said)
+        tg.operations.resume("a", **said)
+    tg.operations.pause("a", **said)
+    tg.operations.pause("b", **said)
+    tg.operations.resume("b", **said)
+    assert ledger.snapshot(max_age_s=0).number("paused_keys") == 1
 
 
 def test_one_viewer_takes_it_and_the_others_read_it(ledger: SqlLedger) -> None:
