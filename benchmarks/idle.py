@@ -39,8 +39,8 @@ KINDS = {
 # At most this many times the figure of `none`, or of one worker.
 CEILINGS = {
     "memory of a worker, parked / none": 1.5,
-    "Redis commands of a worker, parked / none": 2.0,
-    "transactions, largest fleet / one worker": 6.0,
+    "Redis commands of a worker, parked / none": 2.5,
+    "transactions, largest fleet / one worker": 2.0,
     "processor time to the first call / drivers and a query": 1.3,
 }
 

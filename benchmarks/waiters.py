@@ -1,24 +1,22 @@
-"""Measure the hand-off of one lock to waiters in several processes.
+"""Measure the hand-off of one lock to waiters, each of which is a process.
 
-The figures are how long a hand-off takes, how many commands it costs the server, and whether
-waiters are served in the order of their requests. A hand-off begins when a holder starts to release
-the lock, and ends when the next waiter has it. Each holder waits again as soon as it has released,
-so that the number of waiters stays the same.
+The figures are how long a hand-off takes, how many commands and how much processor time it costs
+the server, and whether waiters are served in the order of their requests. A hand-off begins when a
+holder starts to release the lock, and ends when the next waiter has it. Each holder waits again as
+soon as it has released, so that the number of waiters stays the same.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
+import multiprocessing
 import statistics
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import pairwise
+from multiprocessing.connection import Connection
 from typing import Any
 
 import redis
@@ -26,12 +24,11 @@ import redis_lock
 from rich.table import Table
 
 import taskguard
-from benchmarks.measure import CONSOLE
-from taskguard.locks.redis import link
+from benchmarks.clocks import family
+from benchmarks.measure import CONSOLE, figures
 from taskguard_sandbox.servers import Valkey
 
-PROCESSES = 5
-WAITERS = (50, 100)
+WAITERS = (50, 100, 200)
 BODY_S = 0.001
 # A waiter that came this much later, in seconds, and was served earlier has overtaken. A smaller
 # difference may be the way to the server.
@@ -39,6 +36,9 @@ UNFAIR_S = 0.02
 OURS = "taskguard"
 PEERS = ("python-redis-lock", "redis-py Lock")
 
+# Processes are forked from one that has imported the libraries.
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload([__name__, "taskguard.locks.redis.provider", "taskguard.run.lock"])
 _commands = itertools.count()
 
 
@@ -53,56 +53,61 @@ class Turn:
 
 def main(*, quick: bool) -> None:
     """Print the table."""
-    turns, rounds = (10, 1) if quick else (20, 5)
+    turns, rounds = (6, 1) if quick else (10, 5)
     with Valkey() as server:
-        for waiters in WAITERS:
+        for waiters in WAITERS[: 1 if quick else None]:
             found: dict[str, list[dict[str, float]]] = {}
             for _ in range(rounds):
                 for kind in (OURS, *PEERS):
-                    measured = _measure(kind, server.url, waiters=waiters, turns=turns)
+                    measured = _measure(kind, server, waiters=waiters, turns=turns)
                     found.setdefault(kind, []).append(measured)
             _show(waiters, found)
 
 
 def _show(waiters: int, found: dict[str, list[dict[str, float]]]) -> None:
-    title = f"{waiters} waiters in {PROCESSES} processes, a body of {BODY_S * 1000:g} ms"
+    title = f"{waiters} waiting processes, a body of {BODY_S * 1000:g} ms"
     table = Table(title=title, title_justify="left", title_style="bold")
-    columns = {"p50": "p50 ms", "p99": "p99 ms", "commands": "commands", "overtaken": "overtaken"}
-    for name in ("hand-off", *columns.values(), "longest wait / median", "ratio of p99"):
+    columns = {"p50": "p50 ms", "p99": "p99 ms", "commands": "commands", "server": "server ms"}
+    columns["overtaken"] = "overtaken"
+    more = ("longest wait / median", "ratio of p99", "ratio of server")
+    for name in ("hand-off", *columns.values(), *more):
         table.add_column(name, justify="left" if name == "hand-off" else "right")
     for kind, rounds in found.items():
-        ratios = [
-            mine["p99"] / other["p99"] for mine, other in zip(rounds, found[PEERS[0]], strict=True)
-        ]
         cells = [f"{statistics.median(each[key] for each in rounds):.2f}" for key in columns]
         cells.append(f"{statistics.median(each['spread'] for each in rounds):.1f}")
-        table.add_row(kind, *cells, f"{statistics.median(ratios):.2f}")
+        for key in ("p99", "server"):
+            samples = {name: [each[key] for each in of_kind] for name, of_kind in found.items()}
+            ratio = {each.name: each for each in figures(samples, reference=PEERS[0])}[kind]
+            cells.append(f"{ratio.ratio:.2f} [{ratio.low:.2f}–{ratio.high:.2f}]")
+        table.add_row(kind, *cells)
     CONSOLE.print(table)
     CONSOLE.print()
 
 
-def _measure(kind: str, url: str, *, waiters: int, turns: int) -> dict[str, float]:
+def _measure(kind: str, server: Valkey, *, waiters: int, turns: int) -> dict[str, float]:
     """One run: it begins when all processes are ready."""
-    words = [sys.executable, "-m", "benchmarks.waiters", kind, url]
-    words += [str(waiters // PROCESSES), str(turns)]
-    processes = [
-        subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        for _ in range(PROCESSES)
-    ]
-    for process in processes:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    answers = [json.loads(process.communicate()[0]) for process in processes]
+    started = []
+    for _ in range(waiters):
+        mine, theirs = _FORKS.Pipe()
+        process = _FORKS.Process(target=_work, args=(kind, server.url, turns, theirs))
+        process.start()
+        started.append((process, mine))
+    for _, pipe in started:
+        assert pipe.recv() == "ready"
+    clock = family(server.pid)
+    used_s = -clock()
+    for _, pipe in started:
+        pipe.send("go")
+    answers = [pipe.recv() for _, pipe in started]
+    used_s += clock()
+    for process, _ in started:
+        process.join()
     # At the beginning not all have asked, and at the end not all of them wait.
     all_turns = sorted(
-        (Turn(*each) for answer in answers for each in answer["turns"]),
+        (Turn(*each) for turns_of_one, _ in answers for each in turns_of_one),
         key=lambda turn: turn.granted_s,
     )
-    commands = sum(answer["commands"] for answer in answers) / len(all_turns)
+    commands = sum(count for _, count in answers) / len(all_turns)
     steady = all_turns[2 * waiters : -waiters]
     hand_offs = sorted((b.granted_s - a.released_s) * 1e3 for a, b in pairwise(steady))
     waits = [turn.granted_s - turn.asked_s for turn in steady]
@@ -110,6 +115,7 @@ def _measure(kind: str, url: str, *, waiters: int, turns: int) -> dict[str, floa
         "p50": statistics.median(hand_offs),
         "p99": hand_offs[int(len(hand_offs) * 0.99)],
         "commands": commands,
+        "server": used_s / len(all_turns) * 1e3,
         "overtaken": _overtaken(steady) / len(steady),
         "spread": max(waits) / statistics.median(waits),
     }
@@ -124,7 +130,7 @@ def _overtaken(turns: list[Turn]) -> int:
     return found
 
 
-# -- a process of waiters ----------------------------------------------------------------------
+# -- a waiter ----------------------------------------------------------------------
 
 
 def _locker(kind: str, url: str) -> Callable[[], AbstractContextManager[Any]]:
@@ -138,52 +144,30 @@ def _locker(kind: str, url: str) -> Callable[[], AbstractContextManager[Any]]:
 
 
 def _count_commands() -> None:
-    """Everybody here sends by redis-py's connections, or past them what fits into one write."""
     kind = redis.connection.AbstractConnection
-    send, by_socket = kind.send_packed_command, link.send
+    send = kind.send_packed_command
 
     def counting(self: Any, *words: Any, **options: Any) -> Any:
         next(_commands)
         return send(self, *words, **options)
 
-    def counting_too(connection: Any, command: bytes) -> bool:
-        was_sent = by_socket(connection, command)
-        if was_sent:
-            next(_commands)
-        return was_sent
-
-    kind.send_packed_command, link.send = counting, counting_too
+    kind.send_packed_command = counting
 
 
-def _work(kind: str, url: str, threads: int, turns: int) -> None:
+def _work(kind: str, url: str, turns: int, pipe: Connection) -> None:
     _count_commands()
     locker = _locker(kind, url)
     with locker():
         pass  # the scripts are loaded
-    found: list[tuple[float, float, float]] = []
-    go = threading.Event()
-
-    def run() -> None:
-        go.wait()
-        for _ in range(turns):
-            asked_s = time.monotonic()
-            with locker():
-                granted_s = time.monotonic()
-                time.sleep(BODY_S)
-                released_s = time.monotonic()
-            found.append((asked_s, granted_s, released_s))
-
-    waiting = [threading.Thread(target=run) for _ in range(threads)]
-    for thread in waiting:
-        thread.start()
-    print("ready", flush=True)  # to the process that measures
-    sys.stdin.readline()
+    pipe.send("ready")
+    pipe.recv()
     before = next(_commands)
-    go.set()
-    for thread in waiting:
-        thread.join()
-    json.dump({"turns": found, "commands": next(_commands) - before - 1}, sys.stdout)
-
-
-if __name__ == "__main__":
-    _work(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    found: list[tuple[float, float, float]] = []
+    for _ in range(turns):
+        asked_s = time.monotonic()
+        with locker():
+            granted_s = time.monotonic()
+            time.sleep(BODY_S)
+            released_s = time.monotonic()
+        found.append((asked_s, granted_s, released_s))
+    pipe.send((found, next(_commands) - before - 1))
