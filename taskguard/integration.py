@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from taskguard.model.delivery import Parked as Parked
     from taskguard.model.delivery import Parking as Parking
     from taskguard.model.delivery import Queue as Queue
+    from taskguard.model.outcomes import Ended as Ended
     from taskguard.model.policy import Policy as Policy
     from taskguard.model.records import Existing as Existing
     from taskguard.model.states import EXPIRED as EXPIRED
@@ -67,6 +68,9 @@ if TYPE_CHECKING:
     from taskguard.overrides import overridden as overridden
     from taskguard.periodic.ticks import interval_due_at as interval_due_at
     from taskguard.periodic.ticks import tick_name as tick_name
+    from taskguard.run.counting import Counting as Counting
+    from taskguard.run.flush import flush_all as flush_all
+    from taskguard.run.flush import flush_when_idle as flush_when_idle
     from taskguard.run.guard import attempt_of as attempt_of
     from taskguard.run.names import Names as Names
     from taskguard.run.runner import Runner as Runner
@@ -98,6 +102,7 @@ else:
                 "NOT_BEFORE Answered Codec Completed Deferred Delivery Dropped MessageRef Outcome "
                 "Parked Parking Queue"
             ),
+            "taskguard.model.outcomes": "Ended",
             "taskguard.model.policy": "Policy",
             "taskguard.model.records": "Existing",
             "taskguard.model.states": "EXPIRED State",
@@ -112,6 +117,8 @@ else:
             "taskguard.outbox.sweep": "Sweeper Swept",
             "taskguard.overrides": "Overrides overridden",
             "taskguard.periodic.ticks": "interval_due_at tick_name",
+            "taskguard.run.counting": "Counting",
+            "taskguard.run.flush": "flush_all flush_when_idle",
             "taskguard.run.guard": "attempt_of",
             "taskguard.run.names": "Names",
             "taskguard.run.runner": "Runner",

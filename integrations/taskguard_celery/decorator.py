@@ -30,6 +30,7 @@ from taskguard.integration import (
     Completed,
     Delivery,
     Dropped,
+    Ended,
     GuardedFunction,
     MessageRef,
     attempt_of,
@@ -158,7 +159,7 @@ def _refuse_hidden(compiled: GuardedFunction) -> None:
     if task.request.is_eager:
         raise error
     queue = CeleryQueue(task)
-    queue.until_published(lambda: put_off_unread(queue, error))
+    queue.until_published(lambda: put_off_unread(queue, error), lambda: None)
 
 
 def _call(
@@ -192,7 +193,16 @@ def _deliver(
             task, request, compiled, args, kwargs, queue, promoted=promoted, timed_out=timed_out
         )
 
-    return attempt() if queue is None else queue.until_published(attempt)
+    if queue is None:
+        return attempt()
+    return queue.until_published(attempt, lambda: _count_unread(task, Ended.UNAVAILABLE))
+
+
+def _count_unread(task: Task, ended: Ended) -> None:
+    """Count a delivery that ended outside of the runner."""
+    runtime: TaskGuard | None = vars(task.app).get(KEPT)
+    if runtime is not None:
+        runtime.runner.counting.unread(task.name, task.request.id or "", ended)
 
 
 def _expect(task: Task, kind: type[Exception]) -> None:
@@ -223,7 +233,8 @@ def _deliver_once(
     published_s = published_at_s(request)
     policy = compiled.policy
     parks = policy.parks and queue is not None
-    delivery = compiled.delivery(
+    delivery_of = functools.partial(
+        compiled.delivery,
         args,
         kwargs,
         namespace=runtime.namespace,
@@ -240,6 +251,7 @@ def _deliver_once(
         orders=_ORDERS,
         call=call_in_hand(task) if policy.stores_calls and queue is not None else None,
     )
+    delivery = _made(task, delivery_of)
     body = _Body(runtime, task, compiled, args, kwargs, delivery)
     try:
         outcome = runtime.runner.deliver(delivery, body)
@@ -268,6 +280,15 @@ def _deliver_once(
         raise ComesAgain(str(outcome))
     told = _tell_caller(task, request, outcome, key=delivery.key)
     raise (NeverRuns if told else Ignore)(str(outcome))
+
+
+def _made(task: Task, delivery_of: Callable[[], Delivery]) -> Delivery:
+    """Return the delivery. Its arguments may not fit, and a callable of its key may fail."""
+    try:
+        return delivery_of()
+    except Exception:
+        _count_unread(task, Ended.FAILED)
+        raise
 
 
 def _refuse_retry(task: Task, error: errors.TaskguardError) -> None:

@@ -25,6 +25,7 @@ from taskguard.integration import (
     Completed,
     Deferred,
     Delivery,
+    Ended,
     GuardedFunction,
     MessageRef,
 )
@@ -36,8 +37,12 @@ logger = logging.getLogger("taskguard")
 
 
 class InPlace:
-    """Lets a call wait in the worker, because it has no message that could be published again."""
+    """Lets a call wait in the worker, because it has no message that could be published again.
 
+    `waits_here`: a deferral is not the end of the delivery, so the runner does not count it.
+    """
+
+    waits_here = True
     max_delay_s = 2.0
     new_message_per_deferral = False
 
@@ -128,6 +133,7 @@ def call_in_place(
         if not isinstance(outcome, Deferred):
             return None  # dropped
         if time.monotonic() + outcome.delay_s > until_s:
+            runtime.runner.counting.unrun(delivery, Ended.REFUSED)
             raise errors.KeyBusyError(
                 f"{delivery.key} was not free within {wait_s:.0f} s, and {because}.",
                 key=delivery.key,

@@ -23,7 +23,15 @@ from celery._state import _task_stack
 from celery.exceptions import Ignore
 
 from taskguard import Guard, TaskGuard
-from taskguard.integration import Answered, Completed, Dropped, GuardedFunction, MessageRef, Outcome
+from taskguard.integration import (
+    Answered,
+    Completed,
+    Dropped,
+    Ended,
+    GuardedFunction,
+    MessageRef,
+    Outcome,
+)
 from taskguard_celery.errbacks import InPlace, call_in_place
 from taskguard_celery.message import (
     CeleryQueue,
@@ -129,4 +137,6 @@ def _run(
         return Completed(value)
     queue = CeleryQueue(map_task)
     delivery = delivery_of(message=message, queue=queue)
-    return queue.until_published(lambda: runtime.runner.deliver(delivery, body))
+    runner = runtime.runner
+    put_back = functools.partial(runner.counting.unrun, delivery, Ended.UNAVAILABLE)
+    return queue.until_published(lambda: runner.deliver(delivery, body), put_back)

@@ -171,7 +171,12 @@ class HasFailed(Ignore):  # type: ignore[misc]  # Celery has no types
 
 
 class NotPublishedError(Exception):
-    """The broker may not have taken the new copy, so the delivered message has to stay alive."""
+    """The broker may not have taken the new copy, so the delivered message has to stay alive.
+
+    `delivery_goes_on`: the delivery has not ended, so the runner does not count it.
+    """
+
+    delivery_goes_on = True
 
 
 def longest_wait_s(task: Task) -> float:
@@ -265,8 +270,10 @@ class CeleryQueue:
             # After any error the new copy may not exist, so keep the delivered message.
             raise NotPublishedError(f"{type(error).__name__}: {error}") from error
 
-    def until_published(self, attempt: Callable[[], _T]) -> _T:
+    def until_published(self, attempt: Callable[[], _T], put_back: Callable[[], None]) -> _T:
         """Return what `attempt` returns, and keep the message alive while it cannot be published.
+
+        `put_back` is called before the message goes back to the queue.
 
         Raises PutBack if the message goes back to the queue. That happens at once, unless the queue
         counts its deliveries: RabbitMQ discards a quorum queue's message after 20.
@@ -275,7 +282,11 @@ class CeleryQueue:
             try:
                 return attempt()
             except NotPublishedError as error:
-                self._pause(error)
+                try:
+                    self._pause(error)
+                except PutBack:
+                    put_back()
+                    raise
 
     def _pause(self, error: NotPublishedError) -> None:
         """Wait before the next attempt. Raises PutBack if the message has waited long enough."""

@@ -10,7 +10,9 @@ delivers again the messages that a killed worker left in Redis.
 
 from __future__ import annotations
 
+import functools
 import logging
+import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,20 +20,26 @@ from typing import Any
 
 from celery import Task, bootsteps
 from celery._state import get_current_app
+from celery.exceptions import WorkerLostError
 from celery.signals import (
     celeryd_after_setup,
     task_failure,
     task_revoked,
     worker_init,
     worker_process_init,
+    worker_process_shutdown,
 )
 
 from taskguard import errors
 from taskguard.integration import (
     EXPIRED,
+    Delivery,
+    Ended,
     GuardedFunction,
     describe_worker,
     examine,
+    flush_all,
+    flush_when_idle,
     log_findings,
 )
 from taskguard_celery.arguments import body_arguments
@@ -61,6 +69,7 @@ logger = logging.getLogger("taskguard")
 
 _LOOK_FOR_LOST_CHILDREN_S = 0.5
 _AFTER_TIME_LIMIT_S = 60.0
+_LOOK_AT_COUNTS_S = 5.0
 _KEEP_RELAY_S = 1.0
 _SAID_BY_CELERY = frozenset({"queue_server_away"})
 
@@ -147,6 +156,7 @@ def _check_servers(app: Any, rows: list[Any], *, registers: bool) -> None:
             runtime.ledger.check_schema(rows)
             if registers:
                 runtime.runner.names.register()
+                runtime.runner.counting.flush.begin([task.name for task, _ in guarded_tasks(app)])
     except errors.LedgerUnavailableError as error:
         logger.warning("the ledger is down; messages will be deferred: %s", error)
         return
@@ -209,6 +219,9 @@ def _timers_of(consumer: Any) -> Iterator[Any]:
     if next(guarded_tasks(consumer.app), None) is not None:
         yield from _look_for_lost_children(consumer)
         yield from _look_for_lost_messages(consumer)
+        # Counts of this process: messages that never ran, and all deliveries if it has no children.
+        timer = consumer.timer if consumer.hub is None else consumer.hub
+        yield timer.call_repeatedly(_LOOK_AT_COUNTS_S, functools.partial(flush_all, due=True))
     relay = getattr(consumer.controller, "taskguard_relay", None)
     if relay is not None:
         relay.keep()
@@ -218,6 +231,11 @@ def _timers_of(consumer: Any) -> Iterator[Any]:
 
 def _on_child_ready(sender: str | None = None, **_: Any) -> None:
     trace_briefly(get_current_app(), sender)
+    flush_when_idle()
+
+
+def _on_child_shutdown(**_: Any) -> None:
+    flush_all()
 
 
 def _start_relay(worker: Any, *, parks: bool) -> CeleryRelay:
@@ -290,7 +308,14 @@ def _look_for_lost_messages(consumer: Any) -> Iterator[Any]:
     yield consumer.timer.call_repeatedly(interval_s, restore)
 
 
-def _on_revoked(sender: Any = None, request: Any = None, expired: bool = False, **_: Any) -> None:
+def _on_revoked(
+    sender: Any = None,
+    request: Any = None,
+    expired: bool = False,
+    terminated: bool = False,
+    signum: Any = None,
+    **_: Any,
+) -> None:
     """Revoke or expire the message's work in the ledger.
 
     In the pool's child, a revoke looks like a shutdown, so the signal is used. If the message has
@@ -300,6 +325,9 @@ def _on_revoked(sender: Any = None, request: Any = None, expired: bool = False, 
     compiled = None if sender is None else guarded_function_of(sender)
     if compiled is None:
         return
+    # A child that is told to stop counts its delivery as interrupted.
+    if not terminated or signum in (signal.SIGKILL, "SIGKILL", "KILL"):
+        _count(sender, compiled, request, Ended.EXPIRED if expired else Ended.REVOKED)
     if expired and not compiled.policy.resends:
         return
     try:
@@ -319,14 +347,41 @@ def _on_failure(sender: Any = None, task_id: str = "", exception: Any = None, **
     compiled = None if sender is None else guarded_function_of(sender)
     if compiled is None:
         return
+    if isinstance(exception, WorkerLostError):
+        runtime_of(sender.app).runner.counting.note_gap()
+        return
     request = sender.request
     if request.id != task_id or request.is_eager or in_hand(request) is not None:
         return
+    _count(sender, compiled, request, Ended.FAILED)
     error = f"it failed before its guard: {type(exception).__name__}: {exception}"
     try:
         _end(sender, compiled, request, expired=True, error=error)
     except (errors.TaskguardError, TypeError) as unknown:
         logger.warning("%s: its failure was not recorded: %s", sender.name, unknown)
+
+
+def _count(task: Task, compiled: GuardedFunction, request: Any, ended: Ended) -> None:
+    """Count a delivery that never reached its guard. Its arguments may not fit."""
+    counting = runtime_of(task.app).runner.counting
+    try:
+        counting.unrun(_delivery_of(task, compiled, request), ended)
+    except (errors.TaskguardError, TypeError):
+        counting.unread(task.name, request.id or "", ended)
+
+
+def _delivery_of(task: Task, compiled: GuardedFunction, request: Any) -> Delivery:
+    context = getattr(request, "_context", None) or request
+    args, kwargs = body_arguments(task, request.args or (), request.kwargs or {})
+    return compiled.delivery(
+        args,
+        kwargs,
+        namespace=runtime_of(task.app).namespace,
+        task=task.name,
+        message=message_of(context),
+        parking=CeleryParking(task),
+        promoted=marks_of(context).promoted is not None,
+    )
 
 
 def _end(
@@ -341,20 +396,9 @@ def _end(
 
     If that fails, a relay promotes the next message, or sends this one again.
     """
-    context = getattr(request, "_context", None) or request
-    args, kwargs = body_arguments(task, request.args or (), request.kwargs or {})
-    message = message_of(context)
     runtime = runtime_of(task.app)
-    promoted = marks_of(context).promoted is not None
-    delivery = compiled.delivery(
-        args,
-        kwargs,
-        namespace=runtime.namespace,
-        task=task.name,
-        message=message,
-        parking=CeleryParking(task),
-        promoted=promoted,
-    )
+    delivery = _delivery_of(task, compiled, request)
+    message = delivery.message
     ledger = runtime.ledger
     if ledger is None or delivery.work is None:
         return
@@ -365,7 +409,7 @@ def _end(
         else ledger.revoke(work, message=message.name)
         for work in (str(request.work), *delivery.formerly)
     ]
-    if delivery.parking is not None and (any(ended) or promoted):
+    if delivery.parking is not None and (any(ended) or delivery.promoted):
         runtime.runner.never_runs(delivery)
 
 
@@ -374,5 +418,6 @@ if "celery.worker.control" in sys.modules:  # `celery inspect` looks for the com
 worker_init.connect(_on_worker_init, weak=False)
 celeryd_after_setup.connect(_on_worker_setup, weak=False)
 worker_process_init.connect(_on_child_ready, weak=False)
+worker_process_shutdown.connect(_on_child_shutdown, weak=False)
 task_failure.connect(_on_failure, weak=False)
 task_revoked.connect(_on_revoked, weak=False)

@@ -29,7 +29,9 @@ from taskguard.integration import (
     Answered,
     Completed,
     Deferred,
+    Delivery,
     Dropped,
+    Ended,
     GuardedFunction,
     MessageRef,
     Parked,
@@ -37,6 +39,7 @@ from taskguard.integration import (
 from taskguard_rq.calls import call_of
 from taskguard_rq.coroutines import in_thread, loop_runs_here, mark
 from taskguard_rq.expiry import expires_at_s, may_have_expired
+from taskguard_rq.horses import flush_stock_horse
 from taskguard_rq.marks import PROMOTED, marks_of
 from taskguard_rq.parking import (
     ParkedJob,
@@ -118,6 +121,7 @@ def guarded_job(
                     return asked.retry
                 finally:
                     note_loaded()
+                    flush_stock_horse()
 
             if is_async and not _is_called_by_rq(job, wrapper):
                 return in_thread(run)
@@ -183,7 +187,9 @@ def _deliver(
         if canceled is not None:
             return canceled
     take_out(job, line)
-    delivery = delivery_of(
+    delivery = _made(
+        job,
+        delivery_of,
         published_at_s=sent_at(job).timestamp(),
         redelivered=not promoted and is_redelivered(job, deferrals=message.deferrals),
         queue=queue,
@@ -201,6 +207,15 @@ def _deliver(
     if isinstance(outcome, Dropped):
         return never_runs(job, outcome, delivery.key)
     return _told(queue, outcome)
+
+
+def _made(job: Job, delivery_of: Callable[..., Delivery], **values: Any) -> Delivery:
+    """Return the delivery. Its arguments may not fit, and a callable of its key may fail."""
+    try:
+        return delivery_of(**values)
+    except Exception:
+        runtime().runner.counting.unread(job.func_name or "", job.id, Ended.FAILED)
+        raise
 
 
 def _run_here(

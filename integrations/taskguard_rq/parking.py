@@ -36,7 +36,14 @@ from rq.registry import DeferredJobRegistry
 
 from taskguard import errors
 from taskguard.integration import EXPIRED as WORK_EXPIRED
-from taskguard.integration import Claim, Delivery, Dropped, GuardedFunction, MessageRef
+from taskguard.integration import (
+    Claim,
+    Delivery,
+    Dropped,
+    Ended,
+    GuardedFunction,
+    MessageRef,
+)
 from taskguard_rq.calls import (
     EXPIRED,
     LINE_META,
@@ -220,6 +227,7 @@ def expired(job: Job, delivery: Delivery) -> CanceledJob | None:
     """
     if not _has_expired(job, delivery):
         return None
+    runtime().runner.counting.unrun(delivery, Ended.EXPIRED)
     runtime().runner.never_runs(delivery)
     said = f"{job.func_name}: job {job.id} waited for {delivery.key} until its ttl was over"
     if not getattr(job, _ALLOWED, False):

@@ -32,7 +32,8 @@ from rq.job import Job, JobStatus
 from rq.worker import BaseWorker, DequeueStrategy, SpawnWorker
 
 from taskguard.errors import ConfigurationError, LedgerUnavailableError
-from taskguard.integration import Configuration, examine, log_findings
+from taskguard.integration import Configuration, examine, flush_all, log_findings
+from taskguard_rq.horses import HorseCounts
 from taskguard_rq.parking import (
     CanceledJob,
     ParkedJob,
@@ -59,6 +60,7 @@ logger = logging.getLogger("taskguard")
 # Before RQ 3, a worker has one execution at a time, and `cleanup_execution()` does not name it.
 _NAMES_EXECUTION = "execution" in inspect.signature(Worker.cleanup_execution).parameters
 _RANK_VARIABLE = "TASKGUARD_RQ_RANK"
+_SEND_COUNTS_S = 10
 _SAID_BY_RQ = frozenset({"queue_server_away"})
 _SCHEDULER = list(inspect.signature(BaseWorker.work).parameters).index("with_scheduler") - 1
 
@@ -93,6 +95,7 @@ class GuardedWorkerMixin(BaseWorker):
     """
 
     _relay: RQRelay | None = None
+    _counts: HorseCounts | None = None
 
     def work(self, *args: Any, **kwargs: Any) -> bool:
         """Run the worker as RQ does, with a scheduler, and with drivers loaded for its work horses.
@@ -110,6 +113,8 @@ class GuardedWorkerMixin(BaseWorker):
         describe(self)
         _load(self.connection)
         self._relay = RQRelay(self.connection)
+        if isinstance(self, Worker):
+            self._counts = HorseCounts.of_worker()
         self._look_for_lines()
         by_position = len(args) > _SCHEDULER
         if not by_position and ("with_scheduler" not in kwargs or _is_default_of_command()):
@@ -156,9 +161,39 @@ class GuardedWorkerMixin(BaseWorker):
         super().handle_job_success(job, *args, **kwargs)
         tell_line(job, in_s=0)
 
+    def perform_job(self, *args: Any, **kwargs: Any) -> bool:
+        """Run the job as RQ does, then hand the counts of a work horse to its worker."""
+        if not self.is_horse:
+            return super().perform_job(*args, **kwargs)
+        counts = self._counts  # None in a new interpreter
+        if counts is not None:
+            counts.begin()
+        try:
+            return super().perform_job(*args, **kwargs)
+        finally:
+            flush_all() if counts is None else counts.hand_over()
+
+    def handle_work_horse_killed(self, *args: Any, **kwargs: Any) -> None:
+        """Handle a killed work horse as RQ does, and count that its counts are lost."""
+        super().handle_work_horse_killed(*args, **kwargs)  # type: ignore[no-untyped-call]  # RQ's
+        if self._counts is not None:
+            self._counts.note_killed()
+
+    def dequeue_job_and_maintain_ttl(self, timeout: int | None, *args: Any, **kwargs: Any) -> Any:
+        """Dequeue as RQ does. Before that, and while no job comes, send counts."""
+        if self._counts is not None:
+            self._counts.send()
+            if timeout is not None and not self._counts.is_empty:
+                timeout = min(timeout, _SEND_COUNTS_S)
+        return super().dequeue_job_and_maintain_ttl(timeout, *args, **kwargs)
+
     def heartbeat(self, *args: Any, **kwargs: Any) -> None:
-        """Send a heartbeat as RQ does, then start the relay if it is needed and not running."""
+        """Send a heartbeat as RQ does. Then send counts, and start the relay if it is needed."""
         super().heartbeat(*args, **kwargs)
+        if self._counts is None:
+            flush_all(due=True)  # it has no work horses, or does not know the ledger
+        elif not self.is_horse:
+            self._counts.send()
         if self._relay is not None and not self.is_horse:
             self._relay.keep()
 
@@ -170,6 +205,8 @@ class GuardedWorkerMixin(BaseWorker):
     def teardown(self) -> None:
         """Shut down as RQ does, then stop the relay."""
         super().teardown()  # type: ignore[no-untyped-call]  # RQ's
+        if self._counts is not None and not self.is_horse:
+            self._counts.send(due=False)
         if self._relay is not None and not self.is_horse:
             self._relay.stop()
 

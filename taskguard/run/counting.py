@@ -11,16 +11,28 @@ answered after that. A body that raised after DONE was committed is `done`.
 
 from __future__ import annotations
 
+import json
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from taskguard import errors
 from taskguard.clock import Clock
 from taskguard.events import Delivered, Events
-from taskguard.model.counts import Noted
-from taskguard.model.delivery import Answered, Completed, Deferred, Delivery, Dropped, Parked
+from taskguard.metrics import COUNTS_LOST
+from taskguard.model.counts import Count, Noted
+from taskguard.model.delivery import (
+    Answered,
+    Completed,
+    Deferred,
+    Delivery,
+    Dropped,
+    MessageRef,
+    Parked,
+)
 from taskguard.model.history import Happened
 from taskguard.model.outcomes import Ended
+from taskguard.model.policy import Policy
 from taskguard.run import tracing
 from taskguard.run.flush import Flush
 from taskguard.run.tally import Tally
@@ -41,6 +53,10 @@ _BY_TYPE = {
     Parked: Ended.PARKED,
 }
 _BY_REASON = {each.value: each for each in Ended}
+
+_NO_POLICY = Policy()
+_NOTED = ("n", "key", "task", "work", "owner", "fence", "detail")
+_MOST_BYTES = 4_090  # a pipe takes 4,096 bytes at once
 
 # What is listed with the happenings of a key, because it changed no record.
 _HAPPENED = {
@@ -128,6 +144,8 @@ class Counting:
             holding: what it held. None: it did not get its key.
             begun_s: when it began, by the monotonic clock.
         """
+        if isinstance(outcome, Deferred) and getattr(delivery.queue, "waits_here", False):
+            return  # its queue goes on with it
         ended = None if holding is None else holding.ended
         self._report(delivery, ended or ended_by(outcome), holding, begun_s)
 
@@ -153,8 +171,55 @@ class Counting:
         self.flush.put_off()
 
     def unrun(self, delivery: Delivery, ended: Ended) -> None:
-        """Report a delivery that ended before it reached the runner: revoked, or expired."""
+        """Report a delivery that ended outside of the runner: revoked, or expired."""
         self._report(delivery, ended, None, 0.0)
+
+    def unread(self, task: str, message: str, ended: Ended) -> None:
+        """Report a delivery whose keys are unknown, for example because its arguments are wrong."""
+        no_keys = Delivery(
+            keys=(), work=None, task=task, message=MessageRef(message), policy=_NO_POLICY
+        )
+        self._report(no_keys, ended, None, 0.0)
+
+    # -- processes --------------------------------------------------------------------------------
+
+    def note_gap(self) -> None:
+        """Count that a process was killed: what it had counted, and not yet sent, is lost."""
+        self.tally.count("", COUNTS_LOST.what())
+
+    def hand_over(self, send: Callable[[bytes], object]) -> None:
+        """Hand all counts to the process that forked this one, in lines of at most 4,096 bytes.
+
+        What `send` refuses by an OSError is sent to the ledger instead.
+        """
+        rows, happened = self.tally.drain()
+        parts = [[row.task, row.what, row.n] for row in rows]
+        parts += [
+            [noted.what.value, *(getattr(noted, each) for each in _NOTED)] for noted in happened
+        ]
+        for line in _lines(parts):
+            try:
+                send(line)
+            except OSError as error:
+                logger.debug("counts were not handed over: %s", error)
+                self.take_over(line)
+        if not self.tally.is_empty:
+            self.flush.hand(False)
+            self.flush.flush()
+
+    def take_over(self, line: bytes) -> None:
+        """Add the counts of one line that a forked process has handed over."""
+        rows, happened = [], []
+        for each in json.loads(line):
+            if len(each) == 3:  # a count
+                rows.append(Count(*each))
+            else:
+                what, *values = each
+                known = dict(zip(_NOTED, values, strict=True))
+                happened.append(Noted(what=Happened(what), **known))
+        self.tally.put_back(rows, happened)
+
+    # -- one delivery -----------------------------------------------------------------------------
 
     def _report(
         self, delivery: Delivery, ended: Ended, holding: Holding | None, begun_s: float
@@ -185,7 +250,7 @@ class Counting:
         tracing.ended(delivery, ended)
         tally, flush = self.tally, self.flush
         tally.delivery(delivery.task, ended, waited_s, held_s)
-        if ended in _HAPPENED:
+        if ended in _HAPPENED and delivery.keys:
             self._note(delivery, ended)
         if self._events.hears(Delivered.level):
             self._events.emit(
@@ -220,3 +285,23 @@ class Counting:
                 detail=f"{ended}: message {delivery.message.id}",
             )
         )
+
+
+def _lines(parts: list[list[Any]]) -> Iterator[bytes]:
+    """Yield the parts as lines of JSON, each short enough to be written to a pipe at once."""
+    texts: list[str] = []
+    size = 2
+    for part in parts:
+        text = json.dumps(part, ensure_ascii=False)
+        length = len(text.encode("utf-8", "replace")) + 1
+        if texts and size + length > _MOST_BYTES:
+            yield _line(texts)
+            texts, size = [], 2
+        texts.append(text)
+        size += length
+    if texts:
+        yield _line(texts)
+
+
+def _line(texts: list[str]) -> bytes:
+    return f"[{','.join(texts)}]\n".encode("utf-8", "replace")

@@ -52,6 +52,7 @@ class Flush:
 
     Attributes:
         due_at_s: when counters are to be sent next, by `time.monotonic()`.
+        is_handed: the counters are handed to the process that forked this one, so nothing is sent.
     """
 
     def __init__(self, tally: Tally, ledger: Counts | None) -> None:
@@ -67,7 +68,13 @@ class Flush:
         self._sending: tuple[list[Count], list[Noted]] | None = None
         self._committing = False
         self._watched = False
+        self.is_handed = False
         self.due_at_s = time.monotonic() + EVERY_S
+
+    def hand(self, is_handed: bool) -> None:
+        """Set whether the counters of this process are handed to the one that forked it."""
+        self._begin()
+        self.is_handed = is_handed
 
     @property
     def is_due(self) -> bool:
@@ -84,7 +91,7 @@ class Flush:
             return
         if self._pid != os.getpid():
             self._begin()
-        if not self._mutex.acquire(False):
+        if self.is_handed or not self._mutex.acquire(False):
             return
         try:
             self.due_at_s = time.monotonic() + EVERY_S
@@ -123,7 +130,7 @@ class Flush:
 
     def begin(self, tasks: Iterable[str]) -> None:
         """Write zeros for tasks, unless this process, or one that forked it, did. Never raises."""
-        if self._ledger is None:
+        if self._ledger is None or self.is_handed:
             return
         try:
             self._begin_tasks(self._ledger, tasks)
@@ -141,7 +148,7 @@ class Flush:
 
     def watch(self) -> None:
         """Let a thread send what is left if no delivery follows: see `flush_when_idle()`."""
-        if not _idle_thread or self._ledger is None:
+        if not _idle_thread or self._ledger is None or self.is_handed:
             return
         if self._pid != os.getpid():
             self._begin()
