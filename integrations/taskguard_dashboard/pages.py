@@ -25,7 +25,7 @@ __all__ = ["PAGES", "filter_of", "item_of", "key_of", "now_s", "report_of"]
 
 _ROWS = 50
 _CSV_ROWS = 10_000
-_HISTORIES = 20
+_HISTORIES = 10
 SINCE_S = {"15m": 900.0, "1h": 3_600.0, "6h": 21_600.0, "24h": 86_400.0, "7d": 604_800.0}
 _LONGER_S = {"10s": 10.0, "1m": 60.0, "10m": 600.0, "1h": 3_600.0}
 
@@ -42,30 +42,28 @@ def now_s(page: Board) -> float:
 
 def key_of(page: Board, request: Request) -> Any:
     """Return the key that a request names. Raises Denied if it is not on record."""
-    name = request.value("key")
-    if not name:
-        raise Denied(400, "No key is given. Search for one.")
-    found = page.tg.operations.key(name)
-    if found is None:
-        raise Denied(
-            404,
-            f"Nothing is on record for the key {name}. It was never claimed with "
-            "a ledger, or its record was purged.",
-        )
-    return found
+    name = _named(request, "key")
+    return _on_record(page.tg.operations.key(name), f"the key {name}")
 
 
 def item_of(page: Board, request: Request) -> Any:
     """Return the work that a request names. Raises Denied if it is not on record."""
-    name = request.value("work") or request.value("id")
-    if not name:
-        raise Denied(400, "No work is given. Search for one.")
+    name = _named(request, "work", "id")
     shown = page.show_arguments and request.role == "operator"
-    found = page.tg.operations.work(name, arguments=shown)
+    return _on_record(page.tg.operations.work(name, arguments=shown), f"the work {name}")
+
+
+def _named(request: Request, *fields: str) -> str:
+    """Return the name that one of these fields has. Raises Denied if none has one."""
+    name = next(filter(None, map(request.value, fields)), None)
+    if name is None:
+        raise Denied(400, f"No {fields[0]} is given. Search for one.")
+    return name
+
+
+def _on_record(found: Any, what: str) -> Any:
     if found is None:
-        raise Denied(
-            404, f"There is no record of the work {name}. It never began, or its record was purged."
-        )
+        raise Denied(404, f"There is no record of {what}. It never began, or was purged.")
     return found
 
 
@@ -112,14 +110,17 @@ def _keys(page: Board, request: Request) -> Response:
 
 
 def _key(page: Board, request: Request) -> Response:
-    found, at_s = key_of(page, request), now_s(page)
-    asked = page.tg.operations.explain(found.key)
+    name, at_s = _named(request, "key"), now_s(page)
+    asked = page.tg.operations.explain(name)  # one reading of the key, with advice
+    found, advice = asked.key, asked.advice
+    if found is None or not found.key.endswith(name):  # it explained other names
+        found, advice = key_of(page, request), ()
     return html(
         "key.html",
         request,
         key=found,
         now=at_s,
-        advice=asked.advice,
+        advice=advice,
         picture=picture_of(found, now_s=at_s),
         paused=[each for each in found.holders if each.paused],
         said=request.query.get("said", ""),
@@ -198,14 +199,19 @@ def _dead(page: Board, request: Request) -> Response:
 
 
 def _item(page: Board, request: Request) -> Response:
-    found, at_s = item_of(page, request), now_s(page)
-    asked = page.tg.operations.explain(found.id)
+    name, at_s = _named(request, "work", "id"), now_s(page)
+    asked = page.tg.operations.explain(name)
+    found, advice = asked.work, asked.advice
+    if found is None or found.id != name:  # it explained other names
+        found, advice = item_of(page, request), ()
+    elif page.show_arguments and request.role == "operator":
+        found = item_of(page, request)
     return html(
         "item.html",
         request,
         item=found,
         now=at_s,
-        advice=asked.advice,
+        advice=advice,
         said=request.query.get("said", ""),
     )
 

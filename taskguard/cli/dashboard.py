@@ -12,7 +12,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from taskguard.cli.targets import CommandError, add_servers, connected
+from taskguard.cli.targets import CommandError, add_application, opened
 
 __all__ = ["add_dashboard"]
 
@@ -27,7 +27,7 @@ def add_dashboard(commands: Any) -> None:
         description="Serves the page on the loopback interface, and prints its address. The "
         "address works once, in one browser.",
     )
-    add_servers(parser)
+    add_application(parser)
     parser.add_argument("--host", default="127.0.0.1", help="by default 127.0.0.1")
     parser.add_argument("--port", type=int, default=_PORT, help=f"by default {_PORT}; 0: any")
     parser.add_argument(
@@ -56,7 +56,7 @@ def _serve(arguments: argparse.Namespace) -> None:
             f"--host {arguments.host}: other machines reach this address. Pass --authorize "
             "MODULE:FUNCTION, which decides about each request."
         )
-    with contextlib.closing(connected(arguments)) as runtime:
+    with contextlib.closing(opened(arguments)) as runtime:
         try:
             serving.serve(
                 runtime,
