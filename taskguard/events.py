@@ -297,7 +297,11 @@ class Failed(Event):
 
 @value(kw_only=True)
 class Dead(Event):
-    """The work is DEAD: its holders vanished `crashes` times."""
+    """The work is DEAD: its holders vanished `crashes` times.
+
+    `error` is what the delivery raises. The log record has it as its exception, so that an error
+    tracker such as Sentry knows the two for one.
+    """
 
     name: ClassVar[str] = "dead"
     level: ClassVar[int] = logging.ERROR
@@ -305,6 +309,7 @@ class Dead(Event):
         "%(task)s %(key)s is DEAD: %(crashes)s holders vanished; it is not run any more"
     )
     crashes: int = 0
+    error: Exception | None = None
 
 
 @value(kw_only=True)
@@ -389,7 +394,8 @@ def log_event(event: Event) -> None:
     if logger.isEnabledFor(event.level):
         values = {field.name: getattr(event, field.name) for field in fields(event)}
         values["name"] = event.name
-        logger.log(event.level, event.text, values, extra=fields_of(values))
+        error = values.pop("error", None) if isinstance(event, Dead) else None
+        logger.log(event.level, event.text, values, exc_info=error, extra=fields_of(values))
 
 
 def _hears_all(_level: int) -> bool:

@@ -31,7 +31,12 @@ from rq import Queue, SimpleWorker, Worker
 from rq.job import Job, JobStatus
 from rq.worker import BaseWorker, DequeueStrategy, SpawnWorker
 
-from taskguard.errors import ConfigurationError, LedgerUnavailableError
+from taskguard.errors import (
+    ConfigurationError,
+    LedgerUnavailableError,
+    WorkFailedError,
+    WorkStillDeadError,
+)
 from taskguard.integration import Configuration, examine, flush_all, log_findings
 from taskguard_rq.horses import HorseCounts
 from taskguard_rq.parking import (
@@ -155,6 +160,21 @@ class GuardedWorkerMixin(BaseWorker):
         in_s = job.get_retry_interval() if job.should_retry else 0
         super().handle_job_failure(job, *args, **kwargs)
         tell_line(job, in_s=in_s)
+
+    def handle_exception(self, job: Job, *exc_info: Any) -> None:
+        """Handle an error as RQ does. Log it at INFO if an earlier delivery has reported it.
+
+        Error trackers hook into RQ's own method, so they hear only of the first one.
+        """
+        error = exc_info[1] if len(exc_info) > 1 else None
+        if not isinstance(error, WorkStillDeadError | WorkFailedError):
+            super().handle_exception(job, *exc_info)
+            return
+        logger.info("job %s: %s", job.id, error)
+        for handler in self._exc_handlers:
+            goes_on = handler(job, *exc_info)
+            if goes_on is not None and not goes_on:
+                break
 
     def handle_job_success(self, job: Job, *args: Any, **kwargs: Any) -> None:
         """Handle a success as RQ does. If a decorator suppressed a failure, no retry follows."""

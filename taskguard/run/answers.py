@@ -141,19 +141,20 @@ class Answers:
     def _dead(self, delivery: Delivery, found: Answer) -> WorkDeadError:
         """Return the error of DEAD work. Deliveries after the first get WorkStillDeadError."""
         buried = found.decision is Decision.BURY
-        if buried:
-            self._events.about(delivery, Dead, crashes=found.crashes)
-        else:
-            self._events.about(delivery, StillDead, age_s=found.age_s, crashes=found.crashes)
         kind = WorkDeadError if buried else WorkStillDeadError
         last = f" (the last: {self._names.told(found.error)})" if found.error else ""
-        return kind(
+        error = kind(
             f"{delivery.task} {delivery.key} is DEAD: {found.crashes} holders vanished "
             f"while they ran it{last}. Find out why it kills its workers, then let it run again: "
             f"taskguard work requeue {(found.recorded_as or delivery.work)!r} --reason …",
             key=delivery.key,
             crashes=found.crashes,
         )
+        if buried:
+            self._events.about(delivery, Dead, crashes=found.crashes, error=error)
+        else:
+            self._events.about(delivery, StillDead, age_s=found.age_s, crashes=found.crashes)
+        return error
 
     def _unfit(self, delivery: Delivery, found: Answer) -> Outcome:
         """Handle a user's row that is missing, or in another state, as `row=` says.
