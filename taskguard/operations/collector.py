@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["Collector", "exposition"]
 
 _Labels = tuple[str, ...]
-# A counter has its number under "", a histogram the numbers of its buckets, and "sum".
-_Numbers = dict[Metric, dict[_Labels, dict[str, float]]]
+# Numbers by the name of their metric. A counter has one, under "". A histogram has one for each
+# bucket, and "sum".
+_Numbers = dict[str, dict[_Labels, dict[str, float]]]
 
 
 class Source(Protocol):
@@ -66,7 +67,7 @@ class Collector:
         numbers = _summed(self._ledger.counts())
         tasks = sorted({labels[0] for each in numbers.values() for labels in each if labels})
         for metric in metrics.COUNTED:
-            yield self._counted(metric, numbers.get(metric, {}), tasks)
+            yield self._counted(metric, numbers.get(metric.name, {}), tasks)
         found = self._ledger.snapshot()
         values = {
             **found.values,
@@ -124,7 +125,7 @@ def _summed(counts: Iterable[Count]) -> _Numbers:
         if found is not None:  # otherwise a newer version counts it
             metric, values, part = found
             labels = (each.task, *values) if metric.by_task else values
-            numbers.setdefault(metric, {}).setdefault(labels, {})[part] = each.n
+            numbers.setdefault(metric.name, {}).setdefault(labels, {})[part] = each.n
     return numbers
 
 
@@ -138,7 +139,8 @@ def _combinations(metric: Metric, tasks: list[str]) -> Iterator[_Labels]:
 
 
 def _shown(labels: _Labels) -> list[str]:
-    return [
-        "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in each)
-        for each in labels
-    ]
+    return [each if each.isprintable() else _escaped(each) for each in labels]
+
+
+def _escaped(text: str) -> str:
+    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
