@@ -28,6 +28,7 @@ ALL = (
     "scale",
     "sweep",
     "idle",
+    "operations",
 )
 BESIDE_LOAD = ("locks", "guarded", "drain")
 PACKAGES = (

@@ -91,3 +91,11 @@ def test_a_lock_without_a_ledger_loads_redis_py_alone(output: str) -> None:
     assert "it loads ['redis']" in output
     for what in ("a lock, with locks only", "a guarded call"):
         assert re.search(rf"taskguard: {what} +│ +[\d,]+ │ +\d+\.\d\d ", output)
+
+
+def test_questions_of_operators_are_measured() -> None:
+    """Each question has its median and its 95th percentile."""
+    if missing := Postgres.available():
+        pytest.skip(missing)
+    found = re.findall(r"^  (\S.*?) +p50 +[\d.]+  p95 +[\d.]+", _run("operations"), re.MULTILINE)
+    assert {"explain a key", "waiting --by-line", "keys --paused"} <= set(found)

@@ -14,6 +14,8 @@ from typing import Any
 from taskguard.cli.output import add_json, age, note, paint, print_json, when
 from taskguard.cli.printing import indented, printable
 from taskguard.cli.targets import NotFoundError, add_application
+from taskguard.model.history import Happened
+from taskguard.model.lease import Owner
 from taskguard.model.states import State
 from taskguard.model.views import Explained, Held, KeyView, LineView, Past, WorkItem
 from taskguard.operations import Operations
@@ -132,13 +134,12 @@ def _happened(ops: Operations, each: Past) -> str:
         parts.append(f"by {each.actor}")
     if each.process is not None and each.process.label:
         parts.append(f"of {each.process.label}")
-    if each.text:
-        parts.append(f": {_text(ops, each)}")
-    return " ".join(parts).replace(" : ", ": ")
-
-
-def _text(ops: Operations, each: Past) -> str:
-    return ops.told(each.text)
+    said = " ".join(parts)
+    if each.what == Happened.TAKEOVER.value:
+        return f"{said} by {ops.described(Owner.parse(each.text))}"
+    if not each.text or each.what == Happened.DEAD.value:  # the error of the work says it
+        return said
+    return f"{said}: {ops.told(each.text)}"
 
 
 def _of_key(ops: Operations, key: KeyView, *, now_s: float, with_past: bool) -> Iterator[str]:

@@ -23,6 +23,9 @@ from taskguard.operations import Operations
 __all__ = ["add_lists", "add_page", "count", "held_by", "in_line", "print_lines"]
 
 
+_ROWS, _LINES = 100, 20  # shown by default
+
+
 def count(text: str) -> int:
     """Parse a number of rows, for argparse."""
     if not text.isdecimal() or int(text) < 1:
@@ -30,7 +33,7 @@ def count(text: str) -> int:
     return int(text)
 
 
-def add_page(parser: argparse.ArgumentParser, *, limit: int = 100) -> None:
+def add_page(parser: argparse.ArgumentParser, *, limit: int = _ROWS) -> None:
     """Add `--limit`, `--after` and `--json`."""
     parser.add_argument(
         "--limit", type=count, default=limit, help=f"maximum number of rows; by default {limit}"
@@ -71,7 +74,7 @@ def add_lists(commands: Any) -> None:
 
 def _waiting(ops: Operations, arguments: argparse.Namespace) -> int:
     if arguments.by_line:
-        lines = ops.lines(limit=min(arguments.limit, 100))
+        lines = ops.lines(limit=_LINES if arguments.limit == _ROWS else arguments.limit)
         if arguments.json:
             print_json(lines.items)
         else:

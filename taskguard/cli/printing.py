@@ -20,6 +20,18 @@ def indented(text: object, *, by: int) -> str:
     return ("\n" + " " * by).join(map(printable, str(text).split("\n")))
 
 
+# Functions whose log lines say what the command itself prints.
+_PRINTED = frozenset(
+    {
+        ("changes", "_change"),
+        ("pausing", "pause"),
+        ("pausing", "resume"),
+        ("releasing", "release"),
+        ("releasing", "released"),
+    }
+)
+
+
 class _Printable(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         return indented(super().format(record), by=4)
@@ -35,6 +47,7 @@ def logged_printably() -> Iterator[None]:
     handler = logging.StreamHandler()
     handler.setLevel(logging.WARNING)
     handler.setFormatter(_Printable())
+    handler.addFilter(lambda record: (record.module, record.funcName) not in _PRINTED)
     logger.addHandler(handler)
     try:
         yield

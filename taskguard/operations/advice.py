@@ -12,7 +12,7 @@ from taskguard.model.views import Held, KeyView, Process, WorkItem
 
 __all__ = ["advice_on", "is_unusual"]
 
-_LONG_S = 60.0
+_LONG_S = 10.0
 _TIMES = 2.0
 
 

@@ -110,7 +110,7 @@ class Reads(Base):
         holders are not listed, and neither are plain locks.
 
         Args:
-            paused: return paused keys instead.
+            paused: return paused keys instead, of the last 1,000 pauses.
             longer_s: only keys that are held for at least this time, in seconds.
             limit: maximum number of rows.
             after: `Page.after` of the page before.

@@ -21,8 +21,10 @@ from taskguard.ledger.operations.views import (
 )
 from taskguard.ledger.tables import ACTIONS, COUNTS, FREE, HAPPENINGS, KEYS, WORK
 from taskguard.model.bounds import is_slot, range_of_slots
+from taskguard.model.claims import LEADER_TASK
 from taskguard.model.history import Action, Flag, works_of
 from taskguard.model.lease import Owner
+from taskguard.model.pauses import FAR_US
 from taskguard.model.states import State
 from taskguard.model.views import Held, KeyView, Page, Past, Usual, WorkItem
 
@@ -31,7 +33,7 @@ __all__ = ["actions_of", "held", "key_view", "keys_beginning_with", "paused"]
 _COLUMNS = ("key", "fence", "owner", "lease_until", "slots", "next_start", "works")
 _KEY = tuple(KEYS.c[name] for name in _COLUMNS)
 _MOST_SLOTS, _MOST_WORKS, _MOST_PAST, _MOST_WAITING = 1_000, 10, 20, 50
-_MOST_ACTIONS = 10_000
+_MOST_ACTIONS, _MOST_PAUSES = 10_000, 1_000
 _SHARE = 0.99
 
 
@@ -144,6 +146,7 @@ def held(asked: Asked, *, longer_s: float, limit: int, after: str | None) -> Pag
         WORK.c.since <= before_us,
         WORK.c.state == State.PROCESSING.value,
         WORK.c.lease_until > asked.now_us,
+        WORK.c.task != LEADER_TASK,
     ]
     if after is not None:
         since, last = after_of(after, int, str)
@@ -171,15 +174,12 @@ def held(asked: Asked, *, longer_s: float, limit: int, after: str | None) -> Pag
 def paused(asked: Asked, *, limit: int) -> Page[Held]:
     """Return the keys that operators have paused, the last paused first."""
     pauses = sa.select(ACTIONS.c.key).where(ACTIONS.c.action == Action.PAUSE.value)
-    rows = asked.rows(pauses.order_by(ACTIONS.c.id.desc()).limit(_MOST_ACTIONS))
+    rows = asked.rows(pauses.order_by(ACTIONS.c.id.desc()).limit(_MOST_PAUSES))
     keys = list(dict.fromkeys(row.key for row in rows if row.key))
-    found: list[Held] = []
-    for begin in range(0, len(keys), _MOST_SLOTS):
-        some = keys[begin : begin + _MOST_SLOTS]
-        select = sa.select(*_KEY).where(KEYS.c.key.in_(some))
-        by_key = {row.key: row for row in asked.rows(select)}
-        holders = _holders(asked, [by_key[key] for key in some if key in by_key], ())
-        found += [each for each in holders if each.paused is not None]
+    select = sa.select(*_KEY).where(KEYS.c.key.in_(keys), KEYS.c.lease_until >= FAR_US)
+    by_key = {row.key: row for row in asked.rows(select)} if keys else {}
+    holders = _holders(asked, [by_key[key] for key in keys if key in by_key], ())
+    found = [each for each in holders if each.paused is not None]
     note = f"Only the first {limit:,} are listed." if len(found) > limit else ""
     return Page(tuple(found[:limit]), note=note)
 

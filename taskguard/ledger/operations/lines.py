@@ -13,6 +13,7 @@ from taskguard.ledger.lines import states
 from taskguard.ledger.operations.cursors import after_of, cursor_of
 from taskguard.ledger.operations.views import WAITING, Asked, waiting_of
 from taskguard.ledger.tables import FREE, KEYS, WORK
+from taskguard.model.lease import Owner
 from taskguard.model.line_states import LineState
 from taskguard.model.states import State
 from taskguard.model.views import Held, LineView, Page, WaitingView
@@ -186,6 +187,7 @@ def _holders(asked: Asked, keys: list[str]) -> dict[str, Held]:
             fence=row.fence,
             since_s=row.fence / 1e6,
             lease_until_s=row.lease_until / 1e6,
+            paused=Owner.parse(row.owner).pause,
         )
         for row in rows
     }
