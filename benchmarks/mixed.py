@@ -1,8 +1,10 @@
 """Messages of two hot keys among messages of cold ones: taskguard and procrastinate, in turns.
 
 taskguard is Celery with `busy="park"`: two workers of two children. procrastinate has `lock=`: two
-workers with two concurrent jobs. Both run the messages of a key in order and one at a time, and no
-message that waits occupies a worker. All messages are published before the first one runs.
+workers with two concurrent jobs, which look for jobs every 0.1 s. By default that is every 5 s if
+both keys are locked, which would decide the result. Both run the messages of a key in order and one
+at a time, and no message that waits occupies a worker. All messages are published before the first
+one runs.
 """
 
 from __future__ import annotations
@@ -94,7 +96,15 @@ def _measured(
 @contextmanager
 def _workers() -> Iterator[list[subprocess.Popen[bytes]]]:
     program = "from procrastinate.cli import main; main()"
-    words = ["--app=benchmarks.mixed_procrastinate.app", "worker", "--concurrency=2", "-q", "mixed"]
+    words = [
+        "--app=benchmarks.mixed_procrastinate.app",
+        "worker",
+        "--concurrency=2",
+        "-q",
+        "mixed",
+        "-p",
+        "0.1",
+    ]
     with ExitStack() as stack:
         command = [sys.executable, "-c", program, *words]
         yield [stack.enter_context(running(command)) for _ in range(2)]
