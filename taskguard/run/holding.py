@@ -103,8 +103,8 @@ class Releases:
             end(self._ledger, claim)
         except TaskguardError as error:
             said = said_of(holding.delivery, fence=tracked.lease.fence)
-            text = "%s: ending the lease got no answer: %s"
-            logger.warning(text, tracked.lease.key, error, extra=said)
+            key = tracked.lease.key
+            logger.warning("%s: ending the lease got no answer: %s", key, error, extra=said)
             if late:
                 self._late.pending.append(claim)
 

@@ -39,6 +39,8 @@ ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+# The page of an address that does not exist. A page that asks again after its server has stopped.
+EXPECTED = re.compile(r"status of 404|net::ERR_")
 PAGES = [
     "/",
     "/keys",
@@ -111,7 +113,7 @@ def opened(chromium: Any) -> Iterator[Callable[..., Any]]:
             "console",
             lambda said: (
                 wrong.append(f"{page.url}: {said.text}")
-                if said.type in ("error", "warning") and "status of 404" not in said.text
+                if said.type in ("error", "warning") and not EXPECTED.search(said.text)
                 else None
             ),
         )

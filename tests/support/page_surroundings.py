@@ -494,7 +494,7 @@ def alembic(place: Place) -> Iterator[None]:
     yield
     with operations() as db:
         place.upgrade()
-        assert len(_tables(db)) == 6
+        assert len(_tables(db)) == 10
     with operations() as db:
         place.downgrade()
         assert _tables(db) == []
