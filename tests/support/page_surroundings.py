@@ -24,6 +24,7 @@ from unittest.mock import MagicMock
 
 import pytest
 import sqlalchemy as sa
+from rq import Worker
 from sqlalchemy import orm
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -929,3 +930,5 @@ def traces(place: Place) -> Iterator[None]:
     yield
     place.CeleryInstrumentor().uninstrument()
     set_tracer(None)
+    yield
+    assert issubclass(place.TracedWorker, Worker)
