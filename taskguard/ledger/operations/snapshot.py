@@ -39,6 +39,7 @@ MOST_COUNTED = 10_001
 _MOST_KEYS = 1_000
 _SAMPLE = 1_000  # rows at each end of the index of ids, whose oldest end is looked for
 _LONGEST_S = 2.0
+_LONGEST_FOR_ONE_WRITER_S = 0.2  # on SQLite a question keeps all others from writing
 _LATE_AGAIN_S = 300.0
 _SEEN_S = 3_600.0  # a worker says three times an hour that it is there
 
@@ -80,12 +81,13 @@ def _may_take(database: Database, taken_us: int, now_us: int) -> bool:
 def _asked(database: Database, name: str, before: dict[str, Any] | None) -> dict[str, Any]:
     """Return the answer to a question with its time, or the answer before if it takes too long."""
     before = before or {"at": 0, "late": 0, "rows": {}}
+    longest_s = _LONGEST_FOR_ONE_WRITER_S if database.dialect.one_writer else _LONGEST_S
     try:
         with database.transaction() as db:
             now_us = database.now_us(db)
             if now_us - before["late"] < _LATE_AGAIN_S * 1e6:
                 return before
-            with database.dialect.answering(db, _LONGEST_S):
+            with database.dialect.answering(db, longest_s):
                 rows = QUESTIONS[name](db, now_us)
     except LedgerUnavailableError:
         return {**before, "late": database.clock_us()}
