@@ -54,6 +54,7 @@ ELSEWHERE = {
     "ledger.count_waiting": "a worker or the doctor starts; tests/celery/test_deploys.py",
     "ledger.join": 'once_per="run" only; test_run_crashes.py',
     "ledger.of_run": "the same",
+    "ledger.pause_of": "an operator paused the key; tests/contract/ledger/test_pausing.py",
     "ledger.now_us": "an enqueue with a delay; tests/celery/test_unique.py",
 }
 

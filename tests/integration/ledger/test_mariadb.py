@@ -30,7 +30,7 @@ from taskguard.errors import (
 from taskguard.ledger.connections import taken
 from taskguard.ledger.connections.errors import CannotWriteError
 from taskguard.ledger.sql import SqlLedger
-from taskguard.ledger.tables import KEYS, WORK
+from taskguard.ledger.tables import KEYS, METADATA, WORK
 from taskguard.locks.base import Renewal
 from taskguard.model.claims import Busy, Claimed, MessageRef
 from taskguard.model.states import State
@@ -96,7 +96,7 @@ def test_two_create_the_tables_at_once(url: str, spelling: Any) -> None:
         tables = sa.text(
             "select engine from information_schema.tables where table_schema = database()"
         )
-        assert list(db.execute(tables).scalars()) == ["InnoDB"] * 6
+        assert list(db.execute(tables).scalars()) == ["InnoDB"] * len(METADATA.tables)
     engine.dispose()
     for ledger in ledgers:
         ledger.close()
