@@ -48,8 +48,8 @@ def add_keys(commands: Any) -> None:
         "release",
         help="take a key from a holder that is gone",
         description="Ends the lease in the ledger and at the lock server before it expires. If the "
-        "holder is still alive, its next renewal tells it. With a ledger, its commit is refused "
-        "once another process has claimed the key. If several holders share the key, or it has "
+        "holder is still alive, its next renewal tells it. With a ledger, its late commit is "
+        "refused. If several holders share the key, or it has "
         "slots, all leases end, unless --owner or --fence names one.",
     )
     release.add_argument("--owner", help="release only from this holder, as errors name it")

@@ -193,7 +193,7 @@ class Changes(Base):
             except AlreadyEnqueuedError as error:
                 found = Changed(work=work, changed=False, why=str(error))
             if found.changed:
-                logger.warning("%s: %s by %s: %s", work, action.value, by.actor, by.reason)
+                logger.warning("%s: action %s by %s: %s", work, action.value, by.actor, by.reason)
                 self.goes_on(found.key)
             changed.append(found)
         return changed

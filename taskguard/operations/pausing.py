@@ -72,7 +72,7 @@ class Pauses(Base):
             tried = self._wait(name, owner, by, timeout_s)
         if not tried.paused:
             raise self._busy(name, tried, timeout_s)
-        logger.warning("%s: %s", name, pause)
+        logger.warning("%s: paused by %s: %s", name, by.actor, by.reason)
         return pause
 
     def resume(self, key: str, *, reason: str, actor: str | None = None) -> Pause | None:

@@ -21,6 +21,7 @@ from typing import Any
 from simulation.bounded_world import BoundedWorld
 from simulation.history import ViolationError
 from simulation.line_world import LineWorld
+from simulation.operator_world import OperatorWorld
 from simulation.run_world import RunWorld
 from simulation.scheduler import Choices, StuckError
 from simulation.world import World
@@ -31,7 +32,7 @@ _SHRINK_S = 20.0
 Mistake = Callable[[Any], object]
 Kind = type[World]
 """What schedules are of."""
-_KINDS: tuple[Kind, ...] = (World, LineWorld, BoundedWorld, RunWorld)
+_KINDS: tuple[Kind, ...] = (World, LineWorld, BoundedWorld, RunWorld, OperatorWorld)
 KINDS = {kind.__name__: kind for kind in _KINDS}
 
 

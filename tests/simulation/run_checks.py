@@ -56,6 +56,10 @@ class RunChecks:
         self._world.counts["runs begun"] += 1
         self._world.counts["later runs begun"] += any(run != work for run in self._ended_of(base))
 
+    def resumed(self, works: tuple[str, ...]) -> None:
+        """Record that an operator has requeued these runs, which go on."""
+        self._ended.difference_update(works)
+
     def check(self) -> None:
         """Check that no run goes on that is neither open nor follows."""
         for base, pointer in self._world.ledger.pointers.items():
