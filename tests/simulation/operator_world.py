@@ -79,7 +79,7 @@ class OperatorHistory(History):
             super()._expect_newer(message, work)
 
     def _check_work(self, task: Task, message: str) -> None:
-        # Of two records of one claim, an operator may have changed the one that counts.
+        # An operator may have changed the one of two records that counts.
         if self._touched.isdisjoint(self.ids_of(task, message)):
             super()._check_work(task, message)
 
