@@ -145,7 +145,7 @@ bench:
 
 simulate: setup
 	@echo "seed $(SEED)"
-	@cd tests && "$(BIN)/python" -m simulation.explore $(if $(BOUNDS),--kind BoundedWorld,$(if $(LINES),--kind LineWorld,$(if $(RUNS),--kind RunWorld))) --schedules $(SCHEDULES) --seed $(SEED)
+	@cd tests && "$(BIN)/python" -m simulation.explore $(if $(BOUNDS),--kind BoundedWorld,$(if $(LINES),--kind LineWorld,$(if $(RUNS),--kind RunWorld,$(if $(OPERATORS),--kind OperatorWorld)))) --schedules $(SCHEDULES) --seed $(SEED)
 
 # With the libraries that it compares with. STORM_ARGS='--only taskguard --faults' tests taskguard alone.
 storm:
