@@ -164,13 +164,13 @@ def _main(argv: Sequence[str] | None) -> int:
             return _run(arguments)
     except (TaskguardError, CommandError) as error:
         print(f"taskguard: {indented(error, by=11)}", file=sys.stderr)
-        return _status_of(error)
+        return _status_of(error, asked=hasattr(arguments, "ask"))
 
 
-def _status_of(error: Exception) -> int:
+def _status_of(error: Exception, *, asked: bool) -> int:
     if isinstance(error, NotFoundError):
         return NOTHING_FOUND
-    return _WRONG if isinstance(error, CommandTargetError) else _FAILED
+    return _WRONG if asked and isinstance(error, CommandTargetError) else _FAILED
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -7,12 +7,14 @@ keys or works, which it lists.
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
 from taskguard.cli.output import add_json, age, note, paint, print_json, when
-from taskguard.cli.printing import indented, printable
+from taskguard.cli.printing import printable
 from taskguard.cli.targets import NotFoundError, add_application
 from taskguard.model.history import Happened
 from taskguard.model.lease import Owner
@@ -88,10 +90,18 @@ def print_work(ops: Operations, work: WorkItem) -> None:
 
 
 def _labelled(label: str, texts: Any) -> Iterator[str]:
-    """Return lines, of which the first has the label."""
+    """Return lines, of which the first has the label. On a terminal they fit."""
+    width = shutil.get_terminal_size().columns - _WIDTH if sys.stdout.isatty() else 0
     for number, text in enumerate(texts):
         shown = label if number == 0 else ""
-        yield f"  {shown.ljust(_WIDTH - 2)}{indented(text, by=_WIDTH + 2)}"
+        lines = [printable(line) for line in str(text).split("\n")]
+        if width > _WIDTH:
+            lines = [part for line in lines for part in _wrapped(line, width)]
+        yield f"  {shown.ljust(_WIDTH - 2)}" + f"\n{' ' * (_WIDTH + 2)}".join(lines)
+
+
+def _wrapped(line: str, width: int) -> list[str]:
+    return textwrap.wrap(line, width - 2, break_on_hyphens=False) or [""]
 
 
 def _of_work(ops: Operations, work: WorkItem, *, full: bool = False) -> Iterator[str]:

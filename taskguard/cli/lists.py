@@ -92,7 +92,7 @@ def _waiting(ops: Operations, arguments: argparse.Namespace) -> int:
         print_json(found.items)
     else:
         print_table(
-            ("SINCE", "KEY", "POSITION", "WORK", "MESSAGE", "STATE"),
+            ("SINCE", "KEY", "POSITION", "WORK", "MESSAGE", "STATE", "HELD BY"),
             (
                 (
                     when(each.parked_s),
@@ -101,6 +101,7 @@ def _waiting(ops: Operations, arguments: argparse.Namespace) -> int:
                     each.work,
                     each.message,
                     in_line(each),
+                    held_by(each),
                 )
                 for each in found.items
             ),
@@ -139,7 +140,7 @@ def print_lines(ops: Operations, lines: tuple[LineView, ...]) -> None:
     )
 
 
-def held_by(line: LineView) -> str:
+def held_by(line: LineView | WaitingView) -> str:
     """Return the holder of a line's key, for people."""
     if line.holder is None:
         return "-"

@@ -126,6 +126,7 @@ class WaitingView:
         expected_until_s: the end of the time in which its promoted message is expected.
         expires_s: when it expires. None: never.
         sent_again: how often its message was sent again since it was promoted.
+        holder: the key's holder, in the first row of a key of a list. None if it has slots.
     """
 
     key: str
@@ -139,6 +140,7 @@ class WaitingView:
     expected_until_s: float | None = None
     expires_s: float | None = None
     sent_again: int = 0
+    holder: Held | None = None
 
 
 @value

@@ -23,7 +23,9 @@ ANSWERS = {
         "by     shop.rebalance",
         "4 wait, because the key is held",
     ),
-    "waiting --key account:42": ("\t1\tshop.pay message:pay-51c2 account:42\tpay-51c2\twaiting",),
+    "waiting --key account:42": (
+        "\t1\tshop.pay message:pay-51c2 account:42\tpay-51c2\twaiting\tcelery@web-3",
+    ),
     "keys release": ("released from celery@web-2", "pid "),
     "keys --held": ("account:42", "shop.rebalance"),
     "work list --state DEAD": ("DEAD\t2\t2\tshop.report",),

@@ -5,6 +5,7 @@ A long line is counted up to a maximum, because counting a million messages take
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -105,10 +106,13 @@ def waiting(
         more = None
     first_page = after is None and task is None and not older_s
     positions: dict[str, int] = {}
+    holders = _holders(asked, list({row.key: None for row in rows[:limit]}))
     found = []
     for row in rows[:limit]:
         positions[row.key] = positions.get(row.key, 0) + 1
-        found.append(waiting_of(row, positions[row.key] if first_page else None))
+        view = waiting_of(row, positions[row.key] if first_page else None)
+        holder = holders.pop(row.key, None)
+        found.append(view if holder is None else replace(view, holder=holder))
     return Page(tuple(found), more)
 
 

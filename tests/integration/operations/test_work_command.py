@@ -120,8 +120,8 @@ def test_who_waits_is_listed(
     assert shop.ledger.promote_next(key, expected_s=30.0) is not None
     assert main(["waiting", "--url", url]) == 0
     first, second = capsys.readouterr().out.splitlines()
-    assert first.endswith("\t1\tship order:1\tm\tpromoted")
-    assert second.endswith("\t2\tship order:2\tm\twaiting")
+    assert first.endswith("\t1\tship order:1\tm\tpromoted\t-")
+    assert second.endswith("\t2\tship order:2\tm\twaiting\t-")
     assert "account:1\\r\\x1b[2J" in first
     assert (first + second).replace("\t", "").isprintable()
     assert main(["waiting", "--key", "account:2", "--url", url]) == 0

@@ -371,15 +371,15 @@ class TestCommands:
         shop.ledger.register_worker(OTHER)
         hold(shop)
         assert main(["work", "show", "ship order:1", "--url", url]) == 0
-        text = f"owner           {HOLDER} (celery@web-3, pid 4711)\n"
+        text = f"  at     celery@web-3, pid 4711; owner {HOLDER}, fence "
         assert text in capsys.readouterr().out
         claims.end_leases(shop.engine)
         shop.ledger.claim(claims.request(max_crashes=1))
         why = "celery@web-3, pid 4711, message m-1 vanished\n"
         assert main(["work", "list", "--url", url]) == 0
-        assert capsys.readouterr().out.endswith(f"ship order:1  {why}")
+        assert capsys.readouterr().out.endswith(f"ship order:1\t{why}")
         assert main(["work", "show", "ship order:1", "--url", url]) == 0
-        assert f"error           {why}" in capsys.readouterr().out
+        assert f"  error  {why}" in capsys.readouterr().out
 
     def test_waiting_names_the_holder_of_each_key(
         self, shop: GuardedShop, url: str, capsys: pytest.CaptureFixture[str]
@@ -393,12 +393,12 @@ class TestCommands:
         assert shop.ledger.park(claims.request(4, call="{}"))
         assert main(["waiting", "--url", url]) == 0
         first, second, other = capsys.readouterr().out.splitlines()
-        assert first.endswith("  1  ship order:2  waiting  held by celery@web-3, pid 4711")
-        assert second.endswith("  2  ship order:3  waiting")
-        assert other.endswith("  1  ship order:4  waiting")
+        assert first.endswith("\t1\tship order:2\tm\twaiting\tcelery@web-3, pid 4711")
+        assert second.endswith("\t2\tship order:3\tm\twaiting\t-")
+        assert other.endswith("\t1\tship order:4\tm\twaiting\t-")
         claims.end_leases(shop.engine)
         assert main(["waiting", "--url", url]) == 0
-        assert "held by" not in capsys.readouterr().out
+        assert "celery@web-3" not in capsys.readouterr().out
 
     def test_a_released_key_is_released_from_its_worker(
         self,
