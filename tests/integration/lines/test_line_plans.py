@@ -134,6 +134,7 @@ def test_who_claims(ledger: SqlLedger) -> None:
             "task": "ship",
             "fingerprint": None,
             "call": None,
+            "trace": None,
         }
         asked: list[tuple[str, Any]] = [(postgresql._CLAIM_FIRST_IN_LINE, values)]
     else:
