@@ -1,4 +1,4 @@
-"""Checks the models with TLC: leases and fences, lines, enqueueing, runs.
+"""Checks the models with TLC: leases and fences, lines, enqueueing, runs, operators.
 
     python tests/model/check.py [--faults N] [names]
 
@@ -72,7 +72,12 @@ def expected_of(name: str) -> str:
 def module_of(name: str) -> str:
     """The module that a configuration is of."""
     kind = name.partition("_")[0]
-    modules = {"line": "Line.tla", "enqueue": "Enqueue.tla", "runs": "Runs.tla"}
+    modules = {
+        "line": "Line.tla",
+        "enqueue": "Enqueue.tla",
+        "operators": "Operators.tla",
+        "runs": "Runs.tla",
+    }
     return modules.get(kind, "Taskguard.tla")
 
 

@@ -1,7 +1,8 @@
 """The models of leases, lines, enqueueing and runs: the design holds in every schedule.
 
-Mutants of the design do not. Guarantees as much as `Taskguard.tla`, `Line.tla`, `Enqueue.tla` and
-`Runs.tla` model. The comments at their tops say what they model, and what they leave out.
+Mutants of the design do not. Guarantees as much as `Taskguard.tla`, `Line.tla`, `Enqueue.tla`,
+`Runs.tla` and `Operators.tla` model. The comments at their tops say what they model, and what they
+leave out.
 """
 
 from __future__ import annotations
@@ -81,7 +82,13 @@ def test_a_mutant_is_found_out(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("module", "count"),
-    [("Taskguard.tla", 13), ("Line.tla", 31), ("Enqueue.tla", 7), ("Runs.tla", 17)],
+    [
+        ("Taskguard.tla", 13),
+        ("Line.tla", 31),
+        ("Enqueue.tla", 7),
+        ("Runs.tla", 17),
+        ("Operators.tla", 5),
+    ],
 )
 def test_every_mutant_of_a_model_has_a_configuration(module: str, count: int) -> None:
     """Each value that the constant `Mutant` may take is switched on by one of the files."""
