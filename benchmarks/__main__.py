@@ -28,6 +28,7 @@ ALL = (
     "scale",
     "sweep",
     "idle",
+    "counts",
     "operations",
 )
 BESIDE_LOAD = ("locks", "guarded", "drain")
@@ -49,6 +50,9 @@ def main() -> None:
         help="measure locks, guarded and drain once more beside a busy process on each processor",
     )
     parser.add_argument("--tenth", action="store_true", help="scale: a tenth of the rows")
+    parser.add_argument("--processes", type=int, help="counts: number of processes")
+    parser.add_argument("--rate", type=int, help="counts: outcomes per second and process")
+    parser.add_argument("--seconds", type=float, help="counts: duration")
     options = parser.parse_args()
     CONSOLE.print(
         f"{platform.python_implementation()} {platform.python_version()}, {os.cpu_count()} CPUs; "
@@ -59,6 +63,9 @@ def main() -> None:
         more = {"beside_load": True} if options.beside_load and name in BESIDE_LOAD else {}
         if options.tenth and name == "scale":
             more["tenth"] = True
+        if name == "counts":
+            given = {each: getattr(options, each) for each in ("processes", "rate", "seconds")}
+            more = {each: number for each, number in given.items() if number is not None}
         importlib.import_module(f"benchmarks.{name}").main(quick=options.quick, **more)
 
 

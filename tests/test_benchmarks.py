@@ -99,3 +99,8 @@ def test_questions_of_operators_are_measured() -> None:
         pytest.skip(missing)
     found = re.findall(r"^  (\S.*?) +p50 +[\d.]+  p95 +[\d.]+", _run("operations"), re.MULTILINE)
     assert {"explain a key", "waiting --by-line", "keys --paused"} <= set(found)
+
+
+def test_counts_of_many_processes_are_all_accounted_for() -> None:
+    """The ledger and what was reported as lost have each outcome. It fails otherwise."""
+    assert "reported lost" in _run("counts")
