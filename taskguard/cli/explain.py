@@ -77,7 +77,12 @@ def _lines(ops: Operations, found: Explained) -> Iterator[str]:
     if found.work is not None:
         yield from _of_work(ops, found.work)
     if found.key is not None:
-        yield from _of_key(ops, found.key, now_s=found.now_s, with_past=found.work is None)
+        yield from _of_key(
+            ops,
+            found.key,
+            now_s=found.now_s,
+            with_past=found.work is None or not found.work.history,
+        )
     yield from _labelled("do", found.advice)
 
 
@@ -149,7 +154,7 @@ def _happened(ops: Operations, each: Past) -> str:
         return f"{said} by {ops.described(Owner.parse(each.text))}"
     if not each.text or each.what == Happened.DEAD.value:  # the error of the work says it
         return said
-    return f"{said}: {ops.told(each.text)}"
+    return f"{said}: {ops.told(each.text.removeprefix(f'{each.what}: '))}"
 
 
 def _of_key(ops: Operations, key: KeyView, *, now_s: float, with_past: bool) -> Iterator[str]:

@@ -85,11 +85,11 @@ def _lines(data: dict[str, Any]) -> Iterator[str]:
     yield f"taskguard  {when(now_s)}  snapshot {age(data['snapshot_age_s'])} old"
     counts = data["counts"]
     every = sum(n for name, n in counts.items() if name.startswith("deliveries/"))
-    shown = (f"{name} {counts.get(f'deliveries/{name}', 0) / last_s:.1f}" for name in _SHOWN)
+    shown = (f"{name} {counts.get(f'deliveries/{name}', 0):,.0f}" for name in _SHOWN)
     takeovers = counts.get("takeovers", 0)
     yield (
-        f"deliveries {every / last_s:.1f}/s in {age(last_s)}: {'  '.join(shown)}; "
-        f"takeovers {takeovers:.0f}"
+        f"deliveries {every:,.0f} in {age(last_s)}, {every / last_s:.1f}/s: {'  '.join(shown)}  "
+        f"takeovers {takeovers:,.0f}"
     )
     by_state: Counter[str] = Counter()
     for _, state, number in data["work"]:

@@ -120,7 +120,7 @@ QUESTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (
         "Why was this message dropped?",
         "Duplicates and deferrals are in the history of the key.",
-        ("explain order:1 --json",),
+        ("explain 'shop.ship order:1'",),
     ),
     (
         "Do the tables grow, and does the purge run?",
