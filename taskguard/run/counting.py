@@ -58,7 +58,7 @@ _NO_POLICY = Policy()
 _NOTED = ("n", "key", "task", "work", "owner", "fence", "detail")
 _MOST_BYTES = 4_090  # a pipe takes 4,096 bytes at once
 
-# What is listed with the happenings of a key, because it changed no record.
+# Outcomes that are happenings of a key, because they change no record.
 _HAPPENED = {
     **dict.fromkeys(
         (
@@ -190,7 +190,7 @@ class Counting:
     def hand_over(self, send: Callable[[bytes], object]) -> None:
         """Hand all counts to the process that forked this one, in lines of at most 4,096 bytes.
 
-        What `send` refuses by an OSError is sent to the ledger instead.
+        If `send` raises OSError, the ledger gets these counts instead.
         """
         rows, happened = self.tally.drain()
         parts = [[row.task, row.what, row.n] for row in rows]

@@ -51,7 +51,7 @@ class Flush:
     """Sends the counters of one `Tally` to one ledger. None: nothing is sent.
 
     Attributes:
-        due_at_s: when counters are to be sent next, by `time.monotonic()`.
+        due_at_s: when the next flush is due, by `time.monotonic()`.
         is_handed: the counters are handed to the process that forked this one, so nothing is sent.
     """
 
@@ -78,7 +78,7 @@ class Flush:
 
     @property
     def is_due(self) -> bool:
-        """Whether counters are to be sent now."""
+        """Whether a flush is due."""
         return time.monotonic() >= self.due_at_s
 
     def put_off(self) -> None:
@@ -118,7 +118,7 @@ class Flush:
         self._committing = True
 
     def _settle(self) -> None:
-        """Keep what was not sent. What may have been sent is lost."""
+        """Keep counters that were not sent. Count those that may have been sent as lost."""
         if self._sending is None:
             return
         rows, happened = self._sending

@@ -1,8 +1,8 @@
 """Gathers what happened to keys and changed no record: duplicates, deferrals, lost leases.
 
 Guarantees: equal happenings of a key are one row, with their number and the details of the last
-one. A process sends at most `MOST` rows with a key at a time. What it leaves out is one row with
-the key "", and is counted, so that nothing is dropped unnoticed.
+one. A process sends at most `MOST` rows with a key at a time. The rest is one row with the key "",
+and is counted, so that nothing is dropped unnoticed.
 """
 
 from __future__ import annotations
