@@ -41,7 +41,8 @@ SEED := $(shell od -An -N3 -tu4 /dev/urandom | tr -d ' ')
 endif
 PYTEST = "$(BIN)/python" -m pytest
 # Tests with more cases than `make test` has time for.
-EXPLORED = tests/crashes tests/model tests/simulation tests/storm tests/fuzz tests/contract tests/unit/test_keys_properties.py
+EXPLORED = tests/crashes tests/model tests/simulation tests/storm tests/fuzz tests/contract tests/unit/test_keys_properties.py \
+	tests/unit/test_lease.py tests/integration/ledger/test_own_row_tables.py tests/celery/test_beat_times.py
 # `make check` needs no server of Debian, and no server but SQLite and fakeredis for the contract suites.
 # The tutorial takes as long as all of the rest.
 CHECKED = tests/unit tests/contract tests/integration tests/docs --ignore=tests/docs/test_tutorial.py \

@@ -27,6 +27,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import hypothesis
 import psutil
 import pytest
 
@@ -111,7 +112,13 @@ def exploration(pytestconfig: pytest.Config) -> Exploration:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A share of the ports for each process of a run, and one folder for what they all copy."""
+    """A share of the ports for each process of a run, and one folder for what they all copy.
+
+    Hypothesis tries the same examples each time; `make explore` tries others.
+    """
+    if config.getoption("--explore") is None:
+        hypothesis.settings.register_profile("same", derandomize=True)
+        hypothesis.settings.load_profile("same")
     divided: dict[str, Any] | None = getattr(config, "workerinput", None)
     if divided is not None:
         number = int(divided["workerid"].removeprefix("gw"))

@@ -197,7 +197,8 @@ def test_a_change_of_leader_sends_what_one_beat_sends(
     sent = {name for name, _ in alone.sent}
     assert sent >= {"at 8", "of Tokyo", "relative hours", "interval"}
     # Old versions of Celery shorten an interval when the clocks change.
-    named = [tick for tick in led.ticks if tick is not None and "interval" not in tick]
+    intervals = ("interval", "relative%20hours")
+    named = [tick for tick in led.ticks if tick is not None and not tick.startswith(intervals)]
     assert len(named) == len(set(named))
 
 
