@@ -401,6 +401,9 @@ class PortLedger(Boundary):
     def holds(self, keys: tuple[str, ...], owner: Owner) -> bool:
         return self._ask("holds", lambda: self.world.ledger.holds(keys, owner))
 
+    def pause_of(self, keys: tuple[str, ...]) -> Owner | None:
+        return self._ask("pause_of", lambda: self.world.ledger.pause_of(keys))
+
     def done_elsewhere(self, request: ClaimRequest) -> str | None:
         return self.world.ledger.done_elsewhere(request)
 
