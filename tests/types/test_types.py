@@ -197,6 +197,8 @@ AROUND = {
 # The type of a fixture is unknown, a short class on a page has no types, and Django ships none.
 UNTYPED = {"docs/how-to/lock-provider.md", "docs/how-to/queue.md", "docs/how-to/testing.md"}
 UNTYPED |= {"docs/tutorial-django.md"}
+# Frameworks of the user's, and an instrumentation, that have no types.
+UNTYPED |= {"docs/how-to/dashboard.md", "docs/how-to/traces.md"}
 # No dependencies of the developers': what is known of them is what the pages use.
 NOT_INSTALLED = {
     "fastapi": "def __getattr__(name: str) -> Any: ...",
