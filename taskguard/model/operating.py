@@ -77,6 +77,8 @@ class ChangedRow(Protocol):
     @property
     def call(self) -> str | None: ...
     @property
+    def due(self) -> int | None: ...
+    @property
     def line(self) -> str | None: ...
     @property
     def rank(self) -> int | None: ...
@@ -172,9 +174,10 @@ def written(row: ChangedRow, action: Action, *, now_us: int, text: str) -> dict[
     values |= {"final": int(to is State.FAILED), "finished": now_us, **_NO_POSITION, "due": None}
     if to is State.DONE and row.result is None:
         values["result"] = "null"  # a duplicate does not wait for a result
-    if row.call is not None and (row.state == State.NEW.value or row.attempts == 0):
-        # Its message is acknowledged, or was never published. It is sent, so that its caller reads
-        # the end of the work. See `ledger/lines/newest.py`.
+    not_told = row.state == State.NEW.value or row.attempts == 0 or row.due is not None
+    if row.call is not None and not_told:
+        # Its message is acknowledged, was never published, or may be lost. It is sent, so that its
+        # caller reads the end of the work. See `ledger/lines/newest.py`.
         position = row.created if row.parked is None else row.parked
         values |= {"line": LineState.SUPERSEDED.value, "parked": position, "due": now_us}
         values["rank"] = row.rank or 0
@@ -204,4 +207,5 @@ def _given_back(row: ChangedRow, now_us: int, text: str) -> dict[str, Any]:
 
 def _called(row: ChangedRow, now_us: int) -> dict[str, Any]:
     """Return the columns of work whose message is sent now, or in its turn if it is in a line."""
-    return {"due": None if row.line == LineState.WAITING else now_us}
+    in_turn = row.line == LineState.WAITING or row.call is None  # a copy under a former id
+    return {"due": None if in_turn else now_us}

@@ -267,7 +267,8 @@ class LockedClaim:
             values = {"fence": fence, "owner": self.owner, "lease_until": until_us}
             self.statements.take_keys.run(self.db, {**self.names, **values})
             return
-        line = line_of(self.request.work)
+        # Under each id, because an operator's change finds the records of a claim by these names.
+        line = "".join(line_of(work) for work in (self.request.work, *self.request.formerly))
         taken = {"new_fence": fence, "new_owner": self.owner, "until": until_us}
         taken |= {"line": line, "chars": len(line)}
         self.statements.take_for_work.run(self.db, {**self.names, **taken})

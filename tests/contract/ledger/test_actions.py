@@ -168,6 +168,16 @@ class TestDrop:
         assert (book.ledger.overdue(), book.work().line) == ([], None)
 
     @pytest.mark.parametrize("action", END)
+    def test_the_caller_of_a_lost_retry_is_notified(self, book: Book, action: Action) -> None:
+        """Work that failed keeps its position until its message comes again, which may be lost."""
+        asked = park(book, 1, strict=True)
+        assert promote(book) == "m1"
+        book.ledger.fail(claim(book, asked).claim, "boom")
+        assert change(book, action).changed
+        [sent] = book.ledger.overdue(parked=True)
+        assert sent.message.id == "m1"
+
+    @pytest.mark.parametrize("action", END)
     def test_the_line_goes_on(self, book: Book, action: Action) -> None:
         """The next message may be promoted, whether the dropped one waited, was promoted, or had
         failed and kept its position."""
@@ -265,19 +275,10 @@ class TestTwoGuards:
     def both(book: Book) -> ClaimRequest:
         return book.request(1, keys=("order:1", "shop:1"), work=NEW, formerly=(OLD,))
 
-    @staticmethod
-    def name_works(book: Book) -> None:
-        """Name the work in its keys, as an older version of taskguard did not."""
-        if not is_memory(book):
-            with book.engine.begin() as db:
-                empty = sa.update(KEYS).where(KEYS.c.works.is_(None))
-                db.execute(empty.values(works=f"{NEW}\n{OLD}\n"))
-
     @pytest.mark.parametrize("named", [OLD, NEW])
     @pytest.mark.parametrize("action", [Action.DROP, Action.DONE, Action.REQUEUE])
     def test_a_change_of_one_changes_both(self, book: Book, action: Action, named: str) -> None:
         book.ledger.fail(claim(book, self.both(book)).claim, "boom")
-        self.name_works(book)
         found = change(book, action, named)
         assert (found.changed, {named, *found.also}) == (True, {OLD, NEW})
         assert set(book.states().values()) == {TO[action].value}
@@ -285,14 +286,28 @@ class TestTwoGuards:
             former = answer(book, book.request(1, message="n"))
             assert former.decision in (Decision.REVOKED, Decision.DONE)
 
-    def test_left_work(self, book: Book) -> None:
+    @pytest.mark.parametrize("named", [OLD, NEW])
+    def test_left_work(self, book: Book, named: str) -> None:
         late = claim(book, self.both(book)).claim
-        self.name_works(book)
         book.expire_all()
-        assert change(book, Action.REQUEUE_LEFT, OLD).changed
+        assert change(book, Action.REQUEUE_LEFT, named).changed
         assert set(book.states().values()) == {"NEW"}
         with pytest.raises(StaleTokenError):
             book.ledger.complete_alone(late, None)
+
+    @pytest.mark.parametrize("named", [OLD, NEW])
+    def test_work_that_was_given_back(self, book: Book, named: str) -> None:
+        """Workers with either guard find it revoked."""
+        book.ledger.give_back(claim(book, self.both(book)).claim)
+        assert change(book, Action.DROP, named).changed
+        assert set(book.states().values()) == {"FAILED"}
+
+    def test_a_release_ends_the_lease_of_both(self, book: Book) -> None:
+        """A worker with the former guard takes the work over at once."""
+        late = claim(book, self.both(book)).claim
+        for key in late.keys:
+            assert book.ledger.release(key, fence=late.fence, owner=str(late.owner), by=ANN)
+        assert claim(book, book.request(1, message="n")).takeover
 
     def test_other_work_of_the_key_stays(self, book: Book) -> None:
         """Only records of the same claim change."""
