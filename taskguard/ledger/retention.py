@@ -41,6 +41,8 @@ from taskguard.ledger.tables import (
     WORK,
     WORKERS,
 )
+from taskguard.model.history import Action
+from taskguard.model.pauses import FAR_US
 from taskguard.model.policy import LEAST_PURGE_AGE_S, MOST_ROWS, check_number
 from taskguard.model.records import Purged
 from taskguard.model.states import State
@@ -109,7 +111,7 @@ def purge(
     # need be.
     workers = _in_batches(database, (WORKERS.c.number,), lambda: WORKERS.c.seen < before_us, batch)
     happenings = _of_time(database, HAPPENINGS, now_us - int(history_s * 1e6), batch)
-    actions = _of_time(database, ACTIONS, before_us, batch)
+    actions = _of_time(database, ACTIONS, before_us, batch, _is_not_of_paused_key())
     first_minute = now_us // MINUTE_US - KEPT_MINUTES
     counts = _in_batches(
         database,
@@ -132,9 +134,23 @@ def purge(
     )
 
 
-def _of_time(database: Database, table: sa.Table, before_us: int, batch: int) -> int:
+def _of_time(
+    database: Database, table: sa.Table, before_us: int, batch: int, *conditions: Any
+) -> int:
     """Delete rows that were added before this time. Later rows have higher ids."""
-    return _in_batches(database, (table.c.id,), lambda: table.c.at < before_us, batch, after=(0,))
+    return _in_batches(
+        database,
+        (table.c.id,),
+        lambda: sa.and_(table.c.at < before_us, *conditions),
+        batch,
+        after=(0,),
+    )
+
+
+def _is_not_of_paused_key() -> sa.ColumnElement[bool]:
+    """Return the condition that no list of paused keys needs this action to find one."""
+    paused = sa.exists().where(KEYS.c.key == ACTIONS.c.key, KEYS.c.lease_until >= FAR_US)
+    return sa.or_(ACTIONS.c.action != Action.PAUSE.value, ~paused)
 
 
 def _is_over(before_us: int) -> sa.ColumnElement[bool]:

@@ -119,7 +119,7 @@ class Changes(Base):
             actor: who, for the record.
             expected: as in `requeue()`.
             row: the user's own row of the task (`row=`), which moves to its last state in the same
-                transaction.
+                transaction. If it stays in its first state, the next delivery runs the work again.
         """
         return self._change(Action.DONE, works, reason, actor, expected, row=row)
 

@@ -115,6 +115,7 @@ class Pauses(Base):
         finally:
             if not paused:  # even if this process is interrupted
                 ledger.give_up_pause(key, owner=owner)
+                self.goes_on(key)
 
     @contextlib.contextmanager
     def _in_turn(self, key: str, owner: Owner, timeout_s: float) -> Iterator[None]:

@@ -161,6 +161,14 @@ class Operated:
                     self._end_holder(name)
                 row = self.keys.get(key, KeyRow())
             paused = now or not held
+            if paused:  # a holder that was suspended until its lease expired may go on
+                for name in slots:
+                    slot = self.keys[name]
+                    if slot.owner != _FREE:
+                        higher = max(slot.fence + 1, now_us)
+                        self.keys[name] = replace(
+                            slot, fence=higher, owner=_FREE, lease_until=now_us
+                        )
             until_us = FAR_US if paused else now_us + int(lease_s * 1e6)
             fence = row.fence if mine else max(row.fence + 1, now_us)
             self.keys[key] = replace(row, fence=fence, owner=str(owner), lease_until=until_us)

@@ -66,13 +66,16 @@ def change(
         mine, also = found[0], tuple(each.id for each in found[1:])
         now_us, before = database.now_us(db), State(mine.state)
         known = {"work": work, "before": before, "key": mine.key, "also": also}
-        if was_made(mine, action, text):
-            return Changed(changed=True, then=_then(mine, action), **known)
-        why = refusal(mine, action, now_us=now_us, gone_s=gone_s, expected=expected)
+        again = was_made(mine, action, text)
+        why = ""
+        if not again:
+            why = refusal(mine, action, now_us=now_us, gone_s=gone_s, expected=expected)
         if not why and row is not None:
-            why = _refuse_row(db, row, own, mine)
+            why = _refuse_row(db, row, own, mine)  # an equal call may not have named it
         if why:
             return Changed(changed=False, why=why, **known)
+        if again:
+            return Changed(changed=True, then=_then(mine, action), **known)
         for each in found:
             _write(db, each, action, now_us=now_us, text=text)
         note_action(

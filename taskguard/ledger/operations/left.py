@@ -20,7 +20,17 @@ from taskguard.model.claims import LEADER_TASK
 from taskguard.model.history import Flag, works_of
 from taskguard.model.states import State
 
-__all__ = ["end_holder", "mark_left", "run_by"]
+__all__ = ["end_holder", "mark_left", "refuse_commit", "run_by"]
+
+
+def refuse_commit(db: sa.Connection, key: Any, *, now_us: int) -> bool:
+    """Free a key and raise its fence, so that a late commit or renewal of its holder is refused.
+
+    `key` is the row as it was read. Return False if another owner or fence has the key by now.
+    """
+    held = KEYS.c.key == key.key, KEYS.c.fence == key.fence, KEYS.c.owner == key.owner
+    values = {"owner": FREE, "fence": max(key.fence + 1, now_us), "lease_until": now_us}
+    return db.execute(sa.update(KEYS).where(*held).values(**values)).rowcount == 1
 
 
 def end_holder(db: sa.Connection, key: Any, *, now_us: int, text: str) -> bool:
@@ -28,10 +38,7 @@ def end_holder(db: sa.Connection, key: Any, *, now_us: int, text: str) -> bool:
 
     `key` is the row as it was read. Return False if another owner or fence has the key by now.
     """
-    held = KEYS.c.key == key.key, KEYS.c.fence == key.fence, KEYS.c.owner == key.owner
-    higher = max(key.fence + 1, now_us)
-    values = {"owner": FREE, "fence": higher, "lease_until": now_us}
-    if not db.execute(sa.update(KEYS).where(*held).values(**values)).rowcount:
+    if not refuse_commit(db, key, now_us=now_us):
         return False
     for row in run_by(db, [key]):
         same = WORK.c.state == row.state, WORK.c.fence == row.fence, WORK.c.owner == row.owner

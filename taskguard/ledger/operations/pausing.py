@@ -1,8 +1,9 @@
 """Pauses of keys: an operator's lease, which every claim of the key finds.
 
 Guarantees: a pause locks the key's own row, which every claim of the key, or of one of its slots,
-locks first. So no delivery gets the key, or a slot of it, once the pause is written. A pause with
-`now` raises the fence of each holder, so that each late commit is refused.
+locks first. So no delivery gets the key, or a slot of it, once the pause is written. A pause raises
+the fence of each holder whose lease has expired, and with `now` of every holder. So each late
+commit is refused.
 
 While holders of slots still run, the pause has a short lease, which its process renews. If that
 process dies, the lease expires, and no pause stays behind. A holder of the key itself is not
@@ -19,7 +20,7 @@ import sqlalchemy as sa
 
 from taskguard.ledger.connections.database import WRITE_LOCK_S, Database
 from taskguard.ledger.operations.changes import note_action, was_noted
-from taskguard.ledger.operations.left import end_holder
+from taskguard.ledger.operations.left import end_holder, refuse_commit
 from taskguard.ledger.tables import ACTIONS, FREE, KEYS
 from taskguard.model.bounds import is_slot, range_of_slots
 from taskguard.model.changes import PauseTried, Said
@@ -56,7 +57,8 @@ def try_pause(
             return PauseTried(False, by=other)
         if mine and base.lease_until >= FAR_US:
             return PauseTried(True)
-        holders = [*([base] if live else []), *_slots(db, key, now_us)]
+        slots = _slots(db, key)
+        holders = [*([base] if live else []), *(row for row in slots if row.lease_until > now_us)]
         shown = tuple(Owner.parse(each.owner) for each in holders)
         if live and not now:
             return PauseTried(False, shown)
@@ -66,6 +68,10 @@ def try_pause(
                 end_holder(db, each, now_us=now_us, text=text)
             base = _locked(database, db, key)
         paused = now or not holders
+        if paused:  # a holder that was suspended until its lease expired may go on
+            for each in slots:
+                if each.lease_until <= now_us:
+                    refuse_commit(db, each, now_us=now_us)
         until_us = FAR_US if paused else now_us + int(lease_s * 1e6)
         fence = base.fence if mine else max(base.fence + 1, now_us)
         same = KEYS.c.key == key, KEYS.c.fence == base.fence, KEYS.c.owner == base.owner
@@ -89,12 +95,12 @@ def _locked(database: Database, db: sa.Connection, key: str) -> Any:
     return row
 
 
-def _slots(db: sa.Connection, key: str, now_us: int) -> list[Any]:
-    """Return the rows of the key's held slots, and lock them."""
+def _slots(db: sa.Connection, key: str) -> list[Any]:
+    """Return the rows of the key's slots that have an owner, and lock them."""
     first, after = range_of_slots(key)
-    held = KEYS.c.key > first, KEYS.c.key < after, KEYS.c.lease_until > now_us
+    held = KEYS.c.key > first, KEYS.c.key < after, KEYS.c.owner != FREE
     rows = db.execute(sa.select(KEYS).where(*held).order_by(KEYS.c.key).with_for_update())
-    return [row for row in rows if is_slot(row.key, of=key) and row.owner != FREE]
+    return [row for row in rows if is_slot(row.key, of=key)]
 
 
 def _named(holders: list[Any]) -> str | None:

@@ -145,6 +145,17 @@ class TestSlots:
                 book.ledger.complete_alone(each, None)
         refused(book, slot(3))
 
+    def test_the_late_commit_of_a_suspended_holder_is_refused(self, book: Book) -> None:
+        """No pause waits for a holder whose lease has expired. So it must not come back."""
+        late = claim(book, slot(1)).claim
+        book.expire_all()
+        assert pause(book).paused
+        assert book.ledger.renew([late]) == [Renewal.TAKEN]
+        with pytest.raises(StaleTokenError):
+            book.ledger.complete_alone(late, None)
+        assert book.ledger.resume(KEY, owner=OURS, by=ANN)
+        assert claim(book, slot(1)).takeover
+
     def test_a_wait_that_is_given_up_leaves_no_pause(self, book: Book) -> None:
         claim(book, slot(1))
         assert not pause(book).paused
@@ -233,8 +244,13 @@ class TestRecord:
             book.ledger.complete_alone(late, None)
 
     def test_paused_keys_are_listed_and_never_purged(self, book: Book) -> None:
+        """Not even if they are paused for longer than records of actions are kept."""
         pause(book)
+        with book.engine.begin() as db:
+            db.execute(sa.update(ACTIONS).values(at=1))
         book.purge()
         assert book.ledger.paused() == [(KEY, OURS.pause)]
         book.ledger.resume(KEY, owner=OURS, by=ANN)
         assert book.ledger.paused() == []
+        book.purge()
+        assert self.actions(book) == ["resume"]

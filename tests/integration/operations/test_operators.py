@@ -20,6 +20,7 @@ from taskguard.errors import ConfigurationError, KeyBusyError
 from taskguard.integration import Delivery
 from taskguard.ledger.tables import ACTIONS
 from taskguard.locks import MemoryLocks
+from taskguard.model.bounds import Bounds, slots_of
 from taskguard.model.changes import Expected
 from taskguard.model.claims import Claimed
 from taskguard.model.delivery import Answered, Completed, Deferred, Dropped, MessageRef, stored_call
@@ -265,6 +266,27 @@ class TestLineGoesOn:
         shop.tg.operations.resume(KEY, reason="done")
         assert sent == ["m2"]
 
+    def test_after_a_pause_that_was_given_up(
+        self, shop: GuardedShop, sent: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It kept the free slot of the key closed, while the holder of another one went on."""
+        slots = slots_of(KEY, 2)
+        bounds = Bounds(KEY, 2, None, slots)
+        claimed = [
+            shop.ledger.claim(claims.request(number, keys=slots[:1], bounds=bounds))
+            for number in (8, 9)
+        ]
+        assert all(isinstance(each, Claimed) for each in claimed)
+
+        def end_one(_: float) -> None:
+            shop.ledger.complete_alone(claimed.pop().claim, None)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(shop.tg.runner.clock, "sleep", end_one)
+        with pytest.raises(KeyboardInterrupt):
+            shop.tg.operations.pause(KEY, reason="audit")
+        assert sent == ["m2"]
+
     def test_after_a_release(self, shop: GuardedShop, sent: list[str]) -> None:
         assert isinstance(shop.ledger.claim(claims.request(1)), Claimed)
         assert shop.tg.operations.release(KEY, reason="host is gone")
@@ -318,6 +340,22 @@ class TestOwnRow:
         assert found.changed
         assert (rows.status, rows.state()) == ("SHIPPED", "DONE")
         assert ship(message="another") == Answered(None, same_message=False)
+
+    def test_the_row_may_be_named_later(self, rows: RowShop) -> None:
+        """A repeated call that names the row moves it, although the work is marked already."""
+        ship = rows.step()
+
+        def body(guard: Guard) -> None:
+            raise ValueError("boom")
+
+        with pytest.raises(ValueError, match="boom"):
+            ship(body)
+        ref, operations = ship.request("n", call=None).row, self.operations(rows)
+        assert operations.done("ship order:7", reason="by hand")[0].changed
+        assert rows.status != "SHIPPED"
+        for _ in range(2):
+            assert operations.done("ship order:7", reason="by hand", row=ref)[0].changed
+            assert rows.status == "SHIPPED"
 
     def test_a_row_in_another_state_stays(self, rows: RowShop) -> None:
         ship = rows.step()
