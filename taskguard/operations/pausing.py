@@ -16,9 +16,13 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from taskguard.errors import KeyBusyError, LockServerUnavailableError
+from taskguard.errors import (
+    KeyBusyError,
+    LedgerUnavailableError,
+    LockServerUnavailableError,
+)
 from taskguard.model.history import Action
-from taskguard.model.lease import Owner
+from taskguard.model.lease import UNKNOWN_HOLDER, Owner
 from taskguard.model.pauses import Pause, pause_names
 from taskguard.model.policy import DAY_S, check_number
 from taskguard.operations.base import Base, logger
@@ -48,6 +52,9 @@ class Pauses(Base):
         timeout_s: float = 60.0,
     ) -> Pause:
         """Let no delivery have the key until `resume()`.
+
+        Locks of several holders (`limit=`, `mode="read"`) do not see the pause, because the lock
+        server alone grants them.
 
         Args:
             key: the key, as `tg.lock()` takes it or as errors show it. It may have slots.
@@ -114,7 +121,8 @@ class Pauses(Base):
                     poll_s = min(2 * poll_s, _MOST_POLL_S)
         finally:
             if not paused:  # even if this process is interrupted
-                ledger.give_up_pause(key, owner=owner)
+                with contextlib.suppress(LedgerUnavailableError):  # its lease expires
+                    ledger.give_up_pause(key, owner=owner)
                 self.goes_on(key)
 
     @contextlib.contextmanager
@@ -140,7 +148,7 @@ class Pauses(Base):
         if tried.by is not None:
             return KeyBusyError(f"{key} is {tried.by}. Resume it first.", key=key)
         names = Names(self._ledger)
-        holders = ", ".join(names.described(each) for each in tried.holders)
+        holders = ", ".join(map(names.described, tried.holders)) or UNKNOWN_HOLDER
         return KeyBusyError(
             f"{key} is not paused: after {timeout_s:g} s it is still held by {holders}. Wait "
             "longer (timeout_s=), or pause it at once (now=True): then late commits are refused.",

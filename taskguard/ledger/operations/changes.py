@@ -24,6 +24,7 @@ from taskguard.ledger.operations import counts
 from taskguard.ledger.own_rows import changes as rows
 from taskguard.ledger.tables import ACTIONS, KEYS, MESSAGES, WORK
 from taskguard.metrics import OPERATOR_ACTIONS
+from taskguard.model.bounds import range_of_slots
 from taskguard.model.changes import Changed, Expected, Said
 from taskguard.model.claims import RowRef
 from taskguard.model.counts import Count
@@ -104,7 +105,9 @@ def _twins(db: sa.Connection, row: Any) -> set[str]:
     """Return ids that may be other records of the claim that this row is of."""
     if not row.fence:
         return set()
-    keys = KEYS.c.key.in_({row.key, *row.key.split(",")})
+    first, after = range_of_slots(row.key)
+    slots = sa.and_(KEYS.c.key > first, KEYS.c.key < after)
+    keys = sa.or_(KEYS.c.key.in_({row.key, *row.key.split(",")}), slots)
     rings = db.execute(sa.select(KEYS.c.works).where(keys)).scalars()
     ids = {work for ring in rings for work in works_of(ring)}
     if row.flag is not None and row.since is not None:

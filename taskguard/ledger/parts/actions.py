@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from taskguard.ledger.connections.errors import LockTimeoutError
 from taskguard.ledger.connections.retrying import retried
 from taskguard.ledger.parts.base import Part
 from taskguard.model.history import Action
@@ -68,11 +69,17 @@ class SqlActions(Part):
     ) -> PauseTried:
         """Pause a key, or keep others from its free slots until it can be paused."""
         from taskguard.ledger.operations import pausing
+        from taskguard.model.changes import PauseTried
 
         said = self._stored(by)
-        return pausing.try_pause(
-            self._database, key, owner=owner, by=said, lease_s=lease_s, now=now
-        )
+        try:
+            return pausing.try_pause(
+                self._database, key, owner=owner, by=said, lease_s=lease_s, now=now
+            )
+        except LockTimeoutError:
+            if now:
+                raise
+            return PauseTried(False)  # a holder's transaction has the row: it is waited for
 
     @retried
     def give_up_pause(self, key: str, *, owner: Owner) -> None:

@@ -11,6 +11,7 @@ from contract.ledger.conftest import Book
 from support.claims import request
 from taskguard.errors import StaleTokenError
 from taskguard.ledger.tables import ACTIONS, KEYS
+from taskguard.model.bounds import Bounds, slots_of
 from taskguard.model.changes import Changed, Expected, Said
 from taskguard.model.claims import Answer, Busy, Claimed, ClaimRequest, MessageRef
 from taskguard.model.delivery import stored_call
@@ -300,6 +301,14 @@ class TestTwoGuards:
         """Workers with either guard find it revoked."""
         book.ledger.give_back(claim(book, self.both(book)).claim)
         assert change(book, Action.DROP, named).changed
+        assert set(book.states().values()) == {"FAILED"}
+
+    def test_work_whose_key_has_slots(self, book: Book) -> None:
+        slots = slots_of(KEY, 2)
+        bounds = Bounds(KEY, 2, None, slots)
+        asked = book.request(1, keys=slots[:1], work=NEW, formerly=(OLD,), bounds=bounds)
+        book.ledger.give_back(claim(book, asked).claim)
+        assert change(book, Action.DROP, NEW).changed
         assert set(book.states().values()) == {"FAILED"}
 
     def test_a_release_ends_the_lease_of_both(self, book: Book) -> None:

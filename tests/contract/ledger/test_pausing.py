@@ -9,8 +9,9 @@ import sqlalchemy as sa
 from contract.ledger.conftest import Book
 
 from support.claims import request
-from taskguard.errors import LineFullError, StaleTokenError
-from taskguard.ledger.tables import ACTIONS
+from taskguard.errors import LedgerUnavailableError, LineFullError, StaleTokenError
+from taskguard.ledger.operations import pausing
+from taskguard.ledger.tables import ACTIONS, KEYS
 from taskguard.locks.base import Renewal
 from taskguard.model.bounds import Bounds, slots_of
 from taskguard.model.changes import PauseTried, Said
@@ -103,6 +104,22 @@ def test_a_holder_is_not_disturbed(book: Book) -> None:
     assert (tried.paused, tried.holders) == (False, (holder.owner,))
     assert book.key() == before
     book.ledger.complete_alone(holder, "1")
+    assert pause(book).paused
+
+
+def test_it_waits_for_a_transaction_that_has_the_row(
+    book: Book, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For example that of a holder, which on SQLite stops all writers. It counts as a holder."""
+    if book.kind == "memory":
+        pytest.skip("its transactions take no time")
+    book.ledger.complete_alone(book.claim().claim, "1")
+    monkeypatch.setattr(pausing, "WRITE_LOCK_S", 0.2)
+    with book.engine.begin() as db:
+        db.execute(sa.update(KEYS).values(fence=KEYS.c.fence))
+        assert pause(book) == PauseTried(False)
+        with pytest.raises(LedgerUnavailableError):
+            pause(book, now=True)
     assert pause(book).paused
 
 

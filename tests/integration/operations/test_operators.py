@@ -18,6 +18,7 @@ from support.waiting import patience_s
 from taskguard import Guard
 from taskguard.errors import ConfigurationError, KeyBusyError
 from taskguard.integration import Delivery
+from taskguard.ledger.operations import pausing
 from taskguard.ledger.tables import ACTIONS
 from taskguard.locks import MemoryLocks
 from taskguard.model.bounds import Bounds, slots_of
@@ -162,6 +163,19 @@ class TestPause:
 
         assert bill(1) == 2
         assert (operations.paused(), actions(shop)) == ([], [])
+
+    def test_a_holder_that_writes(self, shop: GuardedShop, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Its transaction stops all writers on SQLite. The pause waits, and says so at the end."""
+        monkeypatch.setattr(pausing, "WRITE_LOCK_S", 0.1)
+
+        def body(guard: Guard) -> None:
+            with guard.transaction() as db:
+                db.execute(sa.text("insert into effects values ('x')"))
+                with pytest.raises(KeyBusyError, match=r"still held by an unknown holder"):
+                    elsewhere(shop.tg.operations.pause, KEY, reason="audit", timeout_s=0.0)
+
+        assert deliver(shop, body) == Completed(None)
+        assert shop.tg.operations.paused() == []
 
     def test_it_is_not_paused_twice(self, shop: GuardedShop) -> None:
         shop.tg.operations.pause(KEY, reason="audit", actor="ann")
