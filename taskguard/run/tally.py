@@ -213,11 +213,15 @@ class Tally:
         if not self._add_up() or not self._adding_up.acquire(False):
             return [], []
         try:
-            counts, self._counts = self._counts, {}
-            values, self._values = self._values, {}
+            # One row for each counter: some may have been put back. Nothing is forgotten before the
+            # end, because a time limit may arrive here.
+            counts = dict(self._counts)
+            for (task, name), numbers in self._values.items():
+                for row in _rows(task, name, self._metrics[name], numbers):
+                    place = task, row.what
+                    counts[place] = counts.get(place, 0) + row.n
             rows = [Count(task, what, n) for (task, what), n in counts.items()]
-            for (task, name), numbers in values.items():
-                rows += _rows(task, name, self._metrics[name], numbers)
+            self._counts, self._values = {}, {}
             return rows, self._happenings.drain()
         finally:
             self._adding_up.release()

@@ -27,6 +27,7 @@ from taskguard.model.lease import Lease, new_owner
 from taskguard.model.outcomes import Ended
 from taskguard.model.policy import make_policy
 from taskguard.run import flush as flushing
+from taskguard.run import tally as tallying
 from taskguard.run.flush import Flush
 from taskguard.run.happenings import MOST
 from taskguard.run.tally import Tally
@@ -124,6 +125,33 @@ def test_counts_that_were_not_sent_are_added_to_the_next_flush(
     assert ledger.n("wait/le/0.5") == 5
     assert [noted.n for noted in ledger.happened] == [1]
     assert ledger.n("counts_lost", "") == 0
+
+
+def test_a_counter_that_was_not_sent_is_one_row_with_its_new_values(
+    tally: Tally, pg_url: str
+) -> None:
+    """PostgreSQL refuses a statement that adds to one row twice, so no flush would work again."""
+    ledger = SqlLedger(pg_url)
+    ledger.create_schema()
+    count(tally, 2)
+    tally.put_back(*tally.drain())
+    count(tally, 3)
+    Flush(tally, ledger).flush()
+    totals = {row.what: row.n for row in ledger.counts() if row.task == "ship"}
+    assert (totals[DONE], totals["wait/le/0.5"], totals["wait/sum"]) == (5, 5, pytest.approx(1.0))
+    ledger.close()
+
+
+def test_a_time_limit_while_counts_are_drained_loses_none(
+    tally: Tally, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are sent by the next flush."""
+    count(tally, 3)
+    with monkeypatch.context() as patched, pytest.raises(TimeoutError):
+        patched.setattr(tallying, "_rows", lambda *_: raising(TimeoutError())())
+        tally.drain()
+    rows, _ = tally.drain()
+    assert {row.what: row.n for row in rows}[DONE] == 3
 
 
 def test_counts_that_may_have_been_sent_are_not_sent_again(
