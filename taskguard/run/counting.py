@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from taskguard import errors
 from taskguard.clock import Clock
 from taskguard.events import Delivered, Events
-from taskguard.metrics import COUNTS_LOST
+from taskguard.metrics import COUNTS_LOST, TASKS
 from taskguard.model.counts import Count, Noted
 from taskguard.model.delivery import (
     Answered,
@@ -35,6 +35,7 @@ from taskguard.model.outcomes import Ended
 from taskguard.model.policy import Policy
 from taskguard.run import tracing
 from taskguard.run.flush import Flush
+from taskguard.run.shutdown import is_time_limit
 from taskguard.run.tally import Tally
 
 if TYPE_CHECKING:
@@ -226,7 +227,9 @@ class Counting:
     ) -> None:
         try:
             self._count(delivery, ended, holding, begun_s)
-        except Exception:
+        except BaseException as error:
+            if not is_time_limit(error):
+                raise
             logger.debug("%s: counting was interrupted", delivery.key, exc_info=True)
 
     def _count(
@@ -267,7 +270,8 @@ class Counting:
                 )
             )
         if tally.kept:
-            if delivery.task not in self._tasks:
+            # Names that a program makes up would fill the memory, and the table.
+            if delivery.task not in self._tasks and len(self._tasks) < TASKS:
                 self._tasks.add(delivery.task)
                 flush.begin([delivery.task])
             if flush.is_due:

@@ -5,7 +5,8 @@ thread for what is left (`flush_when_idle()`), or its worker calls `flush_all()`
 end of a process, and the shutdown of a worker.
 
 Guarantees: no delivery fails, waits for long, or stays unacknowledged because of a flush. A flush
-has one short deadline. After a failure, the next one is a minute later. Counters that were not sent
+has one short deadline. After a failure, or a delivery without an answer of the ledger, the next one
+is a minute later. Counters that were not sent
 are added to the next flush. If it is unknown whether they were committed, they are not sent again,
 but counted as lost. A time limit that arrives in a flush ends only the flush. A shutdown goes on,
 and the counters stay. A forked child begins at zero, and sends nothing of its parent's.
@@ -27,6 +28,7 @@ from weakref import WeakSet
 from taskguard.errors import TaskguardError
 from taskguard.model.counts import Count, Noted
 from taskguard.native import Wakeup, allocate_lock, start_thread
+from taskguard.run.shutdown import is_time_limit
 from taskguard.run.tally import Tally
 
 if TYPE_CHECKING:
@@ -81,6 +83,11 @@ class Flush:
         """Whether a flush is due."""
         return time.monotonic() >= self.due_at_s
 
+    @property
+    def is_put_off(self) -> bool:
+        """Whether the ledger gave no answer a moment ago."""
+        return self.due_at_s - time.monotonic() > EVERY_S
+
     def put_off(self) -> None:
         """Wait for a minute, because the ledger gave no answer."""
         self.due_at_s = time.monotonic() + _AFTER_FAILURE_S
@@ -97,14 +104,18 @@ class Flush:
             self.due_at_s = time.monotonic() + EVERY_S
             self._settle()
             self._send(self._ledger)
-        except Exception as error:  # a time limit, for example
+        except BaseException as error:
+            if not is_time_limit(error):
+                raise
             self.put_off()
             known = isinstance(error, TaskguardError)
             logger.debug("counts were not sent: %s", error, exc_info=None if known else error)
         finally:
-            with contextlib.suppress(Exception):
-                self._settle()
-            self._mutex.release()
+            try:
+                with contextlib.suppress(Exception):
+                    self._settle()
+            finally:
+                self._mutex.release()
 
     def _send(self, ledger: Counts) -> None:
         self._begin_tasks(ledger, self._tally.tasks)
@@ -129,12 +140,17 @@ class Flush:
         self._sending = None
 
     def begin(self, tasks: Iterable[str]) -> None:
-        """Write zeros for tasks, unless this process, or one that forked it, did. Never raises."""
-        if self._ledger is None or self.is_handed:
+        """Write zeros for tasks, unless this process, or one that forked it, did.
+
+        If the ledger gave no answer, the next flush does it. Raises only what ends the process.
+        """
+        if self._ledger is None or self.is_handed or self.is_put_off:
             return
         try:
             self._begin_tasks(self._ledger, tasks)
-        except Exception as error:  # noqa: BLE001  # a time limit, for example
+        except BaseException as error:
+            if not is_time_limit(error):
+                raise
             self.put_off()
             logger.debug("counts did not begin: %s", error)
 
@@ -152,7 +168,7 @@ class Flush:
             return
         if self._pid != os.getpid():
             self._begin()
-        if not self._watched:
+        if not self._watched and not self._tally.is_empty:
             self._watched = True
             try:
                 start_thread(self._watch)
@@ -168,6 +184,7 @@ class Flush:
                     self.flush()
         finally:
             self._watched = False
+        self.watch()  # what was counted since the last look
 
 
 def flush_when_idle() -> None:

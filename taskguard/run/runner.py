@@ -30,7 +30,7 @@ from taskguard.errors import (
     TransactionRetryError,
 )
 from taskguard.events import Events
-from taskguard.ledger.connections.errors import ConnectionBrokenError
+from taskguard.ledger.connections.errors import ConnectionBrokenError, LockTimeoutError
 from taskguard.locks.base import LockProvider
 from taskguard.log_fields import said_of
 from taskguard.model.claims import Claim, ClaimRequest
@@ -176,9 +176,8 @@ class Runner:
         """Run `body` if this delivery gets its key, and return the outcome for the queue.
 
         Raises the body's exceptions, KeyBusyError, WorkDeadError, WorkRevokedError,
-        MessageTooOldError, FingerprintMismatchError, RowMissingError and RowIneligibleError. If the
-        delivery cannot be deferred, also LedgerUnavailableError, LeaseLostError and
-        StaleTokenError.
+        MessageTooOldError, FingerprintMismatchError, RowMissingError and RowIneligibleError. If it
+        cannot be deferred, also LedgerUnavailableError, LeaseLostError and StaleTokenError.
 
         `waiting`: the wait of a caller that may give up.
         """
@@ -209,6 +208,8 @@ class Runner:
         try:
             found = self._enter(delivery, waiting)
         except NO_LEDGER as error:
+            if not isinstance(error, LockTimeoutError):  # that is an answer
+                self.counting.flush.put_off()
             logger.warning(
                 "%s %s deferred: %s", delivery.task, delivery.key, error, extra=said_of(delivery)
             )
@@ -248,6 +249,8 @@ class Runner:
         finally:
             self._end_answer(holding)
             self._releases.release(holding)
+            if self._late.pending:  # the ledger gave no answer
+                self.counting.flush.put_off()
             if delivery.parking is not None:
                 claimed = holding.claimed
                 known = claimed is not None and (claimed.waited or claimed.attempt > 1)

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-__all__ = ["is_cancellation", "is_shutdown"]
+__all__ = ["is_cancellation", "is_shutdown", "is_time_limit"]
 
 
 def is_cancellation(error: BaseException) -> bool:
@@ -30,6 +30,13 @@ def is_cancellation(error: BaseException) -> bool:
     # asyncio is not imported for this: a body that raises its error has it loaded.
     asyncio = sys.modules.get("asyncio.exceptions")
     return asyncio is not None and isinstance(error, asyncio.CancelledError)
+
+
+def is_time_limit(error: BaseException) -> bool:
+    """Return True for an Exception, and for the Timeout of gevent or eventlet, which is none."""
+    modules = (sys.modules.get(f"{name}.timeout") for name in ("gevent", "eventlet"))
+    kinds = (getattr(module, "Timeout", Exception) for module in modules)
+    return isinstance(error, (Exception, *kinds))
 
 
 def is_shutdown(error: BaseException) -> bool:

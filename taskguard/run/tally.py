@@ -226,12 +226,16 @@ class Tally:
         finally:
             self._adding_up.release()
 
-    def put_back(self, rows: Iterable[Count], happened: Iterable[Noted] = ()) -> None:
-        """Add counters and happenings that were not sent, or that another process handed over."""
-        for row in rows:
+    def put_back(self, rows: list[Count], happened: list[Noted]) -> None:
+        """Add counters and happenings that were not sent, or that another process handed over.
+
+        Empties the lists, so that none is added twice if a time limit arrives here.
+        """
+        while rows:
+            row = rows.pop()
             self._hear((row.what, row.task, row.n))
-        for noted in happened:
-            self._hear((noted,))
+        while happened:
+            self._hear((happened.pop(),))
 
     def lose(self, rows: Iterable[Count]) -> None:
         """Count what may or may not have been sent."""

@@ -166,15 +166,17 @@ def test_counts_that_may_have_been_sent_are_not_sent_again(
     assert (ledger.n(), ledger.n("counts_lost", "")) == (0, 3)
 
 
+@pytest.mark.parametrize("kind", ["an exception", "gevent's"])
 def test_a_time_limit_in_a_flush_ends_only_the_flush(
-    tally: Tally, flush: Flush, ledger: NotingLedger
+    tally: Tally, flush: Flush, ledger: NotingLedger, kind: str
 ) -> None:
-    """The delivery has ended, so a limit of its task is no failure."""
+    """The delivery has ended, so a limit of its task is no failure. gevent's is no Exception."""
 
     class SoftLimitError(Exception):
         pass
 
-    ledger.before = raising(SoftLimitError())
+    gevent = pytest.importorskip("gevent") if kind == "gevent's" else None
+    ledger.before = raising(SoftLimitError() if gevent is None else gevent.Timeout(1))
     count(tally)
     flush.flush()
     ledger.before = lambda: None
@@ -193,6 +195,28 @@ def test_a_shutdown_in_a_flush_goes_on_and_the_counts_stay(
     ledger.before = lambda: None
     flush.flush()
     assert ledger.n() == 1
+
+
+def test_a_time_limit_while_counts_are_kept_keeps_each_once(
+    tally: Tally, flush: Flush, ledger: NotingLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It arrives after the first one was added again."""
+    ledger.before = raising(LedgerUnavailableError("down"))
+    count(tally, 3)
+    heard: list[Any] = []
+
+    def hear(entry: Any) -> None:
+        heard.append(entry)
+        Tally._hear(tally, entry)
+        if len(heard) == 2:
+            raise TimeoutError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tally, "_hear", hear)
+        flush.flush()
+    ledger.before = lambda: None
+    flush.flush()
+    assert ledger.n() == ledger.n("wait/le/0.5") == 3
 
 
 def test_a_flush_in_a_flush_sends_nothing(tally: Tally, flush: Flush, ledger: NotingLedger) -> None:
@@ -317,6 +341,32 @@ def test_a_thread_sends_what_an_idle_process_has_left(
         wait_until(lambda: not flush._watched)
 
 
+def test_a_count_that_comes_as_the_thread_ends_is_sent_by_another_one(
+    ledger: NotingLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread has seen that nothing is left, and counts as running."""
+    monkeypatch.setattr(flushing, "_idle_thread", True)
+    late: list[None] = [None]
+
+    class Watched(Tally):
+        @property
+        def is_empty(self) -> bool:
+            found = super().is_empty
+            if found and late:
+                late.pop()
+                count(self)
+                flush.watch()
+                flush.due_at_s = time.monotonic()
+            return found
+
+    tally = Watched()
+    flush = Flush(tally, ledger)  # type: ignore[arg-type]  # it counts only
+    count(tally)
+    flush.due_at_s = time.monotonic()
+    flush.watch()
+    wait_until(lambda: ledger.n() == 2)
+
+
 def test_a_process_sends_its_counts_when_it_ends(sqlite_url: str) -> None:
     """And zeros for each task with its first delivery."""
     ledger = SqlLedger(sqlite_url)
@@ -366,6 +416,40 @@ def test_a_time_limit_while_a_delivery_is_counted_does_not_fail_it(sqlite_url: s
     runner = Runner(locks=MemoryLocks(), ledger=ledger, events=Events(lambda event: None))
     runner.counting.tally.delivery = raising(TimeoutError())  # type: ignore[assignment, method-assign]
     assert runner.deliver(delivery(), lambda guard: 7) == Completed(7)
+    ledger.close()
+
+
+def test_names_of_tasks_that_a_program_makes_up_fill_neither_memory_nor_table(
+    ledger: NotingLedger,
+) -> None:
+    """The counters of the rest are those of one task."""
+    runner = Runner(locks=None, ledger=ledger)  # type: ignore[arg-type]  # it counts only
+    for number in range(TASKS + 5):
+        runner.counting.unread(f"task{number}", "m", Ended.FAILED)
+    assert len(ledger.begun) == len(runner.counting._tasks) == TASKS
+
+
+@pytest.mark.parametrize("silent", ["claim", "fail"])
+def test_a_call_without_an_answer_puts_the_flush_off(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch, silent: str
+) -> None:
+    """The delivery has waited for the ledger once, and does not wait again to count itself."""
+    ledger = SqlLedger(sqlite_url)
+    ledger.create_schema()
+    runner = Runner(locks=MemoryLocks(), ledger=ledger)
+    asked: list[str] = []
+    for name in ("add_counts", "begin_counts"):
+        monkeypatch.setattr(ledger, name, lambda *_, name=name, **__: asked.append(name))
+
+    def silence(*_: Any, **__: Any) -> Any:
+        raise LedgerUnavailableError("no answer")
+
+    monkeypatch.setattr(ledger, silent, silence)
+    runner.counting.flush.due_at_s = time.monotonic()
+    with pytest.raises((LedgerUnavailableError, ValueError)):
+        runner.deliver(delivery(), lambda guard: int("x"))
+    assert runner.counting.flush.is_put_off
+    assert asked == []
     ledger.close()
 
 
