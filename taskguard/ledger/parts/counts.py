@@ -18,7 +18,7 @@ from taskguard.model.counts import Count, Noted
 
 __all__ = ["SqlCounts"]
 
-_LONGEST_S, _LOCK_S = 1.0, 0.5
+_LONGEST_S, _LOCK_S = 3.0, 0.5
 
 
 def _nothing() -> None:
