@@ -108,7 +108,7 @@ class TestOnServers:
         """Another process with the token owns the lease. Its holder stops the renewal without an
         event, and finds the lease ended."""
         heard: list[Event] = []
-        mine = place(listeners=[heard.append]).lock("a", "b", token="job 7/x", ttl_s=0.6)
+        mine = place(listeners=[heard.append]).lock("a", "b", token="job 7/x", ttl_s=3.0)
         other, without = place().lock("a", "b", token="job 7/x"), place().lock("a", "b", token="8")
         lease = mine.acquire()
         assert lease
