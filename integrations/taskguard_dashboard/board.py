@@ -1,7 +1,7 @@
 """What all pages of one application share: its ledger, its settings, and what was read just now.
 
-Guarantees: `Board.shared()` reads once, while others wait for the same answer. So a hundred viewers
-cost the ledger what one viewer costs.
+Guarantees: `Board.shared()` reads once, while others wait for the same answer, or for its error. So
+a hundred viewers cost the ledger what one viewer costs, and wait no longer than one if it is down.
 """
 
 from __future__ import annotations
@@ -11,12 +11,16 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from taskguard.errors import TaskguardError
+
 if TYPE_CHECKING:
     from taskguard import TaskGuard
 
 __all__ = ["Board"]
 
 _Value = TypeVar("_Value")
+# For how long an error is the answer: viewers that waited for it do not ask again.
+_ERROR_FOR_S = 2.0
 
 
 class Board:
@@ -40,9 +44,14 @@ class Board:
     def shared(self, name: str, read: Callable[[], _Value], *, for_s: float = 2.0) -> _Value:
         """Return what was read under this name in the last seconds, or read it."""
         with self._reading.setdefault(name, threading.Lock()):
-            if name in self._read and time.monotonic() - self._read[name][0] <= for_s:
-                found: _Value = self._read[name][1]
-                return found
-            value = read()
-            self._read[name] = (time.monotonic(), value)
-            return value
+            until_s, found = self._read.get(name, (0.0, None))
+            if until_s < time.monotonic():
+                try:
+                    found = read()
+                except TaskguardError as error:
+                    found, for_s = error, _ERROR_FOR_S
+                self._read[name] = (time.monotonic() + for_s, found)
+        if isinstance(found, TaskguardError):
+            raise found
+        answer: _Value = found
+        return answer

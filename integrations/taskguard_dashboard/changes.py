@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from taskguard.errors import ConfigurationError, KeyBusyError
+from taskguard.errors import KeyBusyError
 from taskguard.integration import Expected, State
 from taskguard_dashboard.board import Board
 from taskguard_dashboard.http import Denied, Request, Response
@@ -22,7 +22,7 @@ from taskguard_dashboard.rendering import html, redirect
 
 __all__ = ["CHANGES", "CONFIRMED"]
 
-_REASON_CHARS = 500
+_REASON_CHARS = 300
 _MOST_WORKS = 1_000
 _SHOWN = 20
 # For how long a pause waits for the holder, less than the timeout of a web server.
@@ -105,7 +105,7 @@ def _reason_of(request: Request) -> str:
     """Return the reason in a form. Raises Denied if there is none."""
     reason = request.value("reason").strip()
     if not reason or len(reason) > _REASON_CHARS:
-        raise Denied(400, "Give a reason of at most 500 characters. It is recorded.")
+        raise Denied(400, "Give a reason of at most 300 characters. It is recorded.")
     return reason
 
 
@@ -326,18 +326,6 @@ def _back(path: str, **values: str) -> str:
     return redirect(path, **values).headers["Location"]
 
 
-def _guarded(change: Callable[[Any, Request], Response]) -> Callable[[Any, Request], Response]:
-    """Answer 400 if `tg.operations` says that a change makes no sense."""
-
-    def changed(page: Board, request: Request) -> Response:
-        try:
-            return change(page, request)
-        except ConfigurationError as error:
-            raise Denied(400, str(error)) from error
-
-    return changed
-
-
 def _asking(ask: Callable[[Any, Request, _Change], Response], change: _Change) -> Any:
     return lambda page, request: ask(page, request, change)
 
@@ -348,10 +336,10 @@ CONFIRMED: Mapping[str, Callable[[Any, Request], Response]] = {
     "/bulk": _ask_bulk,
 }
 CHANGES: Mapping[str, Callable[[Any, Request], Response]] = {
-    "/release": _guarded(_release),
-    "/pause": _guarded(_pause),
-    "/resume": _guarded(_resume),
-    **{f"/{change.path}": _guarded(_asking(_change_work, change)) for change in _OF_WORK},
-    "/bulk": _guarded(_bulk),
+    "/release": _release,
+    "/pause": _pause,
+    "/resume": _resume,
+    **{f"/{change.path}": _asking(_change_work, change) for change in _OF_WORK},
+    "/bulk": _bulk,
     "/doctor": _check,
 }

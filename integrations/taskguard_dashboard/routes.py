@@ -2,7 +2,7 @@
 
 Guarantees: `Dashboard.respond()` looks at the role before it looks at the path, at the origin of a
 POST before its form, and at the form last. So a request that may do nothing learns nothing. Each
-route names the role that it needs. An error of the ledger becomes a page that says so.
+route names the role that it needs. An error of a server becomes a page that names the reason.
 
 Read next: `pages.py`, what is shown; `changes.py`, what is changed; `security.py`.
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from taskguard.errors import TaskguardError
+from taskguard.errors import ConfigurationError, LedgerSchemaError, TaskguardError
 from taskguard_dashboard import changes, pages
 from taskguard_dashboard.board import Board
 from taskguard_dashboard.http import Denied, Request, Response, Role
@@ -61,7 +61,9 @@ class Dashboard(Board):
         except Denied as denied:
             response = self._problem(request, denied.status, str(denied))
         except TaskguardError as error:
-            response = self._problem(request, 503, str(error))
+            wrong = isinstance(error, ConfigurationError)
+            wrong = wrong and not isinstance(error, LedgerSchemaError)
+            response = self._problem(request, 400 if wrong else 503, str(error))
         if request.method == "HEAD":
             return Response(status=response.status, headers=response.headers)
         return response
@@ -96,10 +98,10 @@ class Dashboard(Board):
 
 
 _TITLES = {
-    400: "The form is incomplete",
+    400: "The request is wrong",
     403: "Not allowed",
     404: "Not found",
     405: "Not allowed here",
     409: "It has changed",
-    503: "The ledger gives no answer",
+    503: "No answer",
 }

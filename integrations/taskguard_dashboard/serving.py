@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 __all__ = ["OneTime", "is_loopback", "serve"]
 
-_COOKIE = "taskguard_dashboard"
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -52,15 +51,21 @@ class OneTime:
         page: the page.
         role: the role of the browser that has the token.
         name: the user, for the record of actions.
+        host: the address that it listens on, if it is not one of the usual names of loopback.
 
     Attributes:
         token: the token.
     """
 
-    def __init__(self, page: Dashboard, *, role: Role = "operator", name: str = "") -> None:
+    def __init__(
+        self, page: Dashboard, *, role: Role = "operator", name: str = "", host: str = ""
+    ) -> None:
         self.token = secrets.token_urlsafe(32)
         self._session = secrets.token_urlsafe(32)
         self._role = role
+        # Browsers send a cookie to all ports of a host, so each page has a name of its own.
+        self._cookie = f"taskguard_dashboard_{secrets.token_hex(4)}"
+        self._hosts = {*_LOOPBACK, f"[{host}]" if ":" in host else host or "localhost"}
         self._used = False
         user = name or f"{_user()}@{node()}"
         self._page = Adapter(page, authorize=self._role_of, actor=lambda _: user)
@@ -69,7 +74,7 @@ class OneTime:
         """Answer a request."""
         if scope["type"] == "http":
             headers = {name: text.decode("latin-1") for name, text in scope["headers"]}
-            if _host_of(headers.get(b"host", "")) not in _LOOPBACK:
+            if _host_of(headers.get(b"host", "")) not in self._hosts:
                 await _answer(send, 403, {}, "Open the address that taskguard dashboard printed.\n")
                 return
             given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
@@ -85,11 +90,11 @@ class OneTime:
             await _answer(send, 403, {}, text)
             return
         self._used = True
-        cookie = f"{_COOKIE}={self._session}; Path=/; HttpOnly; SameSite=Strict"
+        cookie = f"{self._cookie}={self._session}; Path=/; HttpOnly; SameSite=Strict"
         await _answer(send, 303, {"Location": "./", "Set-Cookie": cookie}, "")
 
     def _role_of(self, request: Any) -> Role | None:
-        given = str(request.cookies.get(_COOKIE, ""))
+        given = str(request.cookies.get(self._cookie, ""))
         return self._role if hmac.compare_digest(given.encode(), self._session.encode()) else None
 
 
@@ -117,7 +122,7 @@ def serve(
     page = Dashboard(tg, show_arguments=show_arguments)
     app: Any
     if authorize is None:
-        app = OneTime(page, role=role)
+        app = OneTime(page, role=role, host=host)
         query = f"?token={app.token}"
     else:
         app, query = Adapter(page, authorize=authorize, actor=None), ""

@@ -12,7 +12,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from taskguard.cli.targets import CommandError, add_application, opened
+from taskguard.cli.targets import CommandError, add_application, opened, port_of
 
 __all__ = ["add_dashboard"]
 
@@ -29,7 +29,7 @@ def add_dashboard(commands: Any) -> None:
     )
     add_application(parser)
     parser.add_argument("--host", default="127.0.0.1", help="by default 127.0.0.1")
-    parser.add_argument("--port", type=int, default=_PORT, help=f"by default {_PORT}; 0: any")
+    parser.add_argument("--port", type=port_of, default=_PORT, help=f"by default {_PORT}; 0: any")
     parser.add_argument(
         "--authorize",
         metavar="MODULE:FUNCTION",
@@ -57,6 +57,11 @@ def _serve(arguments: argparse.Namespace) -> None:
             "MODULE:FUNCTION, which decides about each request."
         )
     with contextlib.closing(opened(arguments)) as runtime:
+        if runtime.ledger is None:
+            raise CommandError(
+                "The dashboard shows what the ledger has on record. Pass --url, or set "
+                "TASKGUARD_LEDGER_URL."
+            )
         try:
             serving.serve(
                 runtime,

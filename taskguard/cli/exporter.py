@@ -18,7 +18,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from taskguard.cli.printing import indented, printable
-from taskguard.cli.targets import CommandError, add_url, opened_ledger
+from taskguard.cli.targets import CommandError, add_url, opened_ledger, port_of
 from taskguard.drivers import extras_named
 from taskguard.errors import TaskguardError
 from taskguard.operations.collector import Collector
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 __all__ = ["add_exporter", "serving"]
 
 _PORT = 9979
-_LAST_PORT = 65_535
 
 
 def add_exporter(commands: Any) -> None:
@@ -45,15 +44,9 @@ def add_exporter(commands: Any) -> None:
         "--host", default="127.0.0.1", help="the address to listen at; by default 127.0.0.1"
     )
     exporter.add_argument(
-        "--port", type=_port, default=_PORT, help=f"0: any free port; by default {_PORT}"
+        "--port", type=port_of, default=_PORT, help=f"0: any free port; by default {_PORT}"
     )
     exporter.set_defaults(run_alone=_run)
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > _LAST_PORT:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port")
-    return int(text)
 
 
 def _run(arguments: argparse.Namespace) -> None:

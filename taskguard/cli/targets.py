@@ -36,10 +36,12 @@ __all__ = [
     "connected",
     "opened",
     "opened_ledger",
+    "port_of",
 ]
 
 _QUEUES, _CONFIGURATIONS = "taskguard.queues", "taskguard.configurations"
 _DJANGO_VARIABLE = "DJANGO_SETTINGS_MODULE"
+_LAST_PORT = 65_535
 
 
 class CommandError(Exception):
@@ -69,6 +71,13 @@ def add_application(parser: argparse.ArgumentParser) -> None:
         "--url", "--ledger", dest="ledger", metavar="URL", help=f"by default ${LEDGER_VARIABLE}"
     )
     parser.add_argument("--locks", metavar="URL", help=f"by default ${LOCKS_VARIABLE}")
+
+
+def port_of(text: str) -> int:
+    """Return the port that an option names. 0: any free one."""
+    if not text.isdecimal() or int(text) > _LAST_PORT:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port")
+    return int(text)
 
 
 def opened(arguments: argparse.Namespace) -> TaskGuard:

@@ -182,7 +182,7 @@ def test_a_change_names_actor_reason_and_what_was_seen(framework: Any) -> None:
     ("form", "kind"),
     [
         (b"", "application/x-www-form-urlencoded"),
-        (b"key=a&reason=" + b"x" * 501, "application/x-www-form-urlencoded"),
+        (b"key=a&reason=" + b"x" * 301, "application/x-www-form-urlencoded"),
         (b"key=a&reason=" + b"x" * 70_000, "application/x-www-form-urlencoded"),
         (b"key=a&reason=x&fence=now", "application/x-www-form-urlencoded"),
         (b"reason=x", "application/x-www-form-urlencoded"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 from urllib.parse import parse_qs, urljoin, urlsplit
@@ -16,6 +17,7 @@ pytest.importorskip("starlette")
 
 from support.dashboard_clients import FRAMEWORKS, Answer
 from support.dashboard_sample import Sample
+from taskguard.errors import ConfigurationError
 from taskguard.integration import printable
 from taskguard_dashboard.http import Request
 from taskguard_dashboard.routes import ROUTES, Dashboard
@@ -194,6 +196,52 @@ def test_an_error_of_the_ledger_is_a_page() -> None:
     answer = get(Away(), "/workers")
     assert answer.status == 503
     assert "Start its database." in answer.text
+
+
+def test_a_wrong_request_is_not_an_outage() -> None:
+    """A cursor that is none is the fault of the request. Missing tables are not."""
+    from taskguard.errors import LedgerSchemaError
+
+    class Wrong(Sample):
+        def keys(self, **_: Any) -> Any:
+            raise ConfigurationError("That is not the cursor of a page.")
+
+        def workers(self, **_: Any) -> Any:
+            raise LedgerSchemaError("The tables are missing.")
+
+    assert get(Wrong(), "/keys", after="x").status == 400
+    assert get(Wrong(), "/workers").status == 503
+
+
+def test_viewers_of_a_ledger_that_is_down_do_not_wait_for_each_other() -> None:
+    """One of them waits until the ledger's deadline, and the others share its error."""
+    from taskguard.errors import LedgerUnavailableError
+
+    class Frozen(Sample):
+        asked = 0
+
+        def lines(self, *, limit: int = 50) -> Any:
+            Frozen.asked += 1
+            raise LedgerUnavailableError("The ledger gives no answer.")
+
+    page = Dashboard(Frozen())
+    for _ in range(20):
+        answer = page.respond(Request(method="GET", path="/waiting", role="viewer"))
+        assert answer.status == 503
+    assert Frozen.asked == 1
+
+
+def test_each_of_several_keys_has_its_link() -> None:
+    """Work that holds two keys names both."""
+
+    class Two(Sample):
+        def work(self, work: str, *, arguments: bool = False) -> Any:
+            found = super().work(work, arguments=arguments)
+            return found and replace(found, key="a:1,b:2")
+
+    page = get(Two(), "/item", work="shop.ship order:7").text
+    assert 'key=a%3A1"' in page
+    assert 'key=b%3A2"' in page
 
 
 def test_many_viewers_cost_what_one_costs() -> None:

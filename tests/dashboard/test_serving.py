@@ -43,7 +43,8 @@ def test_the_token_works_once_and_gives_a_cookie() -> None:
     assert page.status == 200
     assert "Operator: ann" in page.text
     assert ask("GET", "/", {"token": token}, host="localhost").status == 403
-    assert ask("GET", "/", cookie="taskguard_dashboard=é", host="localhost").status == 403
+    name = cookie.partition("=")[0]
+    assert ask("GET", "/", cookie=f"{name}=é", host="localhost").status == 403
 
 
 @pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", "localhost.evil"])
@@ -52,6 +53,22 @@ def test_another_host_is_refused(host: str) -> None:
     ask, token = one_time()
     assert ask("GET", "/", {"token": token}, host=host).status == 403
     assert ask("GET", "/", {"token": token}, host="localhost").status == 303
+
+
+def test_the_address_of_another_loopback_is_accepted() -> None:
+    """`--host 127.0.0.2` prints that address."""
+    ask, token = one_time(host="127.0.0.2")
+    assert ask("GET", "/", {"token": token}, host="127.0.0.3:8642").status == 403
+    assert ask("GET", "/", {"token": token}, host="127.0.0.2:8642").status == 303
+
+
+def test_two_pages_of_one_machine_have_two_cookies() -> None:
+    """Cookies ignore ports, so the second page would end the session of the first."""
+    cookies = set()
+    for ask, token in (one_time(), one_time()):
+        given = ask("GET", "/", {"token": token}, host="localhost").headers["set-cookie"]
+        cookies.add(given.partition("=")[0])
+    assert len(cookies) == 2
 
 
 def test_a_viewer_changes_nothing() -> None:
@@ -70,6 +87,19 @@ def test_another_interface_needs_authorize(capsys: pytest.CaptureFixture[str]) -
     assert "--authorize" in capsys.readouterr().err
     assert main(["dashboard", "--ledger", url, "--authorize", "os:nothing"]) == 1
     assert "--authorize os:nothing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("port", ["-1", "65536", "x"])
+def test_a_port_that_is_none_is_an_option_that_is_wrong(port: str) -> None:
+    """It is named before anything is opened."""
+    with pytest.raises(SystemExit, match="2"):
+        main(["dashboard", "--ledger", "sqlite://", f"--port={port}"])
+
+
+def test_without_a_ledger_there_is_nothing_to_show(capsys: pytest.CaptureFixture[str]) -> None:
+    """The command says so at once, and not on each page."""
+    assert main(["dashboard", "--locks", "redis://127.0.0.1:1"]) == 1
+    assert "ledger" in capsys.readouterr().err
 
 
 def test_the_command_serves_the_page(sqlite_url: str) -> None:

@@ -23,7 +23,8 @@ def after_of(cursor: str, *types: Callable[[Any], Any]) -> list[Any]:
         padded = cursor + "=" * (-len(cursor) % 4)
         found = json.loads(base64.urlsafe_b64decode(padded.encode("ascii")))
         return [make(each) for make, each in zip(types, found, strict=True)]
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise ConfigurationError(
-            f"after={cursor!r} is not the cursor of a page. Pass `Page.after` of the page before."
+            f"after={cursor[:60]!r} is not the cursor of a page. Pass `Page.after` of the page "
+            "before."
         ) from error

@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import sqlalchemy as sa
+
+from taskguard.errors import ConfigurationError
 from taskguard.ledger.connections.retrying import retried
 from taskguard.ledger.operations import keys, lines, records, works
 from taskguard.ledger.operations.views import Asked
@@ -36,9 +39,15 @@ class SqlQuestions(Part):
     @contextmanager
     def _asked(self) -> Iterator[Asked]:
         dialect = self._database.dialect
-        with self._database.transaction() as db, dialect.answering(db, _LONGEST_S):
-            dialect.only_read(db)
-            yield Asked(db, self._database.now_us(db))
+        try:
+            with self._database.transaction() as db, dialect.answering(db, _LONGEST_S):
+                dialect.only_read(db)
+                yield Asked(db, self._database.now_us(db))
+        except (sa.exc.DataError, OverflowError, ValueError) as error:
+            raise ConfigurationError(
+                f"{self._database.place} cannot look for this: {_reason(error)}. Names on record "
+                "have no NUL, and `after` is `Page.after` of the page before."
+            ) from error
 
     @retried
     def clock_s(self) -> float:
@@ -145,6 +154,11 @@ class SqlQuestions(Part):
             return records.actions(
                 asked, key=key, work=work, since_s=since_s, limit=_checked(limit), after=after
             )
+
+
+def _reason(error: BaseException) -> str:
+    """Return the driver's own text, without the statement and its values."""
+    return str(getattr(error, "orig", error)).partition("\n")[0]
 
 
 def _checked(limit: int) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
+from itertools import product
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from support import claims
 from support.databases import DATABASES
 from support.guarded_shop import GuardedShop
 from taskguard.errors import ConfigurationError
+from taskguard.ledger.operations.cursors import cursor_of
 from taskguard.ledger.sql import SqlLedger
 from taskguard.model.claims import Claimed, MessageRef
 from taskguard.model.states import State
@@ -66,6 +68,37 @@ QUESTIONS: dict[str, tuple[int, Callable[[Operations], Any]]] = {
     "workers": (400, lambda ops: ops.workers()),
     "actions": (400, lambda ops: ops.actions(limit=100)),
 }
+
+
+POSITIONS: dict[str, Callable[[Operations, str], Any]] = {
+    "keys": lambda ops, after: ops.keys(after=after),
+    "waiting": lambda ops, after: ops.waiting(after=after),
+    "work": lambda ops, after: ops.list_work(WorkFilter(), after=after),
+    "FAILED": lambda ops, after: ops.list_work(WorkFilter(state=State.FAILED), after=after),
+    "actions": lambda ops, after: ops.actions(after=after),
+}
+UNHEARD = (2**70, float("inf"), float("nan"), "\ud800", [1])
+
+
+@pytest.mark.parametrize("url", ["pg_url", "sqlite_url"])
+def test_a_text_or_a_position_that_no_record_can_have_is_an_error(
+    request: pytest.FixtureRequest, url: str
+) -> None:
+    """A database refuses such values with errors of its driver, or finds nothing."""
+    with closing(SqlLedger(request.getfixturevalue(url))) as ledger:
+        ledger.create_schema()
+        ops = taskguard.connect(locks=None, ledger=ledger).operations
+        for ask in POSITIONS.values():
+            for position in product(UNHEARD, repeat=2):
+                for cursor in (position[:1], position, (*position, *position)):
+                    with suppress(ConfigurationError):
+                        assert ask(ops, cursor_of(*cursor)).items == ()
+        for name in ("a\0b", "shop.ship a\0b", "\ud800", "x" * 70_000):
+            with suppress(ConfigurationError):
+                assert ops.explain(name).key is None
+            with suppress(ConfigurationError):
+                assert ops.list_work(WorkFilter(prefix=name)).items == ()
+        assert ops.workers().items == ()
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
