@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from taskguard.model.views import WorkFilter as WorkFilter
     from taskguard.model.workers import adopt_worker as adopt_worker
     from taskguard.model.workers import describe_worker as describe_worker
+    from taskguard.operations.collector import exposition as exposition
     from taskguard.outbox.enqueue import Duplicate as Duplicate
     from taskguard.outbox.enqueue import OutcomeOfEnqueue as OutcomeOfEnqueue
     from taskguard.outbox.enqueue import Placed as Placed
@@ -109,6 +110,7 @@ else:
             "taskguard.model.texts": "printable",
             "taskguard.model.views": "WorkFilter",
             "taskguard.model.workers": "adopt_worker describe_worker",
+            "taskguard.operations.collector": "exposition",
             "taskguard.outbox.enqueue": (
                 "Duplicate OutcomeOfEnqueue Placed check_delay enqueue_in not_before_s Send"
             ),

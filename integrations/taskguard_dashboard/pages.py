@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from taskguard.integration import Configuration, State, WorkFilter, examine
+from taskguard.integration import Configuration, State, WorkFilter, examine, exposition
 from taskguard_dashboard.board import Board
 from taskguard_dashboard.http import Denied, Request, Response
 from taskguard_dashboard.overview import overview_of
@@ -267,6 +267,13 @@ def _doctor(page: Board, request: Request) -> Response:
     return html("doctor.html", request, reports=None, now=now_s(page))
 
 
+def _metrics(page: Board, _: Request) -> Response:
+    """Return what `taskguard exporter` serves."""
+    kind = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+    body = page.shared("metrics", lambda: exposition(page.tg.operations))
+    return Response(status=200, headers={**HEADERS, **kind}, body=body)
+
+
 def _find(page: Board, request: Request) -> Response:
     """Send the browser to the key or the work that was asked for, or list what may be meant."""
     text = request.query.get("q", "").strip()
@@ -333,4 +340,5 @@ PAGES: Mapping[str, Callable[[Any, Request], Response]] = {
     "/actions": _actions,
     "/doctor": _doctor,
     "/find": _find,
+    "/metrics": _metrics,
 }

@@ -11,6 +11,7 @@ Raises what the ledger does: a scrape without an answer fails, and `up` is 0.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from importlib.metadata import version
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -33,11 +34,11 @@ _Numbers = dict[str, dict[_Labels, dict[str, float]]]
 class Source(Protocol):
     """The part of a ledger that a collector reads."""
 
-    def counts(self, since_s: float | None = None) -> list[Count]:
+    def counts(self, *, since_s: float | None = None) -> list[Count]:
         """Return the totals."""
         ...
 
-    def snapshot(self, max_age_s: float = 15.0) -> SnapshotView:
+    def snapshot(self, *, max_age_s: float = 15.0) -> SnapshotView:
         """Return the gauges."""
         ...
 
@@ -109,12 +110,18 @@ class Collector:
         return family
 
 
-def exposition(collector: Collector) -> bytes:
-    """Return one scrape in Prometheus' text format."""
-    from prometheus_client import CollectorRegistry, generate_latest
+def exposition(source: Source) -> bytes:
+    """Return one scrape in Prometheus' text format, for a page of a web application.
 
+    Args:
+        source: `tg.operations`.
+    """
+    from taskguard.ledger.tables import SCHEMA_VERSION
+
+    with extras_named("The metrics of Prometheus", "prometheus"):
+        from prometheus_client import CollectorRegistry, generate_latest
     registry = CollectorRegistry()
-    registry.register(collector)
+    registry.register(Collector(source, version=version("celery-taskguard"), schema=SCHEMA_VERSION))
     return generate_latest(registry)
 
 

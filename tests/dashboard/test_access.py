@@ -86,7 +86,7 @@ def test_each_route_asks_for_role_and_origin_first(framework: str, role: str | N
 def test_the_table_has_every_promised_route() -> None:
     """The paths that the documentation names."""
     pages = ["/", "/keys", "/key", "/waiting", "/work", "/item", "/dead", "/workers"]
-    pages += ["/actions", "/doctor", "/find"]
+    pages += ["/actions", "/doctor", "/find", "/metrics"]
     changes = ["/release", "/pause", "/resume", "/requeue", "/drop", "/call", "/bulk"]
     table = {(route.method, route.path): route.role for route in ROUTES}
     assert table == {

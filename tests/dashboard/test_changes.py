@@ -117,6 +117,16 @@ def test_every_page_is_shown(operator: Operator) -> None:
     assert "TimeoutError: &lt;bank&gt;" in operator.get("/item", work="ship order:2").text
 
 
+def test_metrics_are_those_of_the_exporter(operator: Operator) -> None:
+    """A viewer reads them, for example Prometheus with a token that `authorize` knows."""
+    pytest.importorskip("prometheus_client")
+    operator.dead()
+    answer = operator.get("/metrics")
+    assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
+    assert 'taskguard_work{state="dead",task="ship"} 1.0' in answer.text
+    assert "taskguard_build_info" in answer.text
+
+
 def test_the_doctor_leaves_the_application_usable(operator: Operator) -> None:
     """It closes nothing that the application uses further."""
     assert "Ledger" in operator.post("/doctor").text
