@@ -18,7 +18,6 @@ from support.waiting import patience_s
 from taskguard import Guard
 from taskguard.errors import ConfigurationError, KeyBusyError
 from taskguard.integration import Delivery
-from taskguard.ledger.operations import pausing
 from taskguard.ledger.tables import ACTIONS
 from taskguard.locks import MemoryLocks
 from taskguard.model.bounds import Bounds, slots_of
@@ -164,9 +163,11 @@ class TestPause:
         assert bill(1) == 2
         assert (operations.paused(), actions(shop)) == ([], [])
 
-    def test_a_holder_that_writes(self, shop: GuardedShop, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_holder_that_writes(
+        self, sqlite_url: str, make_shop: Callable[..., GuardedShop]
+    ) -> None:
         """Its transaction stops all writers on SQLite. The pause waits, and says so at the end."""
-        monkeypatch.setattr(pausing, "WRITE_LOCK_S", 0.1)
+        shop = make_shop(f"{sqlite_url}?timeout=0.1", locks=MemoryLocks())
 
         def body(guard: Guard) -> None:
             with guard.transaction() as db:
