@@ -30,7 +30,7 @@ class Count:
 
 @value(kw_only=True)
 class Noted:
-    """What happened to a key or a work, `n` times since the last flush of a process.
+    """A happening of a key or a work, `n` times since the last flush of a process.
 
     Attributes:
         what: what happened.

@@ -1,4 +1,4 @@
-"""What a snapshot of the whole ledger has. Values only."""
+"""The figures of a snapshot of the whole ledger. Values only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["SnapshotView"]
 
 @value
 class SnapshotView:
-    """What the exporter, the page and `taskguard top` show of the whole ledger.
+    """The figures of the whole ledger that the exporter, the page and `taskguard top` show.
 
     Attributes:
         taken_s: when it was taken, by the database's clock.

@@ -1,4 +1,4 @@
-"""What to do about a key or work: sentences and commands, for `explain` and the page.
+"""Advice about a key or work: sentences and commands, for `explain` and the page.
 
 Pure functions of views. Texts of users are quoted for a shell, and not escaped for a terminal.
 """
@@ -96,7 +96,7 @@ def _on_ended_or_new(work: WorkItem, key: KeyView | None, *, now_s: float) -> li
             f"If it must not run: taskguard work drop {name} --reason …",
         ]
     if work.state is State.FAILED and work.final:
-        return [f"It never runs. To run it all the same: {requeue}"]
+        return [f"It never runs. To run it anyway: {requeue}"]
     if work.state is State.FAILED:
         retried = "If its queue retries it, its next delivery runs it."
         return [f"{retried} Otherwise fix the cause of the error, then: {requeue}"]

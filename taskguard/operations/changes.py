@@ -33,7 +33,7 @@ _SENT_AGAIN_S = 5.0
 
 
 class Changes(Base):
-    """What an operator changes. Each method takes one id of work, or several."""
+    """Changes by an operator. Each method takes one id of work, or several."""
 
     def requeue(
         self,

@@ -74,7 +74,7 @@ class Reads(Base):
             key = self._first(self._ledger.key_view, names)
         if work is not None or key is not None:
             return self._explained(asked, key, work)
-        # Of a key that was never claimed there is no record: its work is named by its task.
+        # A key that was never claimed has no record: its work is named by its task.
         tasks = self._ledger.tasks()
         of_tasks = [f"{task} {name}" for task in tasks for name in names]
         works = self._ledger.works_named(

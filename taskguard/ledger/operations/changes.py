@@ -157,7 +157,7 @@ def _write(db: sa.Connection, row: Any, action: Action, *, now_us: int, text: st
 
 def _forget_numbers(db: sa.Connection, row: Any) -> None:
     """Forget the numbers of the messages of requeued work. Those of a run stay its members."""
-    # By ids, because `work` has no index, and a scan would lock every row.
+    # It deletes by ids, because `work` has no index, and a scan would lock every row.
     of_work = sa.and_(MESSAGES.c.work == row.id, unique.not_superseded())
     found = db.execute(sa.select(MESSAGES.c.message).where(of_work)).scalars().all()
     these = MESSAGES.c.message.in_(found), of_work

@@ -76,7 +76,7 @@ def mark_left(database: Database, *, after: str, page: int) -> str | None:
             # A leader that is gone is replaced by its followers, if there are any.
             sa.not_(sa.and_(WORK.c.task == LEADER_TASK, WORK.c.key.contains("leader:"))),
         )
-        # By ids, because an UPDATE of the page would lock every row that it reads.
+        # It updates by ids, because an UPDATE of the page would lock every row that it reads.
         found = db.execute(sa.select(WORK.c.id).where(of_page, *left)).scalars().all()
         if found:
             values = flagged(Flag.LEFT, WORK.c.lease_until)
@@ -99,7 +99,7 @@ def run_by(db: sa.Connection, keys: Iterable[Any]) -> list[Any]:
         )
         named = [] if key.works is None else [WORK.c.id.in_(works_of(key.works))]
         ids = db.execute(sa.select(WORK.c.id).where(*named, *theirs)).scalars().all()
-        # By ids, because a scan would lock every row that it reads.
+        # It locks by ids, because a scan would lock every row that it reads.
         these = sa.select(WORK).where(WORK.c.id.in_(ids), *theirs).order_by(WORK.c.id)
         found |= {row.id: row for row in db.execute(these.with_for_update())}
     return list(found.values())

@@ -26,7 +26,7 @@ _ACTOR, _REASON = "an operator", "no reason was given"
 
 
 class SqlActions(Part):
-    """What operators change."""
+    """Changes by operators."""
 
     @retried
     def change(
