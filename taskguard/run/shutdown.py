@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-__all__ = ["is_cancellation", "is_shutdown", "is_time_limit"]
+__all__ = ["is_cancellation", "is_shutdown", "is_time_limit", "raised_by_handler"]
 
 
 def is_cancellation(error: BaseException) -> bool:
@@ -64,7 +64,7 @@ def _comes_from_outside(error: BaseException) -> bool:
         return True
     if isinstance(error, KeyboardInterrupt) and _may_be_ctrl_c():
         return True
-    return _raised_by_handler(error)
+    return raised_by_handler(error)
 
 
 def _may_be_ctrl_c() -> bool:
@@ -73,7 +73,8 @@ def _may_be_ctrl_c() -> bool:
     return in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def _raised_by_handler(error: BaseException) -> bool:
+def raised_by_handler(error: BaseException) -> bool:
+    """Return True if the handler of a signal raised the error, as that of a time limit does."""
     handlers = _handlers()
     traceback = error.__traceback__
     while traceback is not None:

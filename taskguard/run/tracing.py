@@ -8,18 +8,22 @@
 | complete | the statements that commit DONE |
 
 Guarantees: without a tracer a span costs one function call. Plain locks and leaders have no spans.
-This module catches no error: a tracer must not raise.
+A tracer that raises breaks no delivery: its first error is logged. A time limit or a lost lease
+that arrives in a tracer goes on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
+from taskguard.errors import TaskguardError
 from taskguard.log_fields import use_ids
 from taskguard.model.claims import Answer
 from taskguard.model.states import Decision
+from taskguard.run.shutdown import raised_by_handler
 
 if TYPE_CHECKING:
     from taskguard.model.claims import Busy, Claimed
@@ -40,6 +44,10 @@ __all__ = [
     "trace_headers",
     "traceparent",
 ]
+
+logger = logging.getLogger("taskguard")
+
+_T = TypeVar("_T")
 
 
 class Span(Protocol):
@@ -113,15 +121,54 @@ class _NoSpan:
         pass
 
 
+class _Unfailing:
+    """A span of a tracer that may raise."""
+
+    __slots__ = ("_span",)
+
+    def __init__(self, span: Span) -> None:
+        self._span = span
+
+    def __enter__(self) -> Self:
+        _try(self._span.__enter__)
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        _try(self._span.__exit__, kind, error, traceback)
+
+    def begin(self) -> None:
+        _try(self._span.begin)
+
+    def note(
+        self, outcome: str, *, link: str | None = None, failed: bool = False, **values: Any
+    ) -> None:
+        _try(self._span.note, outcome, link=link, failed=failed, **values)
+
+
 NO_SPAN = _NoSpan()
 _tracer: Tracer | None = None
+_complained = False
+
+
+def _try(ask: Callable[..., _T], *args: Any, **kwargs: Any) -> _T | None:
+    """Return what a tracer returns, or None if it raises."""
+    global _complained  # noqa: PLW0603  # one tracer for a process
+    try:
+        return ask(*args, **kwargs)
+    except Exception as error:
+        if isinstance(error, TaskguardError) or raised_by_handler(error):
+            raise
+        if not _complained:
+            _complained = True
+            logger.exception("the tracer failed; its spans may be missing")
+        return None
 
 
 def set_tracer(tracer: Tracer | None) -> None:
     """Use a tracer in this process from now on. None: use none."""
-    global _tracer  # noqa: PLW0603  # one for a process, as tracer providers are
-    _tracer = tracer
-    use_ids(None if tracer is None else tracer.ids)
+    global _tracer, _complained  # one for a process, as tracer providers are
+    _tracer, _complained = tracer, False
+    use_ids(None if tracer is None else lambda: _try(tracer.ids) or {})
 
 
 def span(
@@ -135,7 +182,8 @@ def span(
     """Return a span of a delivery, or one that does nothing."""
     if _tracer is None or delivery.is_lock:
         return NO_SPAN
-    return _tracer.span(name, delivery, lease, attempt, later=later)
+    made = _try(_tracer.span, name, delivery, lease, attempt, later=later)
+    return NO_SPAN if made is None else _Unfailing(made)
 
 
 def note_claim(span: Span, claimed: Claimed | None, lease: Lease) -> None:
@@ -168,21 +216,21 @@ def note_refusal(span: Span, found: Answer | Busy) -> None:
 def ended(delivery: Delivery, outcome: Ended) -> None:
     """Tell the tracer how a delivery ended."""
     if _tracer is not None and not delivery.is_lock:
-        _tracer.ended(delivery, outcome.value)
+        _try(_tracer.ended, delivery, outcome.value)
 
 
 def traceparent() -> str | None:
     """Return the traceparent of the current span. None: it is not sampled, or no tracer is used."""
-    return None if _tracer is None else _tracer.traceparent()
+    return None if _tracer is None else _try(_tracer.traceparent)
 
 
 def trace_headers() -> dict[str, str]:
     """Return the headers by which a stored call keeps the current context. Empty without one."""
-    return {} if _tracer is None else _tracer.headers()
+    return {} if _tracer is None else _try(_tracer.headers) or {}
 
 
 def trace_context(headers: Mapping[str, Any] | None) -> AbstractContextManager[Any]:
     """Make the context of a stored call the current one, for the block that sends it."""
     if _tracer is None or not headers:
         return nullcontext()
-    return _tracer.context(headers)
+    return _try(_tracer.context, headers) or nullcontext()

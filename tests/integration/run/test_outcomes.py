@@ -26,6 +26,7 @@ from taskguard.errors import (
     TransactionRetryError,
 )
 from taskguard.events import Delivered
+from taskguard.integration import set_tracer
 from taskguard.metrics import OUTCOMES
 from taskguard.model.outcomes import Ended
 from taskguard.run.counting import ended_by_error
@@ -266,3 +267,57 @@ def test_a_plain_call_is_a_delivery(sqlite_url: str) -> None:
     outcomes = [each.outcome for each in events if isinstance(each, Delivered)]
     assert outcomes == [Ended.REFUSED, Ended.DONE]
     tg.close()
+
+
+class FailingTracer:
+    """Raises in each of its methods, as a user's span processor may."""
+
+    def __getattr__(self, name: str) -> Any:
+        def fail(*_: Any, **__: Any) -> Any:
+            raise ValueError(name)
+
+        return fail
+
+
+class FailingSpans(FailingTracer):
+    """Raises in each method of its spans."""
+
+    def span(self, *_: Any, **__: Any) -> FailingTracer:
+        return FailingTracer()
+
+
+@pytest.fixture
+def traced() -> Iterator[None]:
+    yield
+    set_tracer(None)
+
+
+@pytest.mark.parametrize("tracer", [FailingTracer, FailingSpans])
+def test_a_tracer_that_raises_breaks_no_delivery(
+    rig: RunnerRig, traced: None, caplog: pytest.LogCaptureFixture, tracer: Any
+) -> None:
+    """Its first error is logged."""
+    set_tracer(tracer())
+    done(rig)
+    duplicate(rig)
+    assert counted(rig) == heard(rig) == {"done": 1, "duplicate": 2}
+    assert caplog.text.count("the tracer failed") == 1
+
+
+def test_a_time_limit_that_arrives_in_a_tracer_goes_on(rig: RunnerRig, traced: None) -> None:
+    """The body must not run without its limit."""
+
+    class Slow(FailingTracer):
+        def span(self, *_: Any, **__: Any) -> Any:
+            signal.raise_signal(signal.SIGALRM)
+
+    def limit(number: int, frame: Any) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, limit)
+    set_tracer(Slow())
+    try:
+        with pytest.raises(TimeoutError):
+            done(rig)
+    finally:
+        signal.signal(signal.SIGALRM, before)
