@@ -97,6 +97,11 @@ class HorseCounts:
         """Count that a work horse was killed."""
         self._counting.note_gap()
 
+    def close(self) -> None:
+        """Close the pipe."""
+        os.close(self._read)
+        os.close(self._write)
+
     def send(self, *, due: bool = True) -> None:
         """Take the counts, and send them to the ledger. `due`: only if it is time to."""
         self.take()

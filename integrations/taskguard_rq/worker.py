@@ -124,7 +124,12 @@ class GuardedWorkerMixin(BaseWorker):
         by_position = len(args) > _SCHEDULER
         if not by_position and ("with_scheduler" not in kwargs or _is_default_of_command()):
             kwargs["with_scheduler"] = True
-        return super().work(*args, **kwargs)
+        try:
+            return super().work(*args, **kwargs)
+        finally:
+            if self._counts is not None:
+                self._counts.close()
+                self._counts = None
 
     def prepare_job_execution(self, job: Job, *args: Any, **kwargs: Any) -> None:
         """Note whether the job was begun before, and then prepare it, which overwrites that."""

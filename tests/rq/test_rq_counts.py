@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from support.invoices import charge, recover
+from support.scripts import run_script
 from taskguard.metrics import OUTCOMES, zeros_of_task
 
 
@@ -65,3 +66,25 @@ def test_counts_of_a_killed_work_horse_are_reported_as_a_gap(office: Any) -> Non
     assert outcomes(office) == {"done": 1}
     counts = {row.what: row.n for row in office.ledger.counts() if not row.task}
     assert counts["counts_lost"] == 1
+
+
+def test_a_worker_that_ends_leaves_no_pipe_open(redis_url: str, sqlite_url: str) -> None:
+    """A program may run one burst after the other."""
+    said = run_script(
+        f"""
+import os
+from redis import Redis
+from taskguard.ledger.sql import SqlLedger
+from taskguard_rq import GuardedWorker, configure
+
+ledger = SqlLedger({sqlite_url!r})
+ledger.create_schema()
+configure(locks=None, ledger=ledger)
+connection, opened = Redis.from_url({redis_url!r}), []
+for _ in range(3):
+    GuardedWorker(["calm"], connection=connection).work(burst=True, with_scheduler=False)
+    opened.append(len(os.listdir("/dev/fd")))
+print(opened[-1] - opened[0])
+"""
+    )
+    assert said.split()[-1] == "0"

@@ -16,6 +16,7 @@ from __future__ import annotations
 import _socket  # the operating system's sockets, even if gevent or eventlet replaced them
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,6 +33,9 @@ __all__ = ["Deadline"]
 
 _LOOK_EVERY_S = 0.5
 _LINGER_ROUNDS = 10
+# On 3.12 no thread can start while the interpreter ends, which is when the last counts are sent. So
+# an idle thread sleeps there.
+_SLEEPS_WHEN_IDLE = sys.version_info[:2] == (3, 12)
 
 
 class Deadline:
@@ -120,11 +124,15 @@ class _Watch:
         self._mutex = allocate_lock()
         self._open: set[Deadline] = set()
         self._running = False
+        self._needed: Wakeup | None = None  # of a thread that sleeps
 
     def add(self, deadline: Deadline) -> None:
         with self._mutex:
             self._open.add(deadline)
             start, self._running = not self._running, True
+            if self._needed is not None:
+                self._needed.set()
+                self._needed, start = None, False
         if start:
             try:
                 start_thread(self._run)
@@ -144,12 +152,17 @@ class _Watch:
             with self._mutex:
                 idle_rounds = 0 if self._open else idle_rounds + 1
                 if idle_rounds > _LINGER_ROUNDS:
-                    self._running = False
-                    return
+                    self._running, idle_rounds = False, 0
+                    if not _SLEEPS_WHEN_IDLE:
+                        return
+                    self._needed = Wakeup()
+                needed = self._needed
                 now_s = time.monotonic()
                 for deadline in self._open:
                     deadline.peek(now_s)
                 self._open = {each for each in self._open if not each.passed}
+            if needed is not None:
+                needed.wait(None)
 
 
 _watch = _Watch()
