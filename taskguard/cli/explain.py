@@ -148,7 +148,8 @@ def _happened(ops: Operations, each: Past) -> str:
     if each.actor:
         parts.append(f"by {each.actor}")
     if each.process is not None and each.process.label:
-        parts.append(f"of {each.process.label}")
+        at = "of" if each.what == Happened.TAKEOVER.value else "at"
+        parts.append(f"{at} {each.process.label}")
     said = " ".join(parts)
     if each.what == Happened.TAKEOVER.value:
         return f"{said} by {ops.described(Owner.parse(each.text))}"

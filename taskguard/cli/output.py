@@ -31,6 +31,7 @@ __all__ = [
     "print_json",
     "print_table",
     "table",
+    "terminal_width",
     "when",
 ]
 
@@ -84,31 +85,46 @@ def note(text: str) -> None:
 def print_table(titles: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print rows: with titles and in columns on a terminal, else with tabs between the cells."""
     cells = [[_cell(each) for each in row] for row in rows]
-    if sys.stdout.isatty():
-        width = shutil.get_terminal_size().columns
-        print("\n".join(line[:width] for line in table(titles, cells)))
+    if (width := terminal_width()) is not None:
+        print("\n".join(line[:width] for line in table(titles, cells, width=width)))
     else:
         for row in cells:
             print("\t".join(row))
 
 
-def table(titles: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table. All cells but the last are cut to a width."""
-    some = [[*map(_cut, row[:-1]), row[-1]] for row in cells]
+def table(
+    titles: Sequence[str], cells: Sequence[Sequence[str]], *, width: int | None = None
+) -> list[str]:
+    """Return the lines of a table. All cells but the last are cut to a width.
+
+    With the `width` of a terminal, the widest cells are cut until all columns fit.
+    """
+    some = [[*(_cut(each, _WIDEST) for each in row[:-1]), row[-1]] for row in cells]
     rows = [list(titles), *some]
     widths = [max(len(row[place]) for row in rows) for place in range(len(titles))]
+    spare = 0 if width is None else sum(widths) + 2 * (len(widths) - 1) - width
+    for _ in range(spare):
+        widest = max(range(len(widths)), key=widths.__getitem__)
+        widths[widest] = max(widths[widest] - 1, len(titles[widest]))
     return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        "  ".join(
+            _cut(cell, most).ljust(most) for cell, most in zip(row, widths, strict=True)
+        ).rstrip()
         for row in rows
     ]
+
+
+def terminal_width() -> int | None:
+    """Return how many characters a line of the terminal has, or None in a pipe."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def _cell(value: object) -> str:
     return "-" if value in (None, "") else printable(value)
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= _WIDEST else f"{text[: _WIDEST - 1]}…"
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def when(at_s: float | None) -> str:

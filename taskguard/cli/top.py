@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from taskguard.cli.lists import held_by
-from taskguard.cli.output import add_json, age, duration_s, print_json, table, when
+from taskguard.cli.output import add_json, age, duration_s, print_json, table, terminal_width, when
 from taskguard.cli.printing import printable
 from taskguard.cli.targets import CommandError, add_application
 from taskguard.drivers import extras_named
@@ -132,7 +132,7 @@ def _lines(data: dict[str, Any]) -> Iterator[str]:
 
 def _table(titles: tuple[str, ...], rows: list[tuple[object, ...]]) -> list[str]:
     cells = [[printable(each) if each not in (None, "") else "-" for each in row] for row in rows]
-    return table(titles, cells) if cells else [f"{titles[0]}  none"]
+    return table(titles, cells, width=terminal_width()) if cells else [f"{titles[0]}  none"]
 
 
 def _watch(ops: Operations, arguments: argparse.Namespace) -> None:

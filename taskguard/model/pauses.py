@@ -35,7 +35,7 @@ class Pause:
     since_s: float
 
     def __str__(self) -> str:
-        since = datetime.fromtimestamp(self.since_s, UTC).isoformat(" ", "seconds")
+        since = f"{datetime.fromtimestamp(self.since_s, UTC):%Y-%m-%d %H:%M:%S}Z"
         return f"paused by {self.actor} since {since}: {self.reason}"
 
 

@@ -151,6 +151,7 @@ class Pauses(Base):
         holders = ", ".join(map(names.described, tried.holders)) or UNKNOWN_HOLDER
         return KeyBusyError(
             f"{key} is not paused: after {timeout_s:g} s it is still held by {holders}. Wait "
-            "longer (timeout_s=), or pause it at once (now=True): then late commits are refused.",
+            "longer (timeout_s=, --timeout), or pause it at once (now=True, --now): then late "
+            "commits are refused.",
             key=key,
         )

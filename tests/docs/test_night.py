@@ -29,7 +29,7 @@ ANSWERS = {
     "keys release": ("released from celery@web-2", "pid "),
     "keys --held": ("account:42", "shop.rebalance"),
     "work list --state DEAD": ("DEAD\t2\t2\tshop.report",),
-    "work show": ("takeover of celery@web-1", "dead of celery@web-1", "Look for memory"),
+    "work show": ("takeover of celery@web-1", "dead at celery@web-1", "Look for memory"),
     "work requeue": ("shop.mail mail:5", "shop.mail mail:6"),
     "work list --overdue": ("PROCESSING (left)\t1\t0\tshop.ship order:9",),
     "explain order:1": ("DONE",),

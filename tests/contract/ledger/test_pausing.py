@@ -80,7 +80,7 @@ def test_no_delivery_gets_a_paused_key(book: Book) -> None:
     for asked in (book.request(), request(2, keys=(KEY,)), request(3, keys=(KEY,), work=None)):
         owner = refused(book, asked).owner
         assert owner is not None
-        text = "paused by ann since 2026-11-26 12:14:07+00:00: manual correction"
+        text = "paused by ann since 2026-11-26 12:14:07Z: manual correction"
         assert str(owner.pause) == text
     assert book.ledger.pause_of(("other", KEY)) == OURS
     assert [each.owner for each in holders(book)] == [OURS]

@@ -230,6 +230,10 @@ def test_tables_fit_and_ages_are_short() -> None:
     lines = table(("KEY", "HELD"), [["a", "1s"], ["k" * 60, "2s"]])
     assert lines[0].startswith("KEY ")
     assert len(lines[2]) == 48 + 2 + 2
+    titles = ("SINCE", "WORK", "MESSAGE", "STATE", "ERROR")
+    lines = table(titles, [["now", "w" * 70, "m" * 50, "waiting", "e" * 300]], width=80)
+    assert {len(line) for line in lines} == {80 - 20 + len("ERROR"), 80}
+    assert "  waiting  e" in lines[1]
     shown = [age(lasts_s) for lasts_s in (0.84, 31, 751, 21_730, 273_600)]
     assert shown == ["0.8s", "31s", "12m31s", "6h02m", "3d04h"]
     assert as_data((Flag.DEAD, WORK.name)) == ["dead", "taskguard_work"]

@@ -163,7 +163,7 @@ def test_all_that_is_known_is_shown(
     shown = capsys.readouterr().out
     assert shown.startswith(f"{WORK}  DEAD since 20")
     assert "attempts 1, crashes 1, retries 0, call not stored" in shown
-    assert " dead of " in shown
+    assert " dead at " in shown
     assert f"taskguard work requeue '{WORK}' --reason" in shown
 
 
