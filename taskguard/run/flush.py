@@ -40,6 +40,7 @@ logger = logging.getLogger("taskguard")
 
 EVERY_S = 10.0
 _AFTER_FAILURE_S = 60.0
+_MOST_BEGUN = 20  # tasks, each with 53 zeros: several hundred take longer than a deadline
 _AT_EXIT_S = 2.0  # for all ledgers of a process together
 
 _flushes: WeakSet[Flush] = WeakSet()
@@ -158,9 +159,10 @@ class Flush:
     def _begin_tasks(ledger: Counts, tasks: Iterable[str]) -> None:
         name = repr(ledger)
         new = [task for task in tasks if (name, task) not in _begun]
-        if new:
-            ledger.begin_counts(new)
-            _begun.update((name, task) for task in new)
+        for at in range(0, len(new), _MOST_BEGUN):
+            some = new[at : at + _MOST_BEGUN]
+            ledger.begin_counts(some)
+            _begun.update((name, task) for task in some)
 
     def watch(self) -> None:
         """Let a thread send what is left if no delivery follows: see `flush_when_idle()`."""

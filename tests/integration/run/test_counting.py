@@ -275,6 +275,26 @@ def test_happenings_of_a_key_are_added_up_and_the_rest_is_counted(
     assert ledger.n("history_dropped", "") == 60
 
 
+def test_zeros_of_many_tasks_are_written_in_parts(
+    flush: Flush, ledger: NotingLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of several hundred take longer than a deadline, and without zeros no count is sent."""
+    tasks = [f"task{number}" for number in range(250)]
+    begin, calls = ledger.begin_counts, []
+
+    def begin_counts(some: list[str]) -> None:
+        calls.append(len(some))
+        if len(some) > 50 or len(calls) == 3:
+            raise LedgerUnavailableError("no answer in time")
+        begin(some)
+
+    monkeypatch.setattr(ledger, "begin_counts", begin_counts)
+    flush.begin(tasks)
+    flush.due_at_s = time.monotonic()
+    flush.begin(tasks)
+    assert ledger.begun == tasks
+
+
 def test_lost_leases_are_counted_by_reason(
     tally: Tally, flush: Flush, ledger: NotingLedger
 ) -> None:
