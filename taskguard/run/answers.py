@@ -82,7 +82,7 @@ class Answers:
 
     def _done(self, delivery: Delivery, found: Answer) -> Answered:
         if found.error is not None:  # an operator marked it as done
-            self._line.notified(found.recorded_as or str(delivery.work))
+            self._notified(delivery, found)
         self._events.about(delivery, Duplicate, reason="done", age_s=found.age_s)
         late = found.age_s > _LATE_ANSWER_S and not found.same_message
         if late and not (delivery.by_message or delivery.by_run):
@@ -121,8 +121,13 @@ class Answers:
             key=delivery.key,
         )
 
+    def _notified(self, delivery: Delivery, found: Answer) -> None:
+        """Note that the caller of ended work is notified, if it sent this message."""
+        if found.same_message:
+            self._line.notified(found.recorded_as or str(delivery.work))
+
     def _revoked(self, delivery: Delivery, found: Answer) -> Outcome:
-        self._line.notified(found.recorded_as or str(delivery.work))
+        self._notified(delivery, found)
         if delivery.queue is not None:
             return drop(self._events, delivery, "revoked")
         raise WorkRevokedError(f"{delivery.task} {delivery.key} was revoked.", key=delivery.key)

@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from simulation.newest import KeyRow
 from simulation.stored_calls import SUPERSEDED
 from taskguard.errors import AlreadyEnqueuedError
+from taskguard.ledger.records import message_of
 from taskguard.model.bounds import is_slot
 from taskguard.model.changes import Changed, Expected, PauseTried, Said
 from taskguard.model.claims import ClaimRequest
 from taskguard.model.history import Action
 from taskguard.model.lease import Owner
+from taskguard.model.line_states import LineState
 from taskguard.model.operating import refusal, text_of, was_made, written
 from taskguard.model.pauses import FAR_US
 from taskguard.model.states import State
@@ -102,6 +104,8 @@ class Operated:
 
     def _write_change(self: _Ledger, row: Work, action: Action, now_us: int, text: str) -> None:
         values = written(row, action, now_us=now_us, text=text)
+        if values.get("line") == LineState.SUPERSEDED.value:
+            values["message"] = message_of(row)
         known = {each.name for each in fields(row)}
         values = {name: value for name, value in values.items() if name in known}
         if "state" in values:

@@ -22,6 +22,7 @@ from taskguard.ledger import runs, unique
 from taskguard.ledger.connections.database import WRITE_LOCK_S, Database
 from taskguard.ledger.operations import counts
 from taskguard.ledger.own_rows import changes as rows
+from taskguard.ledger.records import message_of
 from taskguard.ledger.tables import ACTIONS, KEYS, MESSAGES, WORK
 from taskguard.metrics import OPERATOR_ACTIONS
 from taskguard.model.bounds import range_of_slots
@@ -29,6 +30,7 @@ from taskguard.model.changes import Changed, Expected, Said
 from taskguard.model.claims import RowRef
 from taskguard.model.counts import Count
 from taskguard.model.history import HISTORY_CHARS, Action, Happened, entry, works_of
+from taskguard.model.line_states import LineState
 from taskguard.model.operating import TO, refusal, text_of, was_made, written
 from taskguard.model.states import RowState, State
 
@@ -149,6 +151,8 @@ def _refuse_row(db: sa.Connection, ref: RowRef, own: rows.Found | None, work: An
 def _write(db: sa.Connection, row: Any, action: Action, *, now_us: int, text: str) -> None:
     values = written(row, action, now_us=now_us, text=text)
     values["history"] = history_with(row, now_us=now_us, text=text)
+    if values.get("line") == LineState.SUPERSEDED.value:
+        values["message"] = message_of(row)  # the one that is sent, and so notifies its caller
     same = WORK.c.state == row.state, WORK.c.fence == row.fence, WORK.c.owner == row.owner
     db.execute(sa.update(WORK).where(WORK.c.id == row.id, *same).values(**values))
     if action is Action.REQUEUE:

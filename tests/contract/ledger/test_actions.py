@@ -168,6 +168,15 @@ class TestDrop:
         book.ledger.note_notified(WORK_ID)
         assert (book.ledger.overdue(), book.work().line) == ([], None)
 
+    def test_the_message_that_is_sent_counts(self, book: Book) -> None:
+        """Another message of the work had begun, and its own caller was told."""
+        asked = enqueue(book)
+        book.ledger.give_back(book.claim(message="n").claim)
+        assert change(book, Action.DROP).changed
+        [sent] = book.ledger.overdue(parked=True)
+        assert sent.message.id == "m1"
+        assert answer(book, asked).same_message
+
     @pytest.mark.parametrize("action", END)
     def test_the_caller_of_a_lost_retry_is_notified(self, book: Book, action: Action) -> None:
         """Work that failed keeps its position until its message comes again, which may be lost."""

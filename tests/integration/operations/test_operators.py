@@ -37,7 +37,13 @@ def shop(sqlite_url: str, make_shop: Callable[..., GuardedShop]) -> GuardedShop:
 
 
 def deliver(
-    shop: GuardedShop, body: Any, number: int = 1, *, deferrals: int = 0, **options: Any
+    shop: GuardedShop,
+    body: Any,
+    number: int = 1,
+    *,
+    message: str | None = None,
+    deferrals: int = 0,
+    **options: Any,
 ) -> Any:
     """Deliver a message of its own work on order:1, with these options of its guard."""
     policy = make_policy(options, task="ship")
@@ -45,7 +51,7 @@ def deliver(
         keys=(KEY,),
         work=f"ship order:{number}",
         task="ship",
-        message=MessageRef(f"m{number}", 0, deferrals),
+        message=MessageRef(message or f"m{number}", 0, deferrals),
         policy=policy,
         queue=NotingQueue(),
     )
@@ -314,6 +320,17 @@ class TestLineGoesOn:
         assert shop.ledger.promote_next(KEY, expected_s=600.0) is not None
         getattr(shop.tg.operations, action)("ship order:2", reason="not wanted")
         assert sent == ["m3"]
+
+    @pytest.mark.parametrize("action", ["drop", "done"])
+    def test_the_answer_to_a_duplicate_does_not_notify_the_caller(
+        self, shop: GuardedShop, sent: list[str], action: str
+    ) -> None:
+        """Another message of the same work is answered before the parked one was sent."""
+        getattr(shop.tg.operations, action)("ship order:2", reason="not wanted")
+        assert isinstance(deliver(shop, nothing, 2, message="n"), (Dropped, Answered))
+        assert [each.message.id for each in shop.ledger.overdue(parked=True)] == ["m2"]
+        assert isinstance(deliver(shop, nothing, 2), (Dropped, Answered))
+        assert shop.ledger.overdue(parked=True) == []
 
     def test_call_now(self, shop: GuardedShop, sent: list[str]) -> None:
         """A waiting message goes first."""
