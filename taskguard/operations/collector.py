@@ -66,7 +66,8 @@ class Collector:
     def collect(self) -> Iterator[Any]:
         """Yield the families of the table in `metrics.py`, in its order."""
         numbers = _summed(self._ledger.counts())
-        tasks = sorted({labels[0] for each in numbers.values() for labels in each if labels})
+        of_tasks = (numbers.get(each.name, {}) for each in metrics.COUNTED if each.by_task)
+        tasks = sorted({task for known in of_tasks for task, *_ in known})
         for metric in metrics.COUNTED:
             yield self._counted(metric, numbers.get(metric.name, {}), tasks)
         found = self._ledger.snapshot()

@@ -25,6 +25,7 @@ from taskguard.ledger.lines import states
 from taskguard.ledger.operations.sizes import sizes
 from taskguard.ledger.tables import ACTIONS, KEYS, SNAPSHOT, WORK, WORKERS
 from taskguard.metrics import Metric
+from taskguard.model.claims import LEADER_TASK
 from taskguard.model.history import Action, Flag
 from taskguard.model.pauses import FAR_US
 from taskguard.model.snapshots import SnapshotView
@@ -110,7 +111,7 @@ def _work(db: sa.Connection, now_us: int) -> Answer:
     """Count work by task and state, by its flag."""
     late = WORK.c.due <= now_us, WORK.c.call.is_not(None), WORK.c.state.in_(_OPEN)
     left = WORK.c.flag == Flag.LEFT.value, WORK.c.due.is_(None)
-    alive = WORK.c.flag == Flag.RUNS_LONG.value, WORK.c.lease_until > now_us
+    alive = _alive(now_us)
     overdue = _by_task(db, late, WORK.c.due) + _by_task(db, left, WORK.c.since)
     counted = {
         "failed": _by_task(db, [WORK.c.flag == Flag.FAILED.value], WORK.c.since),
@@ -124,6 +125,12 @@ def _work(db: sa.Connection, now_us: int) -> Answer:
         metrics.WORK: sorted(rows),
         metrics.OLDEST_OVERDUE: _age(min(filter(None, firsts), default=None), now_us),
     }
+
+
+def _alive(now_us: int) -> list[sa.ColumnElement[bool]]:
+    """Return conditions of work that runs long. A leader holds its key as long as it lives."""
+    runs = WORK.c.flag == Flag.RUNS_LONG.value, WORK.c.lease_until > now_us
+    return [*runs, WORK.c.task != LEADER_TASK]
 
 
 def _by_task(
@@ -179,7 +186,7 @@ def _lines(db: sa.Connection, now_us: int) -> Answer:
 
 def _held(db: sa.Connection, now_us: int) -> Answer:
     """Find the work that has run longest, among work whose lease was renewed."""
-    alive = WORK.c.flag == Flag.RUNS_LONG.value, WORK.c.lease_until > now_us
+    alive = _alive(now_us)
     longest = sa.select(WORK.c.started).where(*alive).order_by(WORK.c.since).limit(1)
     return {metrics.LONGEST_HOLD: _age(db.execute(longest).scalar(), now_us)}
 

@@ -108,6 +108,10 @@ def test_deliveries_and_operators_are_counted(pg: SqlLedger) -> None:
     counted = {name[1]: n for name, n in found.items() if name[0] == "taskguard_deliveries_total"}
     assert {outcome: n for outcome, n in counted.items() if n} == {"done": 1, "duplicate": 1}
     assert found["taskguard_operator_actions_total", "pause"] == 1
+    of_tasks = {
+        name[-1] for name in found if name[0] in ("taskguard_work", "taskguard_claims_total")
+    }
+    assert [name.rpartition(".")[2] for name in of_tasks] == ["ship"]
     assert found["taskguard_paused_keys",] == 1
     assert found["taskguard_operation_seconds_count", "claim", "ledger"] == 2
 

@@ -91,6 +91,14 @@ def test_what_it_counts(ledger: SqlLedger) -> None:
             flagged(5, Flag.RUNS_LONG, State.PROCESSING, ago(400), **alive),
             # Its holder vanished, and nothing has noticed that yet.
             flagged(6, Flag.RUNS_LONG, State.PROCESSING, ago(900), started=ago(1_000)),
+            # A process that leads is none that a delivery waits for.
+            flagged(
+                12,
+                Flag.RUNS_LONG,
+                State.PROCESSING,
+                ago(9_000),
+                **{**alive, "task": "leader", "started": ago(9_000)},
+            ),
             flagged(7, Flag.LEFT, State.PROCESSING, ago(700)),
             work(8, state=State.NEW.value, call="{}", due=ago(800)),
             waiting(9, "a", ago(30)),
