@@ -55,12 +55,10 @@ def _explain(ops: Operations, arguments: argparse.Namespace) -> int:
     note(found.note)
     if found.key is None and found.work is None:
         if not found.others:
-            raise NotFoundError(
-                f"Nothing is on record of {found.asked!r}: no key, no work, and nothing that "
-                "begins so."
-            )
+            what = "work has this message" if arguments.message else "key or work begins with it"
+            raise NotFoundError(f"Nothing is on record of {found.asked!r}: no {what}.")
         if not arguments.json:
-            print(f"taskguard: {printable(found.asked)} may be:", file=sys.stderr)
+            print(f"taskguard: {printable(found.asked)} may be one of these:", file=sys.stderr)
             for each in found.others:
                 print(f"  {printable(each)}", file=sys.stderr)
         else:

@@ -160,6 +160,13 @@ def test_a_key_shows_its_holder_line_and_past() -> None:
     assert "holders and" in str(picture["aria-label"])
 
 
+def test_a_link_puts_no_text_into_the_note_of_a_change() -> None:
+    """Only a number of changes may come from an address."""
+    assert "9 work items changed" in get(Sample(), "/work", state="DEAD", said="drop", n="9").text
+    text = get(Sample(), "/work", state="DEAD", said="drop", n="Call 555-0100. 9").text
+    assert "555-0100" not in text
+
+
 def test_viewers_see_no_buttons_of_operators() -> None:
     """A button that only answers 403 helps nobody."""
     page = Dashboard(Sample())
