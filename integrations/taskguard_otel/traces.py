@@ -150,14 +150,16 @@ class _Span:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if self._token is None:
             return
-        if error is not None:
-            self._note_error(error)
-        elif not self._noted:
-            self.note("ok")
-        if self._lease is not None and self._lease.lost.is_set():
-            self._span.add_event("lease_lost")
-        context.detach(self._token)
-        self._span.end()
+        try:
+            if error is not None:
+                self._note_error(error)
+            elif not self._noted:
+                self.note("ok")
+            if self._lease is not None and self._lease.lost.is_set():
+                self._span.add_event("lease_lost")
+        finally:  # the text of an error may raise
+            context.detach(self._token)
+            self._span.end()
 
     def _note_error(self, error: BaseException) -> None:
         """Note how a span ended by an exception. Not each is an error of the work."""

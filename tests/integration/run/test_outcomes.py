@@ -321,3 +321,29 @@ def test_a_time_limit_that_arrives_in_a_tracer_goes_on(rig: RunnerRig, traced: N
             done(rig)
     finally:
         signal.signal(signal.SIGALRM, before)
+
+
+def test_a_span_ends_even_if_the_text_of_its_error_raises(rig: RunnerRig, traced: None) -> None:
+    """Otherwise the spans of later deliveries would be its children."""
+    sdk = pytest.importorskip("opentelemetry.sdk.trace")
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import export
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    from taskguard_otel import trace_deliveries
+
+    class UnspeakableError(Exception):
+        def __str__(self) -> str:
+            raise ValueError
+
+    def body(guard: Guard) -> None:
+        raise UnspeakableError
+
+    exporter, provider = InMemorySpanExporter(), sdk.TracerProvider()
+    provider.add_span_processor(export.SimpleSpanProcessor(exporter))
+    trace_deliveries(provider)
+    with pytest.raises(UnspeakableError):
+        rig.deliver(body)
+    ended = [each.name for each in exporter.get_finished_spans()]
+    assert ended == ["taskguard.claim", "taskguard.body"]
+    assert trace.get_current_span() is trace.INVALID_SPAN
