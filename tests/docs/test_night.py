@@ -23,8 +23,10 @@ ANSWERS = {
         "by     shop.rebalance",
         "4 wait, because the key is held",
     ),
+    # Where `taskguard_celery` is loaded, the name of a message has the time of its sending.
     "waiting --key account:42": (
-        "\t1\tshop.pay message:pay-51c2 account:42\tpay-51c2\twaiting\tcelery@web-3",
+        "\t1\tshop.pay message:pay-51c2 account:42\tpay-51c2",
+        "\twaiting\tcelery@web-3",
     ),
     "keys release": ("released from celery@web-2", "pid "),
     "keys --held": ("account:42", "shop.rebalance"),

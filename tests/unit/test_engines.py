@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import sqlite3
 import sys
 import threading
 import types
@@ -152,3 +153,18 @@ def test_no_two_have_the_same_connection(by_engine: bool) -> None:
     at_once(8, use)
     assert not doubles
     assert pool.checkedin() <= 3 + 8
+
+
+def test_a_connection_that_is_used_after_close_is_closed(tmp_path: Path) -> None:
+    """A thread may use the database while it is closed, or a moment later."""
+    database = Database(f"sqlite:///{tmp_path / 'a.sqlite'}", lock_timeout_s=1.0)
+    with database.transaction() as db:
+        database.close()
+        during: Any = db.connection.dbapi_connection
+        db.execute(sa.select(1))
+    with database.transaction() as db:
+        later: Any = db.connection.dbapi_connection
+        db.execute(sa.select(1))
+    for each in (during, later):
+        with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+            each.execute("select 1")

@@ -102,6 +102,7 @@ class Database:
             one=self.dialect.one_writer,
         )
         self.faults = Faults(self.engine, self.pools, self.dialect, place=self.place)
+        self._is_closed = False
 
     @functools.cached_property
     def place(self) -> str:
@@ -130,7 +131,8 @@ class Database:
         return bool(getattr(dialect, "is_mariadb", False))
 
     def close(self) -> None:
-        """Close the idle connections of all pools."""
+        """Close the idle connections of all pools. Those in use are closed after their use."""
+        self._is_closed = True
         self.engine.dispose()
         self.pools.dispose()
 
@@ -154,6 +156,7 @@ class Database:
             engine = stack.enter_context(self.pools.renewals if renewal else self.pools.ledgers)
             stack.enter_context(self.faults.translated())
             db = stack.enter_context(engine.connect())
+            stack.callback(self._keep_out_of_closed_pools, db)
             if bounded:
                 within_s = longest_s + _LOCKS * (lock_timeout_s or 0.0)
                 deadline = Deadline(driver_of(db), within_s, place=self.place)
@@ -165,6 +168,11 @@ class Database:
                 apart = (renewal or claim) and self.dialect.claims_apart
                 stack.enter_context(self.dialect.waiting(db, lock_timeout_s, apart=apart))
             yield db
+
+    def _keep_out_of_closed_pools(self, db: sa.Connection) -> None:
+        """A thread that renews leases may use the database a moment after `close()`."""
+        if self._is_closed and not (db.closed or db.invalidated):
+            db.detach()
 
     @staticmethod
     def elsewhere_meanwhile(db: sa.Connection) -> AbstractContextManager[None]:

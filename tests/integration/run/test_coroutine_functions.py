@@ -123,10 +123,12 @@ def test_an_error_of_the_body_arrives(tg: TaskGuard, sqlite_url: str, heard: lis
 
 def test_a_cancelled_caller_cancels_the_body(tg: TaskGuard) -> None:
     """The caller ends after its body and after the release of the key. The next call runs."""
+    begun: list[bool] = []
     ended: list[str] = []
 
     @tg.guarded(key="a")
     async def work(forever: bool) -> str:
+        begun.append(forever)
         try:
             await asyncio.sleep(3600 if forever else 0)
         except asyncio.CancelledError:
@@ -137,8 +139,7 @@ def test_a_cancelled_caller_cancels_the_body(tg: TaskGuard) -> None:
 
     async def main() -> None:
         task = asyncio.create_task(work(True))
-        await until(tg.lock("a").locked)
-        await asyncio.sleep(0.05)
+        await until(lambda: bool(begun))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
