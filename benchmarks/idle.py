@@ -47,7 +47,7 @@ CEILINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """What an idle fleet uses.
+    """The use of an idle fleet.
 
     Attributes:
         transactions: of the database per second, by the whole fleet.

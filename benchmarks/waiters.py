@@ -1,9 +1,9 @@
 """Measure the hand-off of one lock to waiters, each of which is a process.
 
-The figures are how long a hand-off takes, how many commands and how much processor time it costs
-the server, and whether waiters are served in the order of their requests. A hand-off begins when a
-holder starts to release the lock, and ends when the next waiter has it. Each holder waits again as
-soon as it has released, so that the number of waiters stays the same.
+The figures are how long a hand-off takes, and how many commands and how much processor time it
+costs the server. They also say whether waiters are served in the order of their requests. A
+hand-off begins when a holder starts to release the lock, and ends when the next waiter has it. Each
+holder waits again as soon as it has released, so that the number of waiters stays the same.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ def starlette(
         trusted_origins: further origins whose forms may change something, for example
             "https://ops.example.com".
         show_arguments: whether operators see stored arguments, results and progress. By default
-            nobody does.
+            no user does.
     """
     with _extra_named():
         from taskguard_dashboard.on_starlette import Adapter

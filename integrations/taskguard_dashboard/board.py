@@ -1,4 +1,4 @@
-"""What all pages of one application share: its ledger, its settings, and what was read just now.
+"""The ledger, the settings and the latest readings, shared by all pages of one application.
 
 Guarantees: `Board.shared()` reads once, while others wait for the same answer, or for its error. So
 a hundred viewers cost the ledger what one viewer costs, and wait no longer than one if it is down.
