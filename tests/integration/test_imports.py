@@ -3,6 +3,8 @@ package."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from support.drivers import ALL, run_without
@@ -61,6 +63,29 @@ def test_what_runs_without_a_database_loads_no_driver_of_one(what: str) -> None:
     """With locks only, SQLAlchemy is not installed; where it is, loading it takes 0.5 s."""
     code, needs = NEEDS_NO_MORE[what]
     run_without(ALL - needs, code)
+
+
+FIRST_CALL = """
+import sys
+import taskguard
+from taskguard.ledger.sql import SqlLedger
+
+ledger = SqlLedger("sqlite:///{database}")
+ledger.create_schema()
+ledger.close()
+tg = taskguard.connect(locks=None, ledger="sqlite:///{database}")
+tg.guarded(key="order")(lambda: None)()
+loaded = [name for name in sys.modules if name.startswith("taskguard.")]
+assert not [name for name in loaded if name.startswith("taskguard.operations")], loaded
+of_ledger = [name for name in loaded if name.startswith("taskguard.ledger.operations.")]
+assert of_ledger == ["taskguard.ledger.operations.counts"], of_ledger
+assert "taskguard.model.views" not in loaded
+"""
+
+
+def test_a_guarded_call_loads_nothing_that_only_operators_need(tmp_path: Path) -> None:
+    """The first call of a process pays for each module."""
+    run_without(set(), FIRST_CALL.format(database=tmp_path / "ledger.db"))
 
 
 CONNECT = "taskguard.connect(locks={!r}, ledger={!r})"

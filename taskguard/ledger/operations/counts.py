@@ -42,9 +42,16 @@ def add(db: sa.Connection, dialect: Dialect, rows: Sequence[Count]) -> None:
 
 
 def begin(db: sa.Connection, dialect: Dialect, tasks: Sequence[str]) -> None:
-    """Insert the counters of tasks, and of no task, that are missing, with 0."""
-    names = [("", what) for what in zeros_of_process()]
-    names += [(task, what) for task in sorted(tasks) for what in zeros_of_task()]
+    """Insert the counters of tasks, and of no task, that are missing, with 0.
+
+    It reads first, because most processes find all of them, and many rows are slow to write.
+    """
+    names = {("", what) for what in zeros_of_process()}
+    names |= {(task, what) for task in tasks for what in zeros_of_task()}
+    there = sa.select(COUNTS.c.task, COUNTS.c.what).where(
+        COUNTS.c.bucket == 0, COUNTS.c.task.in_(["", *tasks])
+    )
+    names.difference_update((row.task, row.what) for row in db.execute(there))
     for some in _in_parts(sorted(names)):
         values = [{"bucket": 0, "task": task, "what": what, "n": 0.0} for task, what in some]
         db.execute(dialect.insert_missing(COUNTS, values))

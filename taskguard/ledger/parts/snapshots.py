@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from taskguard.ledger.operations.snapshot import snapshot
+from typing import TYPE_CHECKING
+
 from taskguard.ledger.parts.base import Part
-from taskguard.model.snapshots import SnapshotView
+
+if TYPE_CHECKING:
+    from taskguard.model.snapshots import SnapshotView
 
 __all__ = ["SqlSnapshots"]
 
@@ -14,4 +17,6 @@ class SqlSnapshots(Part):
 
     def snapshot(self, max_age_s: float = 15.0) -> SnapshotView:
         """Return figures of the whole ledger, taken anew if they are older than `max_age_s`."""
+        from taskguard.ledger.operations.snapshot import snapshot  # not for deliveries
+
         return snapshot(self._database, max_age_s=max_age_s)

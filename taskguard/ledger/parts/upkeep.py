@@ -7,10 +7,8 @@ from typing import cast
 
 from taskguard.findings import Finding
 from taskguard.ledger.connections.retrying import retried
-from taskguard.ledger.operations.left import mark_left
 from taskguard.ledger.own_rows.guarded_row import GuardedRow
 from taskguard.ledger.parts.base import Part
-from taskguard.ledger.retention import purge
 from taskguard.ledger.schema import creation
 from taskguard.ledger.schema.privileges import check_privileges
 from taskguard.ledger.schema.upgrades import expect_version, statements_from, upgrade, version_in
@@ -78,6 +76,8 @@ class SqlUpkeep(Part):
         Raises:
             ConfigurationError: `older_than_s` is less than an hour.
         """
+        from taskguard.ledger.retention import purge  # not for deliveries
+
         return purge(
             self._database, older_than_s=older_than_s, batch=batch, dead=dead, history_s=history_s
         )
@@ -85,6 +85,8 @@ class SqlUpkeep(Part):
     @retried
     def mark_left(self, *, after: str, page: int) -> str | None:
         """Flag work of one page whose lease has expired. Return its last id, or None at the end."""
+        from taskguard.ledger.operations.left import mark_left  # not for deliveries
+
         return mark_left(self._database, after=after, page=page)
 
     def check(
