@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 from taskguard.model.claims import Answer, Busy, Claim, Claimed, ClaimRequest
 from taskguard.model.lease import Owner
 from taskguard.model.line_states import LineState
-from taskguard.model.records import WorkView
+from taskguard.model.records import StoredWork, WorkView
 from taskguard.model.runs import FAILED_RUN
 from taskguard.model.states import (
     OUTDATED,
@@ -44,31 +44,15 @@ _OF_RECORDS = frozenset(
 )
 
 
-class DecidingRow(Protocol):
+class DecidingRow(StoredWork, Protocol):
     """The columns of `taskguard_work` that decide a claim and its answer. Times are in µs."""
 
-    @property
-    def state(self) -> str: ...
-    @property
-    def final(self) -> int: ...
-    @property
-    def fence(self) -> int: ...
-    @property
-    def owner(self) -> str: ...
-    @property
-    def lease_until(self) -> int: ...
     @property
     def message(self) -> str: ...
     @property
     def retries(self) -> int: ...
     @property
-    def crashes(self) -> int: ...
-    @property
     def fingerprint(self) -> str | None: ...
-    @property
-    def result(self) -> str | None: ...
-    @property
-    def error(self) -> str | None: ...
     @property
     def finished(self) -> int | None: ...
     @property

@@ -17,6 +17,7 @@ from taskguard.model.changes import Expected, Said
 from taskguard.model.history import Action
 from taskguard.model.lease import Owner
 from taskguard.model.line_states import LineState
+from taskguard.model.records import StoredWork
 from taskguard.model.states import State
 
 __all__ = ["FROM", "TO", "ChangedRow", "refusal", "text_of", "was_made", "written"]
@@ -53,27 +54,11 @@ _NO_POSITION: dict[str, Any] = {"line": None, "parked": None, "expires": None}
 _FREED: dict[str, Any] = {"owner": "", "lease_until": 0, "rounds": None, "flag": None}
 
 
-class ChangedRow(Protocol):
+class ChangedRow(StoredWork, Protocol):
     """The columns of work that decide what an operator may do to it. Times are in µs."""
 
     @property
-    def state(self) -> str: ...
-    @property
-    def final(self) -> int: ...
-    @property
-    def fence(self) -> int: ...
-    @property
-    def owner(self) -> str: ...
-    @property
-    def lease_until(self) -> int: ...
-    @property
     def attempts(self) -> int: ...
-    @property
-    def crashes(self) -> int: ...
-    @property
-    def error(self) -> str | None: ...
-    @property
-    def result(self) -> str | None: ...
     @property
     def call(self) -> str | None: ...
     @property

@@ -6,13 +6,35 @@ Read next: `claims.py` for the answers to a delivery.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from taskguard.model.claims import ClaimRequest
 from taskguard.model.line_states import LineState
 from taskguard.model.states import State
 from taskguard.values import value
 
-__all__ = ["Existing", "Once", "Purged", "Seen", "Waiting", "WorkView"]
+__all__ = ["Existing", "Once", "Purged", "Seen", "StoredWork", "Waiting", "WorkView"]
+
+
+class StoredWork(Protocol):
+    """The columns of `taskguard_work` by which claims and operators decide. Times are in µs."""
+
+    @property
+    def state(self) -> str: ...
+    @property
+    def final(self) -> int: ...
+    @property
+    def fence(self) -> int: ...
+    @property
+    def owner(self) -> str: ...
+    @property
+    def lease_until(self) -> int: ...
+    @property
+    def crashes(self) -> int: ...
+    @property
+    def result(self) -> str | None: ...
+    @property
+    def error(self) -> str | None: ...
 
 
 @value

@@ -6,17 +6,14 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
 
 import taskguard
-from support.databases import DATABASES
 from support.promtool import check_metrics
 from taskguard.cli import main
 from taskguard.cli.exporter import serving
-from taskguard.ledger.operations import snapshot
 from taskguard.ledger.sql import SqlLedger
 from taskguard.metrics import DELIVERIES, METRICS, WAIT, zeros_of_process, zeros_of_task
 from taskguard.model.counts import Count
@@ -24,26 +21,7 @@ from taskguard.model.counts import Count
 prometheus_parser = pytest.importorskip("prometheus_client.parser")
 
 
-@pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine a short question may take longer than the limit."""
-    monkeypatch.setattr(snapshot, "_LONGEST_S", 60.0)
-
-
-@pytest.fixture(params=DATABASES)
-def ledger(request: pytest.FixtureRequest) -> Iterator[SqlLedger]:
-    """Return an empty ledger on each kind of database."""
-    with closing(SqlLedger(request.getfixturevalue(request.param))) as made:
-        made.create_schema()
-        yield made
-
-
-@pytest.fixture
-def pg(pg_url: str) -> Iterator[SqlLedger]:
-    """Return an empty ledger on PostgreSQL."""
-    with closing(SqlLedger(pg_url)) as made:
-        made.create_schema()
-        yield made
+pytestmark = pytest.mark.usefixtures("patient")
 
 
 def scrape(port: int, path: str = "/metrics") -> str:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections.abc import Iterator
-from contextlib import closing
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
 import taskguard
-from support.databases import DATABASES
 from taskguard.ledger.operations import snapshot as module
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import SNAPSHOT, WORK
@@ -28,26 +25,7 @@ ASKED = {each.name for each in GAUGES} - {"snapshot_timestamp", "build_info"}
 SECOND = 1_000_000
 
 
-@pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine a short question may take longer than the limit."""
-    monkeypatch.setattr(module, "_LONGEST_S", 60.0)
-
-
-@pytest.fixture(params=DATABASES)
-def ledger(request: pytest.FixtureRequest) -> Iterator[SqlLedger]:
-    """Return an empty ledger on each kind of database."""
-    with closing(SqlLedger(request.getfixturevalue(request.param))) as made:
-        made.create_schema()
-        yield made
-
-
-@pytest.fixture
-def pg(pg_url: str) -> Iterator[SqlLedger]:
-    """Return an empty ledger on PostgreSQL."""
-    with closing(SqlLedger(pg_url)) as made:
-        made.create_schema()
-        yield made
+pytestmark = pytest.mark.usefixtures("patient")
 
 
 def work(number: int, task: str = "ship", **values: Any) -> dict[str, Any]:
