@@ -102,6 +102,7 @@ class Work(models.Model):
     history = models.TextField(null=True)
     flag = models.SmallIntegerField(null=True)
     since = models.BigIntegerField(null=True)
+    also = models.TextField(null=True)
     trace = models.TextField(null=True)
     created = models.BigIntegerField()
     started = models.BigIntegerField(null=True)

@@ -69,7 +69,7 @@ def appended(line: Any) -> sa.ColumnElement[str]:
 
 
 def line_of(work: str) -> str:
-    """Return the line of `KEYS.works` for a work."""
+    """Return the line of `KEYS.works`, or of `WORK.also`, for a work."""
     return f"{work}\n"
 
 

@@ -170,6 +170,8 @@ WORK = sa.Table(
     # then no completion is a HOT update on PostgreSQL.
     sa.Column("flag", sa.SmallInteger),
     sa.Column("since", _LONG),
+    # The ids of all records of its last claim, one in a line. NULL: without `formerly=`.
+    sa.Column("also", _TEXT),
     # The W3C traceparent of the span that claimed it. NULL: none was sampled.
     sa.Column("trace", _TEXT),
     sa.Column("created", _LONG, nullable=False),

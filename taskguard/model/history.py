@@ -170,5 +170,5 @@ _HAPPENED = {each.value: each for each in Happened}
 
 
 def works_of(works: str | None) -> Sequence[str]:
-    """Return the ids in `KEYS.works`, the newest first, without one that was cut."""
+    """Return the ids in `KEYS.works` (newest first) or `WORK.also`, without one that was cut."""
     return [] if works is None else works.split("\n")[:-1]

@@ -5,8 +5,7 @@ transaction. It is decided over locked rows by `model/operating.py`, and each UP
 state, fence and owner. An equal call changes nothing again, and adds no second action.
 
 A claim under two guards (`formerly=`) has several records with one fence and owner. A change of one
-changes the others of the same claim, too. They are found by `KEYS.works`, and by the time at which
-the work failed.
+changes the others of the same claim, too. `WORK.also` names them.
 
 Read next: `model/operating.py`.
 """
@@ -23,9 +22,8 @@ from taskguard.ledger.connections.database import WRITE_LOCK_S, Database
 from taskguard.ledger.operations import counts
 from taskguard.ledger.own_rows import changes as rows
 from taskguard.ledger.records import message_of
-from taskguard.ledger.tables import ACTIONS, KEYS, MESSAGES, WORK
+from taskguard.ledger.tables import ACTIONS, MESSAGES, WORK
 from taskguard.metrics import OPERATOR_ACTIONS
-from taskguard.model.bounds import range_of_slots
 from taskguard.model.changes import Changed, Expected, Said
 from taskguard.model.claims import RowRef
 from taskguard.model.counts import Count
@@ -37,8 +35,6 @@ from taskguard.model.states import RowState, State
 __all__ = ["change", "declared_of", "history_with", "note_action", "was_noted"]
 
 declared_of = rows.declared_of
-# The records of one claim fail in one statement, within this time.
-_TOGETHER_US = 1_000_000
 
 
 def change(
@@ -94,29 +90,13 @@ def _locked(db: sa.Connection, work: str) -> list[Any]:
     mine = db.execute(sa.select(WORK).where(WORK.c.id == work)).first()
     if mine is None:
         return []
-    ids = sorted({work, *_twins(db, mine)})
+    ids = sorted({work, *works_of(mine.also)})
     these = sa.select(WORK).where(WORK.c.id.in_(ids)).order_by(WORK.c.id).with_for_update()
     found = {row.id: row for row in db.execute(these)}
     mine = found.pop(work, None)
     if mine is None:
         return []
     return [mine, *(each for each in found.values() if _is_of_one_claim(each, mine))]
-
-
-def _twins(db: sa.Connection, row: Any) -> set[str]:
-    """Return ids that may be other records of the claim that this row is of."""
-    if not row.fence:
-        return set()
-    first, after = range_of_slots(row.key)
-    slots = sa.and_(KEYS.c.key > first, KEYS.c.key < after)
-    keys = sa.or_(KEYS.c.key.in_({row.key, *row.key.split(",")}), slots)
-    rings = db.execute(sa.select(KEYS.c.works).where(keys)).scalars()
-    ids = {work for ring in rings for work in works_of(ring)}
-    if row.flag is not None and row.since is not None:
-        near = WORK.c.since.between(row.since - _TOGETHER_US, row.since + _TOGETHER_US)
-        same = WORK.c.flag == row.flag, near, WORK.c.fence == row.fence
-        ids |= set(db.execute(sa.select(WORK.c.id).where(*same)).scalars())
-    return ids - {row.id}
 
 
 def _is_of_one_claim(one: Any, other: Any) -> bool:

@@ -267,7 +267,7 @@ class LockedClaim:
             values = {"fence": fence, "owner": self.owner, "lease_until": until_us}
             self.statements.take_keys.run(self.db, {**self.names, **values})
             return
-        # Under each id, because an operator's change finds the records of a claim by these names.
+        # Under each id, because a release finds the work of a holder by these names.
         line = "".join(line_of(work) for work in (self.request.work, *self.request.formerly))
         taken = {"new_fence": fence, "new_owner": self.owner, "until": until_us}
         taken |= {"line": line, "chars": len(line)}
@@ -303,7 +303,10 @@ class LockedClaim:
         }
         if request.fingerprint is not None:
             claim["fingerprint"] = request.fingerprint
-        for work, known in zip((request.work, *request.formerly), self.records.rows, strict=True):
+        ids = (str(request.work), *request.formerly)
+        if request.formerly:  # by these ids an operator's change finds the records of the claim
+            claim["also"] = "".join(map(line_of, ids))
+        for work, known in zip(ids, self.records.rows, strict=True):
             values = dict(claim)
             if request.strict and work == request.work:
                 values |= self._kept_position(known)
@@ -314,7 +317,7 @@ class LockedClaim:
             elif known is not None and known.call is not None:
                 values |= {"call": None, "due": None}
             if known is None:
-                self._insert(decision, str(work), values)
+                self._insert(decision, work, values)
             else:
                 self._update(decision, known, values)
 

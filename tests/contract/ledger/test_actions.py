@@ -10,12 +10,12 @@ from contract.ledger.conftest import Book
 
 from support.claims import request
 from taskguard.errors import StaleTokenError
-from taskguard.ledger.tables import ACTIONS, KEYS
+from taskguard.ledger.tables import ACTIONS, WORK
 from taskguard.model.bounds import Bounds, slots_of
 from taskguard.model.changes import Changed, Expected, Said
 from taskguard.model.claims import Answer, Busy, Claimed, ClaimRequest, MessageRef
 from taskguard.model.delivery import stored_call
-from taskguard.model.history import Action, read
+from taskguard.model.history import WORKS_CHARS, Action, read
 from taskguard.model.operating import FROM, TO
 from taskguard.model.states import TRANSITIONS, Decision, State
 
@@ -312,6 +312,18 @@ class TestTwoGuards:
         assert change(book, Action.DROP, named).changed
         assert set(book.states().values()) == {"FAILED"}
 
+    @pytest.mark.parametrize("named", [OLD, NEW])
+    @pytest.mark.parametrize("action", END)
+    def test_it_changes_both_long_after(self, book: Book, action: Action, named: str) -> None:
+        """Even if so much other work had the keys that their rows name this work no more."""
+        book.ledger.give_back(claim(book, self.both(book)).claim)
+        for number in (2, 3):
+            later = book.request(number, keys=("order:1", "shop:1"), work=f"{number}" * WORKS_CHARS)
+            book.ledger.give_back(claim(book, later).claim)
+        assert change(book, action, named).changed
+        states = book.states()
+        assert states[OLD] == states[NEW] == TO[action].value
+
     def test_work_whose_key_has_slots(self, book: Book) -> None:
         slots = slots_of(KEY, 2)
         bounds = Bounds(KEY, 2, None, slots)
@@ -333,7 +345,7 @@ class TestTwoGuards:
         book.ledger.fail(claim(book, request(2, keys=(KEY,))).claim, "boom")
         if not is_memory(book):
             with book.engine.begin() as db:
-                db.execute(sa.update(KEYS).values(works="ship order:2\nship order:1\n"))
+                db.execute(sa.update(WORK).values(also="ship order:2\nship order:1\n"))
         assert change(book, Action.DROP).also == ()
         assert book.work(2).final == 0
 
