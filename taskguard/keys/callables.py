@@ -64,9 +64,9 @@ class CallableKeys:
             for text in _texts(result):
                 if len(found) == _MAX_TEXTS:
                     raise RefusedValueError(f"returned more than {_MAX_TEXTS:,} texts for one call")
-                key = made.get(text) if type(text) is str else finish_key(text)
+                key = made.get(text) if type(text) is str else _finished(text)
                 if key is None:
-                    key = made[text] = finish_key(text)
+                    key = made[text] = _finished(text)
                 found.append(key)
                 each.add(key)
                 if len(each) > MAX_KEYS:  # checked here because a generator may be endless
@@ -111,7 +111,22 @@ def _texts(result: object) -> Iterable[object]:
 
 
 def finish_key(text: object) -> str:
-    """Return a callable's text as a key that is safe to store. `:` and `/` stay as separators."""
+    """Return a text as a key that is safe to store. `:` and `/` stay as separators.
+
+    Raises:
+        KeyArgumentError: the text cannot be a key.
+    """
+    try:
+        if not isinstance(text, str) or not text:
+            raise RefusedValueError("has to be text, with a character at least")
+        return _finished(text)
+    except RefusedValueError as refusal:
+        problem = refusal
+    raise problem.named("the key", task=None)
+
+
+def _finished(text: object) -> str:
+    """Return a callable's text as a key."""
     if isinstance(text, FinishedKey):
         return str(text)
     if not isinstance(text, str):

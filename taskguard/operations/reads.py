@@ -12,10 +12,13 @@ Read next: `ledger/operations/questions.py`, which has the statements.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+from taskguard.errors import KeyArgumentError
+from taskguard.keys import finish_key
 from taskguard.model.counts import Count
 from taskguard.model.lease import Owner
 from taskguard.model.snapshots import SnapshotView
@@ -60,18 +63,15 @@ class Reads(Base):
 
         Args:
             asked: a key ("order:42"), the id of work ("shop.ship order:42"), or the beginning of
-                one. With or without this application's namespace.
+                one. With or without this application's namespace, and with or without the escapes
+                that keys have: "order:a b" also finds "order:a%20b".
             message: it is the id of a Celery message or an RQ job instead.
         """
         if message:
             return self._explain_message(asked)
-        names = list(dict.fromkeys([asked, self._namespace + asked]))
-        ids = list(dict.fromkeys([asked, self._in_namespace(asked)]))
-        work = key = None
-        if " " in asked:
-            work = self._first(self._ledger.work_item, ids)
-        else:
-            key = self._first(self._ledger.key_view, names)
+        names, ids = self._names(asked), self._ids(asked)
+        work = self._first(self._ledger.work_item, ids) if " " in asked else None
+        key = None if work is not None else self._first(self._ledger.key_view, names)
         if work is not None or key is not None:
             return self._explained(asked, key, work)
         # A key that was never claimed has no record: its work is named by its task.
@@ -94,7 +94,7 @@ class Reads(Base):
 
     def key(self, key: str) -> KeyView | None:
         """Return a key with its holders, line and past. None: nothing is on record."""
-        return self._first(self._ledger.key_view, [key, self._namespace + key])
+        return self._first(self._ledger.key_view, self._names(key))
 
     def keys(
         self,
@@ -128,7 +128,7 @@ class Reads(Base):
                 private data.
         """
         find = functools.partial(self._ledger.work_item, arguments=arguments)
-        return self._first(find, [work, self._in_namespace(work)])
+        return self._first(find, self._ids(work))
 
     def list_work(
         self, only: WorkFilter, *, limit: int = 100, after: str | None = None
@@ -225,10 +225,26 @@ class Reads(Base):
         now_s = self._ledger.clock_s()
         return Explained(asked, now_s, key, work, advice=advice_on(key, work, now_s=now_s))
 
-    def _in_namespace(self, work: str) -> str:
-        """Return the id of work in this application's namespace: the last blank ends the task."""
+    def _names(self, key: str) -> list[str]:
+        """Return the keys that a text may mean, the likeliest first."""
+        return list(dict.fromkeys([key, self._namespace + key, *self._escaped(key)]))
+
+    def _ids(self, work: str) -> list[str]:
+        """Return the ids of work that a text may mean, the likeliest first."""
         task, blank, value = work.rpartition(" ")
-        return f"{task}{blank}{self._namespace}{value}"
+        found = [work, f"{task}{blank}{self._namespace}{value}"]
+        # A blank ends the task, and a second one the name of a message. Others belong to the key.
+        for place in [place for place, sign in enumerate(work) if sign == " "][:2]:
+            before, after = work[: place + 1], work[place + 1 :]
+            found += [before + name for name in self._escaped(after)]
+        return list(dict.fromkeys(found))
+
+    def _escaped(self, key: str) -> list[str]:
+        """Return the key that a template would make of a text. Nothing: none can."""
+        own = key.removeprefix(self._namespace)
+        with contextlib.suppress(KeyArgumentError):
+            return [self._namespace + finish_key(own)]
+        return []
 
     @staticmethod
     def _first(find: Callable[[str], _Found | None], names: Iterable[str]) -> _Found | None:

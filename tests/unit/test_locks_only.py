@@ -14,6 +14,7 @@ import pytest
 import taskguard
 from taskguard.errors import (
     KeyAlreadyHeldError,
+    KeyArgumentError,
     KeyBusyError,
     LeaseLostError,
     LockServerUnavailableError,
@@ -42,6 +43,16 @@ def tg(heard: list[Event]) -> Iterator[taskguard.TaskGuard]:
     made = taskguard.connect(locks=MemoryLocks(), ledger=None, listeners=[heard.append])
     yield made
     made.close()
+
+
+@pytest.mark.parametrize("wrong", ["", "\ud800", "x" * 70_000, 42])
+def test_a_key_that_cannot_be_stored_is_refused(tg: taskguard.TaskGuard, wrong: Any) -> None:
+    """`lock()` and `release()` raise a public error for it."""
+    with pytest.raises(KeyArgumentError, match=r"^the key (has to be|holds|is) "):
+        tg.lock(wrong)
+    if wrong and isinstance(wrong, str):
+        with pytest.raises(KeyArgumentError, match=r"^the key (holds|is) "):
+            tg.release(wrong)
 
 
 class TestBusy:

@@ -96,6 +96,19 @@ def test_explain_finds_work_messages_and_beginnings(shop: GuardedShop, terminal:
     terminal("explain", status=2)
 
 
+def test_explain_takes_a_name_as_people_write_it(shop: GuardedShop, terminal: Terminal) -> None:
+    """Keys have escapes for blanks and other signs. The text without them finds the same record."""
+    claim(shop, 1, keys=("order:a%20b",), work="ship order:a%20b")
+    claim(shop, 2, keys=("order:c%2Cd",), work="ship message:m2 order:c%2Cd")
+    for asked in ("order:a b", "order:a%20b"):
+        assert terminal(f"explain '{asked}'").startswith("order:a%20b  HELD")
+        for command in ("explain", "work show"):
+            assert terminal(f"{command} 'ship {asked}'").startswith("ship order:a%20b  PROCESSING")
+    assert terminal("explain order:c,d").startswith("order:c%2Cd  HELD")
+    assert terminal("explain 'ship message:m2 order:c,d'").startswith("ship message:m2 order:c%2Cd")
+    terminal("explain 'order:b a'", status=3)
+
+
 def test_a_paused_key_is_listed_explained_and_resumed(
     shop: GuardedShop, terminal: Terminal
 ) -> None:
