@@ -1,8 +1,8 @@
 """`taskguard exporter`: one scrape target of Prometheus for the whole fleet.
 
 Guarantees: it listens on the loopback interface unless `--host` says otherwise. It changes nothing
-but the snapshot's row. If the ledger gives no answer, a scrape gets status 503 and the reason, and
-the next one asks again.
+but the snapshot's row, if its user may. If the ledger gives no answer, a scrape gets status 503 and
+the reason, and the next one asks again.
 """
 
 from __future__ import annotations
@@ -50,8 +50,11 @@ def add_exporter(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> None:
+    from taskguard.ledger.health import version_of_tables
+    from taskguard.ledger.schema.upgrades import expect_version
+
     with contextlib.closing(opened_ledger(arguments.url)) as ledger:
-        ledger.check_schema()
+        expect_version(version_of_tables(ledger.database))  # its user may only read them
         with serving(ledger, host=arguments.host, port=arguments.port) as port:
             print(f"http://{printable(arguments.host)}:{port}/metrics", flush=True)
             _until_stopped()

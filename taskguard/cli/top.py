@@ -1,7 +1,8 @@
 """`taskguard top`: watch rates, held keys and lines.
 
-Guarantees: changes nothing but the snapshot's row. All viewers together cost the database what one
-costs, because they share a snapshot that is up to 15 seconds old. q and Ctrl-C quit.
+Guarantees: changes nothing but the snapshot's row, if its user may. All viewers together cost the
+database what one costs, because they share a snapshot that is up to 15 seconds old. q and Ctrl-C
+quit.
 """
 
 from __future__ import annotations

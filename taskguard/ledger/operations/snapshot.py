@@ -1,10 +1,11 @@
 """A snapshot of the whole ledger: the gauges of `metrics.py`, in one row that all viewers read.
 
 Guarantees: a viewer that finds the row too old takes a new snapshot, and a conditional UPDATE lets
-only one process do that at a time. So a hundred viewers cost the database what one costs. Each
-question has a limit of two seconds. If it takes longer, its old answer stays with its time, and it
-is asked again after five minutes. On PostgreSQL no question reads all of `taskguard_work`: each
-reads an index, and at most 10,001 rows of it.
+only one process do that at a time. So a hundred viewers cost the database what one costs. A process
+that may not write keeps a snapshot of its own. Each question has a limit of two seconds. If it
+takes longer, its old answer stays with its time, and it is asked again after five minutes. On
+PostgreSQL no question reads all of `taskguard_work`: each reads an index, and at most 10,001 rows
+of it.
 
 Does not guarantee numbers of one moment: each question has a transaction of its own.
 """
@@ -15,12 +16,14 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
 
 from taskguard import metrics
-from taskguard.errors import LedgerUnavailableError
+from taskguard.errors import LedgerSchemaError, LedgerUnavailableError
 from taskguard.ledger.connections.database import Database
+from taskguard.ledger.connections.errors import CannotWriteError
 from taskguard.ledger.lines import states
 from taskguard.ledger.operations.sizes import sizes
 from taskguard.ledger.tables import ACTIONS, KEYS, SNAPSHOT, WORK, WORKERS
@@ -31,6 +34,7 @@ from taskguard.model.pauses import FAR_US
 from taskguard.model.snapshots import SnapshotView
 from taskguard.model.states import State
 from taskguard.model.workers import NO_PROCESS
+from taskguard.values import value
 
 __all__ = ["MOST_COUNTED", "QUESTIONS", "snapshot"]
 
@@ -42,6 +46,7 @@ _SAMPLE = 1_000  # rows at each end of the index of ids, whose oldest end is loo
 _LONGEST_S = 2.0
 _LONGEST_FOR_ONE_WRITER_S = 0.2  # on SQLite a question keeps all others from writing
 _LATE_AGAIN_S = 300.0
+_REFUSED_AGAIN_S = 300.0  # each refused statement is a line in the database's log
 _SEEN_S = 3_600.0  # a worker says three times an hour that it is there
 
 _OPEN = (State.NEW.value, State.PROCESSING.value, State.FAILED.value)
@@ -52,21 +57,58 @@ Rows = list[list[Any]]
 Answer = dict[Metric, Rows]
 
 
+@value
+class _Own:
+    """The snapshot of a process that may not write.
+
+    Attributes:
+        taken_us: when it was taken.
+        stored: the answers, as the row has them.
+        refused_us: when the database refused to write the row.
+    """
+
+    taken_us: int
+    stored: dict[str, Any]
+    refused_us: int
+
+
+_own: WeakKeyDictionary[Database, _Own] = WeakKeyDictionary()
+
+
 def snapshot(database: Database, *, max_age_s: float) -> SnapshotView:
     """Return the latest snapshot. Take a new one if it is older, and no other process takes it."""
     with database.transaction() as db:
         now_us = database.now_us(db)
         found = db.execute(sa.select(SNAPSHOT.c.taken, SNAPSHOT.c.json).where(_ROW)).first()
-    taken_us, text = (0, None) if found is None else found
-    stored: dict[str, Any] = json.loads(text) if text else {}
-    if taken_us <= now_us - int(max_age_s * 1e6) and _may_take(database, taken_us, now_us):
-        stored = {name: _asked(database, name, stored.get(name)) for name in QUESTIONS}
-        taken_us = now_us
-        with database.transaction() as db:
+    row_us, text = (0, None) if found is None else found
+    taken_us, stored = row_us, json.loads(text) if text else {}
+    own = _own.get(database)
+    if own is not None and own.taken_us > row_us:
+        taken_us, stored = own.taken_us, own.stored
+    if taken_us > now_us - int(max_age_s * 1e6):
+        return _view(stored, taken_us, now_us)
+    refused_us = _refused_us(own, now_us)
+    if refused_us is None:
+        try:
+            if not _may_take(database, row_us, now_us):
+                return _view(stored, taken_us, now_us)
+        except (LedgerSchemaError, CannotWriteError):  # a role that reads, a standby
+            refused_us = now_us
+    stored = {name: _asked(database, name, stored.get(name)) for name in QUESTIONS}
+    if refused_us is not None:
+        _own[database] = _Own(now_us, stored, refused_us)
+    with database.transaction() as db:
+        if refused_us is None:
             ours = _ROW, SNAPSHOT.c.taken == now_us
             db.execute(sa.update(SNAPSHOT).where(*ours).values(json=json.dumps(stored)))
-            now_us = max(now_us, database.now_us(db))
-    return _view(stored, taken_us, now_us)
+        return _view(stored, now_us, max(now_us, database.now_us(db)))
+
+
+def _refused_us(own: _Own | None, now_us: int) -> int | None:
+    """Return when the database refused to write, if that was a moment ago."""
+    if own is None or now_us - own.refused_us > _REFUSED_AGAIN_S * 1e6:
+        return None
+    return own.refused_us
 
 
 def _may_take(database: Database, taken_us: int, now_us: int) -> bool:
