@@ -438,13 +438,13 @@ class TaskGuard:
         """An operator's questions, and changes that are recorded. They need a ledger."""
         from taskguard.operations import Operations  # not for deliveries
 
-        namespace = prefix_of(self.namespace)
-        return Operations(self.runner, namespace=namespace, senders=self.senders)
+        return Operations(self.runner, namespace=prefix_of(self.namespace), senders=self.senders)
 
     def close(self) -> None:
-        """Close the connections of the lock provider and the ledger."""
+        """Send what was counted, and close the connections of the lock provider and the ledger."""
         if self._runner is None:
             return
+        self._runner.counting.flush.last()
         for part in (self._runner.locks, self.ledger):
             if part is not None:
                 part.close()

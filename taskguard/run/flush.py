@@ -118,6 +118,11 @@ class Flush:
             finally:
                 self._mutex.release()
 
+    def last(self) -> None:
+        """Send all counters before the ledger is closed, unless it gave no answer a moment ago."""
+        if not self.is_put_off:
+            self.flush()
+
     def _send(self, ledger: Counts) -> None:
         self._begin_tasks(ledger, self._tally.tasks)
         self._committing = False

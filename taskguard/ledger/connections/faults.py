@@ -117,10 +117,10 @@ class Faults:
         if fault is Fault.REFUSED:
             said = str(origin.args[-1] if origin.args else origin).partition("\n")[0]
             return LedgerSchemaError(
-                f"The database {self.place} refused a statement of the ledger: {said}. Workers, "
-                "and changes by operators, need a user with SELECT, INSERT and UPDATE on each table "
-                "taskguard_*, and SELECT on taskguard_schema. Questions need SELECT. If a column is "
-                "missing, the tables have another version: run `taskguard ledger upgrade`."
+                f"The database {self.place} refused a statement of the ledger: {said}. Workers "
+                "and changes need a user with SELECT, INSERT and UPDATE on each table taskguard_*, "
+                "and SELECT on taskguard_schema. Questions need SELECT. If a column is missing, "
+                "the tables have another version: run `taskguard ledger upgrade`."
             )
         if fault is Fault.CANNOT_WRITE:
             return CannotWriteError(f"The database {self.place} cannot write ({kind}).")

@@ -6,11 +6,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
+import taskguard
 from support.proxy import Mode, Proxy
 from support.scripts import run_script
 from support.waiting import patience_s, wait_until
@@ -482,6 +484,21 @@ def test_without_a_ledger_nothing_is_kept_and_listeners_get_the_event() -> None:
     assert (event.outcome, event.attempt, event.key) == ("done", 1, "order:1")
     assert runner.counting.tally.is_empty
     assert runner.counting.flush not in flushing._flushes
+
+
+def test_a_runtime_that_is_closed_sends_its_counts(sqlite_url: str) -> None:
+    """So a program counts right even if it goes on for long, or ends without its exit handlers."""
+    tg = taskguard.connect(locks=None, ledger=sqlite_url)
+    assert tg.ledger is not None
+    tg.ledger.create_schema()
+
+    @tg.guarded(key="order:<n>")
+    def ship(n: int) -> None: ...
+
+    ship(1)
+    tg.close()
+    with closing(SqlLedger(sqlite_url)) as ledger:
+        assert {each.n for each in ledger.counts() if each.what == DONE} == {1}
 
 
 @pytest.fixture
