@@ -154,6 +154,8 @@ def _pause(ops: Operations, arguments: argparse.Namespace) -> int:
 def _resume(ops: Operations, arguments: argparse.Namespace) -> int:
     pause = ops.resume(arguments.key, reason=arguments.reason, actor=arguments.actor)
     if pause is None:
-        raise CommandError(f"{arguments.key} is not paused: nothing was changed.")
+        raise CommandError(
+            f"{arguments.key} is not paused. A pause that still waits does not begin."
+        )
     print(f"{printable(arguments.key)}: resumed; it was {printable(pause)}")
     return 0

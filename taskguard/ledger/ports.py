@@ -594,7 +594,11 @@ class Actions(Protocol):
         ...
 
     def resume(self, key: str, *, owner: Owner, by: Said) -> bool:
-        """End the pause of a key. Return False if the key has another owner."""
+        """End the pause that `owner` stands for, and each of this key that began before it.
+
+        A pause that began before this call and still waits for holders does not complete. Return
+        False if no such pause has the key.
+        """
         ...
 
     def paused(self, *, limit: int = 100) -> list[tuple[str, Pause]]:

@@ -75,11 +75,13 @@ class PauseTried:
         paused: whether the key is paused now.
         holders: who held the key, or its slots. If it is not paused, the pause waits for them.
         by: the pause of another call. None: there is none.
+        resumed: who resumed the key after this pause had begun, and why. None: nobody did.
     """
 
     paused: bool
     holders: tuple[Owner, ...] = ()
     by: Pause | None = None
+    resumed: Said | None = None
 
 
 def said(action: Action, actor: str, reason: str) -> Said:

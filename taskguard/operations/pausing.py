@@ -64,8 +64,8 @@ class Pauses(Base):
             timeout_s: how long to wait for the holders, in seconds.
 
         Raises:
-            KeyBusyError: the key is still held after `timeout_s`, or is paused already. Nothing
-                has changed.
+            KeyBusyError: the key is still held after `timeout_s`, is paused already, or was resumed
+                meanwhile. Nothing has changed.
             ConfigurationError: there is no ledger, or no reason.
         """
         check_number("timeout_s", timeout_s, at_least=0, at_most=DAY_S)
@@ -85,13 +85,16 @@ class Pauses(Base):
     def resume(self, key: str, *, reason: str, actor: str | None = None) -> Pause | None:
         """End the pause of a key, and let its line go on. Return the pause, or None.
 
+        A pause that another call has begun, and that still waits for holders, is given up.
+
         Raises:
             ConfigurationError: there is no ledger, or no reason.
         """
         by, name = self._said(Action.RESUME, actor, reason), self._key(key, "resume()")
         ledger = self._ledger
         owner = ledger.pause_of((name,))
-        if owner is None or not ledger.resume(name, owner=owner, by=by):
+        now = Owner(*pause_names(Pause(by.actor, by.reason, ledger.now_us() / 1e6)))
+        if not ledger.resume(name, owner=owner or now, by=by) or owner is None:
             return None
         logger.warning("%s: resumed by %s: %s", name, by.actor, by.reason)
         self.goes_on(name)
@@ -115,7 +118,7 @@ class Pauses(Base):
                     tried = ledger.try_pause(key, owner=owner, by=by, lease_s=_LEASE_S)
                     paused = tried.paused
                     left_s = until_s - clock.monotonic_s()
-                    if paused or tried.by is not None or left_s <= 0.0:
+                    if paused or tried.by or tried.resumed or left_s <= 0.0:
                         return tried
                     clock.sleep(min(poll_s, left_s))
                     poll_s = min(2 * poll_s, _MOST_POLL_S)
@@ -147,6 +150,12 @@ class Pauses(Base):
     def _busy(self, key: str, tried: PauseTried, timeout_s: float) -> KeyBusyError:
         if tried.by is not None:
             return KeyBusyError(f"{key} is {tried.by}. Resume it first.", key=key)
+        if tried.resumed is not None:
+            return KeyBusyError(
+                f"{key} is not paused: {tried.resumed.actor} resumed it while this pause waited: "
+                f"{tried.resumed.reason}. If it should be paused nevertheless, pause it again.",
+                key=key,
+            )
         names = Names(self._ledger)
         holders = ", ".join(map(names.described, tried.holders)) or UNKNOWN_HOLDER
         return KeyBusyError(

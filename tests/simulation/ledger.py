@@ -39,6 +39,7 @@ from taskguard.ledger.records import message_of
 from taskguard.ledger.tables import NO_POSITION
 from taskguard.locks.base import Renewal
 from taskguard.model.bounds import is_slot
+from taskguard.model.changes import Said
 from taskguard.model.claims import (
     Answer,
     Busy,
@@ -187,6 +188,8 @@ class MemoryLedger(NewestMessages, StoredCalls, Runs, Operated):
         self.pointers: dict[str, Pointer] = {}
         self.effects: list[Any] = []
         self.actions: list[tuple[Action, str | None]] = []
+        # The last resume of each key: when, and by whom.
+        self.resumes: dict[str, tuple[int, Said]] = {}
         # How much of the requested lease is granted: all of it, except for a mutant.
         self.lease_share = 1.0
         # How long a purge keeps the next start that a rate allows.

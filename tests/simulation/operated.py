@@ -33,6 +33,10 @@ _NOBODY = Said("an operator", "no reason was given")
 Rows = list[tuple[str, str | None]]
 
 
+def _began_us(owner: Owner) -> int:
+    return 0 if owner.pause is None else round(owner.pause.since_s * 1e6)
+
+
 class _Ledger(Protocol):
     """The parts of the ledger that this module uses."""
 
@@ -40,6 +44,7 @@ class _Ledger(Protocol):
     work_items: dict[str, Work]
     numbers: dict[tuple[str, str | None], tuple[int, int]]
     actions: list[tuple[Action, str | None]]
+    resumes: dict[str, tuple[int, Said]]
 
     def now_us(self) -> int: ...
     def later_run(self, base: str, work: str) -> str | None: ...
@@ -155,6 +160,9 @@ class Operated:
                 return PauseTried(False, by=Owner.parse(row.owner).pause)
             if mine and row.lease_until >= FAR_US:
                 return PauseTried(True)
+            resumed_us, resumed_by = self.resumes.get(key, (-1, _NOBODY))
+            if resumed_us >= _began_us(owner):
+                return PauseTried(False, resumed=resumed_by)
             held = [name for name in self.keys if is_slot(name, of=key) and self.is_held(name)]
             held = [*([key] if live else []), *held]
             shown = tuple(Owner.parse(self.keys[name].owner) for name in held)
@@ -188,12 +196,14 @@ class Operated:
 
     def resume(self: Any, key: str, *, owner: Owner, by: Said) -> bool:
         with self._at_once([("key", key)]):
-            row = self.keys.get(key)
-            if row is None or row.owner != str(owner):
-                return False
-            self.keys[key] = replace(row, owner=_FREE, lease_until=self.now_us())
+            row, now_us = self.keys.get(key, KeyRow()), self.now_us()
+            found = Owner.parse(row.owner)
+            ends = found.is_pause and _began_us(found) <= _began_us(owner)
+            if ends:
+                self.keys[key] = replace(row, owner=_FREE, lease_until=now_us)
+            self.resumes[key] = now_us, by
             self.actions.append((Action.RESUME, key))
-            return True
+            return ends
 
     def pause_with_slots(self: Any, request: ClaimRequest) -> Owner | None:
         """Return the pause of a key with slots, which has none of them itself."""

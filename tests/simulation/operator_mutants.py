@@ -38,8 +38,19 @@ def _pause_expires(world: World) -> None:
     world.patch(simulation.operated, "FAR_US", 0)
 
 
+class _Forgets(dict[str, Any]):
+    def __setitem__(self, key: str, value: Any) -> None:
+        """Keep nothing."""
+
+
+def _resume_is_forgotten(world: World) -> None:
+    """A resume leaves nothing on record for a pause that still waits for holders."""
+    world.ledger.resumes = _Forgets()
+
+
 OPERATOR_MUTANTS = (
     Mutant("the record under the other guard stays", _twin_stays, ("S16",)),
     Mutant("a drop is not final", _not_final, ("S16",)),
     Mutant("a pause expires", _pause_expires, ("S17",)),
+    Mutant("a resume is forgotten", _resume_is_forgotten, ("S17",)),
 )

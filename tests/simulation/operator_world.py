@@ -113,6 +113,8 @@ class OperatorWorld(World):
         # The keys that are paused, with their pauses.
         self.paused: dict[str, Owner] = {}
         self._waits: dict[str, Owner] = {}
+        # The pauses that were resumed before they were complete.
+        self._ended_waits: set[Owner] = set()
 
     def strike(self, fault: int) -> None:
         if fault < len(_FAULT_WEIGHTS):
@@ -160,6 +162,8 @@ class OperatorWorld(World):
         since_s = self.database_clock.wall_s()
         owner = self._waits.get(key) or Owner(*pause_names(Pause("ann", "tonight", since_s)))
         tried = self.ledger.try_pause(key, owner=owner, by=_ANN, lease_s=1.0, now=bool(how))
+        if owner in self._ended_waits:
+            return
         if tried.paused:
             self.say(f"an operator: pause {key}")
             self.counts["operator: pause"] += 1
@@ -167,7 +171,7 @@ class OperatorWorld(World):
             self.counts["operator: pause of a held key"] += bool(tried.holders)
             self.paused[key] = owner
             self._waits.pop(key, None)
-        elif tried.by is None:
+        elif tried.by is None and tried.resumed is None:
             self._waits[key] = owner
         self.later_resume(key, owner)
 
@@ -181,9 +185,26 @@ class OperatorWorld(World):
         self.scheduler.spawn(self.servers, lambda: self._act(resume))
 
     def _resume(self, chosen: int, how: int, which: int) -> None:
-        del how, which
+        del which
+        if how and self._waits:
+            self._end_wait(sorted(self._waits)[chosen % len(self._waits)])
         for key in sorted(self.paused)[chosen % 8 :][:1]:
             self._end_pause(key, self.paused[key])
+
+    def _end_wait(self, key: str) -> None:
+        """Resume a key whose pause still waits for holders. S17: it never completes."""
+        owner = self._waits.pop(key)
+        self._ended_waits.add(owner)
+        self.ledger.resume(key, owner=owner, by=_ANN)
+
+        def go_on() -> None:
+            self.scheduler.sleep(_SOON_S)
+            if self.ledger.try_pause(key, owner=owner, by=_ANN, lease_s=1.0).paused:
+                raise ViolationError("S17", f"the pause of {key} completed after its resume")
+
+        self.scheduler.spawn(self.servers, lambda: self._act(go_on))
+        self.counts["operator: resume of a pause that waits"] += 1
+        self.say(f"an operator: resume {key}, whose pause still waits")
 
     def _end_pause(self, key: str, owner: Owner) -> None:
         if self.paused.get(key) != owner:

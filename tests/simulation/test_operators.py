@@ -27,6 +27,7 @@ def test_no_change_breaks_anything(
         "operator: pause",
         "operator: pause of a held key",
         "operator: resume",
+        "operator: resume of a pause that waits",
         "operator: release",
         "work claimed under two guards",
     )

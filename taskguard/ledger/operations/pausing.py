@@ -9,6 +9,9 @@ While holders of slots still run, the pause has a short lease, which its process
 process dies, the lease expires, and no pause stays behind. A holder of the key itself is not
 disturbed: nothing is written until it has ended.
 
+A resume ends each pause that began before it. If such a pause still waits for holders, it finds the
+resume on record, and does not complete.
+
 Read next: `operations/pausing.py`, which waits and renews.
 """
 
@@ -57,6 +60,9 @@ def try_pause(
             return PauseTried(False, by=other)
         if mine and base.lease_until >= FAR_US:
             return PauseTried(True)
+        resumed = _resumed(db, key, since=owner)
+        if resumed is not None:
+            return PauseTried(False, resumed=resumed)
         slots = _slots(db, key)
         holders = [*([base] if live else []), *(row for row in slots if row.lease_until > now_us)]
         shown = tuple(Owner.parse(each.owner) for each in holders)
@@ -82,6 +88,21 @@ def try_pause(
                 database, db, Action.PAUSE, by=by, at_us=now_us, key=key, detail=_named(holders)
             )
         return PauseTried(paused, shown)
+
+
+def _resumed(db: sa.Connection, key: str, *, since: Owner) -> Said | None:
+    """Return who resumed the key after the pause of this owner had begun, and why."""
+    resumes = sa.select(ACTIONS.c.actor, ACTIONS.c.reason).where(
+        ACTIONS.c.action == Action.RESUME.value,
+        ACTIONS.c.key == key,
+        ACTIONS.c.at >= _began_us(since),
+    )
+    found = db.execute(resumes.limit(1)).first()
+    return None if found is None else Said(found.actor, found.reason)
+
+
+def _began_us(owner: Owner) -> int:
+    return 0 if owner.pause is None else round(owner.pause.since_s * 1e6)
 
 
 def _locked(database: Database, db: sa.Connection, key: str) -> Any:
@@ -117,16 +138,24 @@ def give_up_pause(database: Database, key: str, *, owner: Owner) -> None:
 
 
 def resume(database: Database, key: str, *, owner: Owner, by: Said) -> bool:
-    """End the pause of a key. Return False if the key has another owner."""
-    detail = str(owner.pause)[:_DETAIL_CHARS]
+    """End the pause of a key, and each that began before it and still waits for holders.
+
+    Return False if no such pause has the key: then only those that wait are ended.
+    """
+    since = f"it was not paused; pauses that began before {_began_us(owner)} µs are refused"
     with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
-        mine = KEYS.c.key == key, KEYS.c.owner == str(owner)
-        now_us = database.now_us(db)
-        ended = sa.update(KEYS).where(*mine).values(owner=FREE, lease_until=now_us)
-        if not db.execute(ended).rowcount:
-            return was_noted(db, Action.RESUME, key=key, detail=detail)
+        base, now_us = _locked(database, db, key), database.now_us(db)
+        found = Owner.parse(base.owner)
+        ends = found.pause is not None and _began_us(found) <= _began_us(owner)
+        for was, detail in ((True, str(owner.pause)[:_DETAIL_CHARS]), (False, since)):
+            if not ends and was_noted(db, Action.RESUME, key=key, detail=detail):
+                return was
+        if ends:
+            same = KEYS.c.key == key, KEYS.c.fence == base.fence, KEYS.c.owner == base.owner
+            db.execute(sa.update(KEYS).where(*same).values(owner=FREE, lease_until=now_us))
+        detail = str(found.pause)[:_DETAIL_CHARS] if ends else since
         note_action(database, db, Action.RESUME, by=by, at_us=now_us, key=key, detail=detail)
-        return True
+        return ends
 
 
 def pause_of(database: Database, keys: tuple[str, ...]) -> Owner | None:

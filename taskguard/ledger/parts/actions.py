@@ -90,7 +90,7 @@ class SqlActions(Part):
 
     @retried
     def resume(self, key: str, *, owner: Owner, by: Said) -> bool:
-        """End the pause of a key. Return False if the key has another owner."""
+        """End the pause of a key, and each that began before it; see `ports.py`."""
         from taskguard.ledger.operations import pausing
 
         return pausing.resume(self._database, key, owner=owner, by=self._stored(by))

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.parametrize(
     indirect=True,
 )
 
-ANN = Said("ann", "manual correction")
+ANN, BOB = Said("ann", "manual correction"), Said("bob", "it was a mistake")
 KEY = "order:1"
 
 
@@ -40,7 +40,8 @@ def pause_by(actor: str, since_s: float = 1_795_695_247.0) -> Owner:
     return Owner(*pause_names(Pause(actor, "manual correction", since_s)))
 
 
-OURS, THEIRS = pause_by("ann"), pause_by("bob: at night")
+OURS, THEIRS = pause_by("ann"), pause_by("bob: at night", 1_795_695_248.0)
+EARLIER, LATER = pause_by("bob: before", 1_795_695_246.0), pause_by("bob: later", 4e9)
 
 
 def pause(book: Any, owner: Owner = OURS, **options: Any) -> PauseTried:
@@ -197,12 +198,47 @@ def test_one_pause_at_a_time(book: Book) -> None:
     for now in (False, True):
         tried = pause(book, THEIRS, now=now)
         assert (tried.paused, tried.by) == (False, OURS.pause)
-    assert not book.ledger.resume(KEY, owner=THEIRS, by=ANN)
+    assert not book.ledger.resume(KEY, owner=EARLIER, by=ANN)
     refused(book, book.request())
     book.ledger.resume(KEY, owner=OURS, by=ANN)
-    assert pause(book, THEIRS).paused
+    assert pause(book, LATER).paused
     found = book.ledger.pause_of((KEY,))
-    assert found.pause.actor == "bob: at night"
+    assert found.pause.actor == "bob: later"
+
+
+class TestResumeWhileAPauseWaits:
+    """A pause that began before the resume does not complete after it. A later one does."""
+
+    @pytest.mark.parametrize("now", [False, True])
+    def test_for_a_holder_of_the_key(self, book: Book, now: bool) -> None:
+        """Nothing says yet that the key will be paused."""
+        holder = book.claim().claim
+        assert not pause(book).paused
+        assert not book.ledger.resume(KEY, owner=THEIRS, by=BOB)
+        if not now:
+            book.ledger.complete_alone(holder, None)
+        tried = pause(book, now=now)
+        assert (tried.paused, tried.resumed) == (False, BOB)
+        if now:
+            book.ledger.complete_alone(holder, None)
+        assert pause(book, LATER).paused
+
+    def test_for_a_holder_of_a_slot(self, book: Book) -> None:
+        """The other slots are free after the resume."""
+        claim(book, slot(1))
+        assert not pause(book).paused
+        assert book.ledger.resume(KEY, owner=OURS, by=BOB)
+        assert pause(book).resumed == BOB
+        assert claim(book, slot(2))
+
+    def test_that_completes_meanwhile(self, book: Book) -> None:
+        """The operator who resumes has read that the key is not paused. A later pause stays."""
+        assert pause(book).paused
+        assert book.ledger.resume(KEY, owner=THEIRS, by=BOB)
+        assert book.ledger.pause_of((KEY,)) is None
+        assert pause(book, LATER).paused
+        assert not book.ledger.resume(KEY, owner=THEIRS, by=BOB)
+        assert book.ledger.pause_of((KEY,)) == LATER
 
 
 def test_a_release_does_not_end_a_pause(book: Book) -> None:

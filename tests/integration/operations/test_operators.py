@@ -191,6 +191,23 @@ class TestPause:
         assert shop.tg.operations.resume(KEY, reason="done") is not None
         assert shop.tg.operations.resume(KEY, reason="done") is None
 
+    def test_a_resume_while_it_waits(self, shop: GuardedShop) -> None:
+        """The pause began before the resume, so it does not complete after it."""
+        operations = shop.tg.operations
+
+        def body(guard: Guard) -> None:
+            def resume(_: float) -> None:
+                patch.undo()
+                assert operations.resume(KEY, reason="a mistake", actor="bob") is None
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(shop.tg.runner.clock, "sleep", resume)
+                with pytest.raises(KeyBusyError, match="bob resumed it .*: a mistake"):
+                    elsewhere(operations.pause, KEY, reason="audit")
+
+        assert deliver(shop, body) == Completed(None)
+        assert (operations.paused(), actions(shop)) == ([], [("resume", "bob")])
+
     def test_at_once(self, shop: GuardedShop) -> None:
         """The late holder's transaction is refused, and its message is deferred."""
 
