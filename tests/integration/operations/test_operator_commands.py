@@ -121,10 +121,11 @@ def test_a_paused_key_is_listed_explained_and_resumed(
     terminal("keys pause order:1 --reason again", status=1)
     assert "paused by ann" in terminal.err
     terminal("keys resume order:1 --reason corrected --as ann")
-    terminal("keys resume order:1 --reason corrected", status=1)
+    terminal("keys resume order:1 --reason corrected --as bob", status=1)
     assert terminal("keys --paused") == ""
     found = terminal.json("actions --since 1h")
     assert [(each["action"], each["actor"], each["reason"]) for each in found] == [
+        ("resume", "bob", "corrected"),  # a pause that still waited would have ended
         ("resume", "ann", "corrected"),
         ("pause", "ann", "manual correction"),
     ]

@@ -202,7 +202,7 @@ class TestPause:
 
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(shop.tg.runner.clock, "sleep", resume)
-                with pytest.raises(KeyBusyError, match="bob resumed it .*: a mistake"):
+                with pytest.raises(KeyBusyError, match=r"bob resumed it .*: a mistake"):
                     elsewhere(operations.pause, KEY, reason="audit")
 
         assert deliver(shop, body) == Completed(None)
