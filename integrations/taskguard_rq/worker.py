@@ -254,6 +254,7 @@ class GuardedWorkerMixin(BaseWorker):
 
 def _put_off(job: Job, queue: Queue, deferral: Deferral, pipeline: Any) -> None:
     job.number_of_retries = deferral.retries
+    job._result = None  # noqa: SLF001  # RQ would store the Deferral, and dashboards would show it
     if deferral.delay_s:
         when = datetime.now(UTC) + timedelta(seconds=deferral.delay_s)
         job.set_status(JobStatus.SCHEDULED, pipeline=pipeline)

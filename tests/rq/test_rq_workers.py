@@ -169,6 +169,7 @@ def test_a_job_that_was_put_off_leaves_no_trace_with_a_guarded_worker(
         started = office.queue.started_job_registry
         office.wait_for(lambda: job.id not in started.get_job_ids(), "no execution left over")
         assert job.results() == []
+        assert office.connection.hget(job.key, "result") is None, "dashboards would show it"
     office.wait_for(lambda: job.get_status(refresh=True) == "finished", "done")
     job.refresh()
     assert job.number_of_retries is None
