@@ -28,6 +28,7 @@ from taskguard import Guard, TaskGuard, errors
 from taskguard.integration import (
     Answered,
     Completed,
+    Deferred,
     Delivery,
     Dropped,
     Ended,
@@ -277,7 +278,9 @@ def _deliver_once(
         return _as_seen(outcome.value)
     # Acknowledged without a result: the message was published again, or another one has the result.
     if not isinstance(outcome, Dropped):
-        raise ComesAgain(str(outcome))
+        raise ComesAgain(
+            f"deferred for {outcome.delay_s:.1f} s" if isinstance(outcome, Deferred) else "parked"
+        )
     told = _tell_caller(task, request, outcome, key=delivery.key)
     raise (NeverRuns if told else Ignore)(str(outcome))
 

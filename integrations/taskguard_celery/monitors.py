@@ -50,9 +50,9 @@ class _Shown:
         ended = super().on_failure(exc_info, *args, **options)  # type: ignore[misc]
         error = getattr(exc_info.exception, "exc", exc_info.exception)
         if isinstance(error, ComesAgain | PutBack):
-            self._send("task-retried", exception=repr(error), traceback="")
+            self._send("task-retried", exception=str(error), traceback="")
         elif isinstance(error, HasFailed):
-            self._send("task-failed", exception=repr(error), traceback="")
+            self._send("task-failed", exception=str(error), traceback="")
         elif isinstance(error, NeverRuns):
             self._send("task-revoked", terminated=False, signum=None, expired=False)
         return ended

@@ -38,6 +38,12 @@ def shown(ear: Ear, task_id: str) -> str:
     return "" if task is None else str(task.state)
 
 
+def why(ear: Ear, task_id: str) -> str:
+    """Return the text that a monitor shows with the last retry of a task."""
+    retries = [each for each in ear.heard if each["type"] == "task-retried"]
+    return str([each["exception"] for each in retries if each["uuid"] == task_id][-1])
+
+
 def test_a_deferral_is_a_retry_of_the_same_task(make_shop: Any) -> None:
     """Monitors see each deferral as a retry, and in the end one success."""
     shop = make_shop(SHOP_SETTINGS=EVENTS)
@@ -51,6 +57,7 @@ def test_a_deferral_is_a_retry_of_the_same_task(make_shop: Any) -> None:
         wait_until(lambda: "task-succeeded" in ear.of(message.id), message="succeeded")
         assert shown(ear, message.id) == "SUCCESS"
     other.close()
+    assert why(ear, message.id).startswith("deferred for ")
     kinds = Counter(ear.of(message.id))
     deferrals = worker.text().count("deferred")
     assert deferrals >= 2
@@ -74,6 +81,7 @@ def test_a_parked_message_is_shown_as_a_retry_until_it_runs(make_shop: Any) -> N
         wait_until(lambda: len(shop.ledger.waiting()) == 1, message="it waits")
         wait_until(lambda: "task-retried" in ear.of(parked.id), message="its event")
         assert ear.of(parked.id) == ["task-received", "task-started", "task-retried"]
+        assert why(ear, parked.id) == "parked"
         assert shown(ear, parked.id) == "RETRY"
         shop.let_go()
         assert [each.get(timeout=patience_s()) for each in (first, parked)] == [0, 1]

@@ -92,6 +92,8 @@ def make(name, **options):
 
 make("ship")
 make("wait", busy="park", once_per="message")
+make("refuse", busy="raise")
+make("skip", busy="skip")
 make("die", max_crashes=1)
 app.finalize()
 trace_briefly(app, "host")
@@ -147,6 +149,16 @@ def wait(order, how="", *, guard):
     return body("wait", order, how, guard)
 
 
+@guarded_job(key="order:<order>", ttl_s=10, busy="raise")
+def refuse(order, how="", *, guard):
+    return body("refuse", order, how, guard)
+
+
+@guarded_job(key="order:<order>", ttl_s=10, busy="skip")
+def skip(order, how="", *, guard):
+    return body("skip", order, how, guard)
+
+
 @guarded_job(key="order:<order>", ttl_s=10, max_crashes=1)
 def die(order, how="", *, guard):
     return body("die", order, how, guard)
@@ -161,6 +173,11 @@ note("deferred")
 hold(NAMES["wait"], 3)
 deliver("wait", 3)
 note("parked")
+hold("another", 7)
+deliver("refuse", 7)
+note("refused")
+deliver("skip", 7)
+note("skipped")
 deliver("ship", 4, "stale")
 note("stale")
 hold(NAMES["die"], 5)
@@ -177,6 +194,8 @@ EXPECTED = {
     "duplicate": [],
     "deferred": [],
     "parked": [],
+    "refused": ["KeyBusyError"],
+    "skipped": [],
     "stale": [],
     "dead": ["WorkDeadError"],
     "still dead": [],
