@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+from urllib.parse import urlencode
 
 from django.contrib import admin, messages
 from django.contrib.admin import helpers
@@ -20,6 +21,7 @@ from django.core.exceptions import PermissionDenied
 from django.db.models import Max, QuerySet
 from django.http import HttpRequest
 from django.template.response import TemplateResponse
+from django.urls import NoReverseMatch, reverse
 from django.utils.timezone import template_localtime
 
 from taskguard import TaskGuard, connect, errors
@@ -34,6 +36,15 @@ _NAMED = 10
 _NOTED = 50
 # An action ends before a web server's timeout. The user repeats it for the rows that are left.
 _LONGEST_S = 20.0
+
+
+def _on_page(path: str, **query: str) -> str | None:
+    """Return an address of the web page (`taskguard_dashboard`), or None without that page."""
+    try:
+        page = reverse("taskguard_dashboard", kwargs={"path": path})
+    except NoReverseMatch:
+        return None
+    return f"{page}?{urlencode(query)}"
 
 
 def _runtime() -> TaskGuard:
@@ -185,6 +196,10 @@ class WorkAdmin(_ToLookAt):
         """Return the work of tasks, without the records of leaders."""
         return super().get_queryset(request).exclude(task="leader", key__contains="leader:")
 
+    def view_on_site(self, work: Work) -> str | None:
+        """Return the address of the work's web page, which has its history and all changes."""
+        return _on_page("item", work=work.pk)
+
     @admin.display(description="error")
     def problem(self, work: Work) -> str:
         """Return the first line of the error."""
@@ -253,6 +268,10 @@ class KeyAdmin(_ToLookAt):
     def get_queryset(self, request: HttpRequest) -> Any:
         """Return the keys, without the ledger's own row, which identifies the database."""
         return super().get_queryset(request).exclude(key="the database")
+
+    def view_on_site(self, key: Key) -> str | None:
+        """Return the address of the key's web page, which has its past and its line."""
+        return _on_page("key", key=key.pk)
 
     @admin.action(description="Release from a holder that is gone", permissions=["change"])
     def release(self, request: HttpRequest, rows: QuerySet) -> Any:

@@ -141,6 +141,35 @@ def test_pages_name_workers(office: Office) -> None:
     assert re.search(r"Last seen:.*?\d\d\d\d-\d\d-\d\d \d\d:\d\d:\d\d<", page, re.DOTALL)
 
 
+def test_a_record_links_to_its_page_if_the_project_has_the_page(office: Office) -> None:
+    """Work and keys link to the web page, which has their history and all changes."""
+    import types
+
+    from django.test import override_settings
+    from django.urls import include, path
+
+    pytest.importorskip("jinja2")
+    import taskguard_dashboard
+    from support.django_urls import urlpatterns
+
+    office.claim(7)
+    client, key_page = office.client(), KEYS_PAGE + "order_3A7/change/"
+    assert "View on site" not in client.get(change_page(7)).content.decode()
+    page = taskguard_dashboard.django(
+        taskguard.connect(locks=None, ledger=office.ledger),
+        authorize=taskguard_dashboard.by_permissions,
+    )
+    urls: Any = types.ModuleType("urls")
+    urls.urlpatterns = [*urlpatterns, path("ops/", include(page))]
+    with override_settings(ROOT_URLCONF=urls):
+        for shown, link in (
+            (change_page(7), "/ops/item?work=ship+order%3A7"),
+            (key_page, "/ops/key?key=order%3A7"),
+        ):
+            assert f'href="{link}"' in client.get(shown).content.decode()
+            assert client.get(link).status_code == 200
+
+
 def test_posting_a_change_writes_nothing(office: Office) -> None:
     """A posted form that the admin never showed writes nothing."""
     office.claim(7)
