@@ -264,11 +264,12 @@ def _matching(page: Board, request: Request) -> tuple[_Change, list[Any]]:
 def _ask_bulk(page: Board, request: Request) -> Response:
     """Return the page that asks for the reason to change all work that matches."""
     change, works = _matching(page, request)
+    items = f"{len(works):,} work item{'s' * (len(works) != 1)}"
     asked = {name: request.value(name) for name in _FILTER}
     bulk = _Change(
         path="bulk",
-        title=f"{change.title} {len(works):,} work items",
-        button=f"{change.button} {len(works):,} work items",
+        title=f"{change.title} {items}",
+        button=f"{change.button} {items}",
         explains=change.explains,
         harms=change.harms,
     )

@@ -100,7 +100,8 @@ def lanes(held: Sequence[Bar], marks: Sequence[Mark], *, now_s: float) -> Markup
 
     for row, name in enumerate(names):
         label = printable(name)
-        label = label if len(label) <= _LABEL else label[: _LABEL - 1] + "…"
+        if len(label) > _LABEL:  # the pid is at its end
+            label = f"{label[: _LABEL - 14]}…{label[-13:]}"
         lane = '<rect class="lane" x="{}" y="{}" width="{}" height="{}"/>'
         svg.add(lane, _LEFT, row * _LANE + 3, wide, _LANE - 6)
         svg.text(0, row * _LANE + 17, "start", label)

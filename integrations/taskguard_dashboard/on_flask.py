@@ -21,6 +21,9 @@ from taskguard_dashboard.routes import Dashboard
 
 __all__ = ["blueprint"]
 
+# Flask would refuse others, and answer OPTIONS, before `authorize`.
+_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+
 
 def blueprint(
     dashboard: Dashboard,
@@ -49,9 +52,9 @@ def blueprint(
         )
         return flask.Response(answer.body, answer.status, dict(answer.headers))
 
-    methods = ["GET", "POST"]
-    made.add_url_rule("/", "page", respond, methods=methods)
-    made.add_url_rule("/<path:path>", "page", respond, methods=methods)
+    options: Any = {"methods": _METHODS, "provide_automatic_options": False}
+    made.add_url_rule("/", "page", respond, **options)
+    made.add_url_rule("/<path:path>", "page", respond, **options)
     return made
 
 

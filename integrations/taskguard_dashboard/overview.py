@@ -86,19 +86,20 @@ def overview_of(operations: Any, now_s: float) -> dict[str, Any]:
     return {
         "troubles": troubles,
         "tiles": [
-            ("keys", {}, _some(held), "keys held for long", ""),
-            ("waiting", {}, _at_most(_n(snapshot, "waiting")), "messages in line", ""),
-            _tile(snapshot, "dead", "dead", {}, "bad"),
-            _tile(snapshot, "failed", "work", {"state": "FAILED"}, ""),
-            _tile(snapshot, "overdue", "work", {"overdue": "1"}, "warn"),
-            (
+            _tile("keys", {}, _some(held), "key", " held for long"),
+            _tile("waiting", {}, _at_most(_n(snapshot, "waiting")), "message", " in line"),
+            _of_state(snapshot, "dead", "dead", {}, "bad"),
+            _of_state(snapshot, "failed", "work", {"state": "FAILED"}, ""),
+            _of_state(snapshot, "overdue", "work", {"overdue": "1"}, "warn"),
+            _tile(
                 "keys",
                 {"paused": "1"},
                 number(_n(snapshot, "paused_keys")),
-                "keys paused",
+                "key",
+                " paused",
                 "warn" if paused else "",
             ),
-            ("workers", {}, number(len(workers)), "workers in the last hour", ""),
+            _tile("workers", {}, number(len(workers)), "worker", " in the last hour"),
         ],
         "held": held.items[:8],
         "lines": lines,
@@ -121,6 +122,12 @@ def _at_most(n: float) -> str:
 
 
 def _tile(
+    link: str, query: dict[str, str], n: str, noun: str, what: str, level: str = ""
+) -> tuple[str, dict[str, str], str, str, str]:
+    return link, query, n, f"{noun}{'s' * (n != '1')}{what}", level
+
+
+def _of_state(
     snapshot: Any, state: str, link: str, query: dict[str, str], level: str
 ) -> tuple[str, dict[str, str], str, str, str]:
     n = _n(snapshot, "work", state)
@@ -142,15 +149,15 @@ def _of_work(snapshot: Any) -> Iterator[Trouble]:
 
 def _of_keys(now_s: float, *, held: Any, paused: Any, lines: Any) -> Iterator[Trouble]:
     for each in [each for each in held if now_s - each.since_s > _LONG_HOLD_S][:_NAMED]:
-        title = f"{each.key} is held for {lasts(now_s - each.since_s)}"
+        title = f"{each.key} has been held for {lasts(now_s - each.since_s)}"
         holder = each.process.label or each.process.owner
         yield Trouble("warn", title, f"Its holder is {holder}.", "key", {"key": each.key})
     late = sorted(lines, key=lambda line: float(line.oldest_s))[:1]
     for each in [each for each in late if now_s - each.oldest_s > _LONG_WAIT_S]:
-        text = f"The oldest one waits for {lasts(now_s - each.oldest_s)}."
+        text = f"The oldest one has waited for {lasts(now_s - each.oldest_s)}."
         yield Trouble("warn", f"Messages wait for {each.key}", text, "key", {"key": each.key})
     for each in paused:
-        title = f"{each.key} is paused for {lasts(now_s - each.since_s)}"
+        title = f"{each.key} has been paused for {lasts(now_s - each.since_s)}"
         pause = each.paused
         text = f"{pause.actor}: {pause.reason}" if pause else ""
         yield Trouble("warn", title, text, "key", {"key": each.key})

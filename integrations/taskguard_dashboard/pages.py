@@ -9,7 +9,8 @@ Read next: `overview.py`, the first page; `picture.py`, the picture of a key.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from taskguard.integration import Configuration, State, WorkFilter, examine, exposition
@@ -84,6 +85,23 @@ def filter_of(page: Board, request: Request) -> WorkFilter:
     )
 
 
+def _in_words(page: Board, items: Iterable[Any]) -> tuple[Any, ...]:
+    """Return work with the names of processes in its error and its history."""
+    operations = page.tg.operations
+    return tuple(
+        replace(
+            each,
+            error=each.error and operations.told(each.error),
+            history=_past(page, each.history),
+        )
+        for each in items
+    )
+
+
+def _past(page: Board, happened: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(replace(each, text=page.tg.operations.in_words(each)) for each in happened)
+
+
 def _overview(page: Board, request: Request) -> Response:
     at_s = now_s(page)
     found = page.shared("overview", lambda: overview_of(page.tg.operations, at_s), for_s=4.0)
@@ -115,6 +133,7 @@ def _key(page: Board, request: Request) -> Response:
     found, advice = asked.key, asked.advice
     if found is None or not found.key.endswith(name):  # it explained other names
         found, advice = key_of(page, request), ()
+    found = replace(found, works=_in_words(page, found.works), past=_past(page, found.past))
     return html(
         "key.html",
         request,
@@ -175,6 +194,7 @@ def _work(page: Board, request: Request) -> Response:
                 for each in rows.items
             ],
         )
+    rows = replace(rows, items=_in_words(page, rows.items))
     names = ("state", "task", "key", "prefix", "since", "overdue")
     return html(
         "work.html",
@@ -194,7 +214,7 @@ def _dead(page: Board, request: Request) -> Response:
     rows = operations.list_work(
         WorkFilter(state=State.DEAD), limit=_HISTORIES, after=request.value("after") or None
     )
-    items = [operations.work(each.id) or each for each in rows.items]
+    items = _in_words(page, (operations.work(each.id) or each for each in rows.items))
     return html("dead.html", request, rows=rows, items=items, now=now_s(page))
 
 
@@ -206,6 +226,7 @@ def _item(page: Board, request: Request) -> Response:
         found, advice = item_of(page, request), ()
     elif page.show_arguments and request.role == "operator":
         found = item_of(page, request)
+    [found] = _in_words(page, [found])
     return html(
         "item.html",
         request,

@@ -17,7 +17,6 @@ from taskguard.cli.output import add_json, age, note, paint, print_json, when
 from taskguard.cli.printing import printable
 from taskguard.cli.targets import NotFoundError, add_application
 from taskguard.model.history import Happened
-from taskguard.model.lease import Owner
 from taskguard.model.states import State
 from taskguard.model.views import Explained, Held, KeyView, LineView, Past, WorkItem
 from taskguard.operations import Operations
@@ -150,10 +149,10 @@ def _happened(ops: Operations, each: Past) -> str:
         parts.append(f"{at} {each.process.label}")
     said = " ".join(parts)
     if each.what == Happened.TAKEOVER.value:
-        return f"{said} by {ops.described(Owner.parse(each.text))}"
+        return f"{said} {ops.in_words(each)}"
     if not each.text or each.what == Happened.DEAD.value:  # the error of the work says it
         return said
-    return f"{said}: {ops.told(each.text.removeprefix(f'{each.what}: '))}"
+    return f"{said}: {ops.in_words(each)}"
 
 
 def _of_key(ops: Operations, key: KeyView, *, now_s: float, with_past: bool) -> Iterator[str]:

@@ -90,7 +90,8 @@ def _on_ended_or_new(work: WorkItem, key: KeyView | None, *, now_s: float) -> li
     name = shlex.quote(work.id)
     requeue = f"taskguard work requeue {name} --reason …"
     if work.state is State.DEAD:
-        vanished = f"{work.crashes} holders vanished while they ran it{_hosts(work)}."
+        holders = "1 holder" if work.crashes == 1 else f"{work.crashes} holders"
+        vanished = f"{holders} vanished while running it{_hosts(work)}."
         return [
             f"{vanished} Look for memory: dmesg, the limit of the container. Then: {requeue}",
             f"If it must not run: taskguard work drop {name} --reason …",

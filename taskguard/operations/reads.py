@@ -20,6 +20,7 @@ from typing import TypeVar
 from taskguard.errors import KeyArgumentError
 from taskguard.keys import finish_key
 from taskguard.model.counts import Count
+from taskguard.model.history import Happened
 from taskguard.model.lease import Owner
 from taskguard.model.snapshots import SnapshotView
 from taskguard.model.views import (
@@ -29,6 +30,7 @@ from taskguard.model.views import (
     KeyView,
     LineView,
     Page,
+    Past,
     WaitingView,
     WorkerView,
     WorkFilter,
@@ -57,6 +59,12 @@ class Reads(Base):
     def described(self, owner: Owner) -> str:
         """Return the process and the message of an owner."""
         return self._runner.names.described(owner)
+
+    def in_words(self, past: Past) -> str:
+        """Return the text of something that happened, with the names of the processes in it."""
+        if past.what == Happened.TAKEOVER.value:
+            return f"by {self.described(Owner.parse(past.text))}"
+        return self.told(past.text.removeprefix(f"{past.what}: "))
 
     def explain(self, asked: str, *, message: bool = False) -> Explained:
         """Say what is going on with a key, with work, or with a message, and what to do.

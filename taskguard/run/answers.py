@@ -148,9 +148,10 @@ class Answers:
         buried = found.decision is Decision.BURY
         kind = WorkDeadError if buried else WorkStillDeadError
         last = f" (the last: {self._names.told(found.error)})" if found.error else ""
+        holders = "1 holder" if found.crashes == 1 else f"{found.crashes} holders"
         error = kind(
-            f"{delivery.task} {delivery.key} is DEAD: {found.crashes} holders vanished "
-            f"while they ran it{last}. Find out why it kills its workers, then let it run again: "
+            f"{delivery.task} {delivery.key} is DEAD: {holders} vanished "
+            f"while running it{last}. Find out why it kills its workers, then let it run again: "
             f"taskguard work requeue {(found.recorded_as or delivery.work)!r} --reason …",
             key=delivery.key,
             crashes=found.crashes,

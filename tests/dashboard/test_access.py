@@ -208,6 +208,16 @@ def test_other_methods_and_paths_are_refused(framework: Any) -> None:
     assert ask("HEAD", "/workers", x_role="viewer").body == b""
 
 
+def test_other_methods_are_refused_by_the_role_first(framework: Any) -> None:
+    """Also OPTIONS, which Flask would answer before `authorize`."""
+    ask = framework(Sample())
+    for method in ("OPTIONS", "PUT", "DELETE", "PATCH"):
+        for role, status in ((None, 403), ("viewer", 405)):
+            answer = ask(method, "/keys", **({"x_role": role} if role else {}))
+            assert (answer.status, "allow" in answer.headers) == (status, False), (method, role)
+            assert answer.headers["x-content-type-options"] == "nosniff"
+
+
 def test_arguments_are_shown_only_to_operators_and_only_if_allowed(framework: Any) -> None:
     """By default nobody sees them."""
     work = {"work": "shop.ship order:7"}

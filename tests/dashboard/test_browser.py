@@ -12,6 +12,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -173,6 +174,24 @@ def test_a_page_updates_itself_while_it_is_visible_and_nobody_uses_it(opened: An
         page.on("request", lambda each: requests.append(each.url))
         page.click("text=Resume updates")
         wait_until(lambda: requests or page.wait_for_timeout(50), message="it asks at once")
+
+
+def test_a_phone_shows_the_newest_deliveries_and_wraps_long_names(opened: Any) -> None:
+    """A chart that is wider than the window begins at its end. A long name is in its card."""
+
+    class Long(Sample):
+        def process(self, number: int = 3, pid: int = 4711) -> Any:
+            return replace(super().process(number, pid), label=f"{'c0ffee' * 12}, pid {pid}")
+
+    with served(Long()) as address:
+        page = opened(address, **PHONE)
+        left = "document.querySelector('.latest').getBoundingClientRect().right"
+        newest = "document.querySelector('.latest svg').getBoundingClientRect().right"
+        assert abs(page.evaluate(f"{left} - {newest}")) < 2
+        for path in ("/", "/key?key=account:42", "/dead", "/item?work=shop.ship+order:7"):
+            page.goto(f"{address}{path}")
+            wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
+            assert wide <= 0, path
 
 
 def test_a_hidden_page_asks_nothing(opened: Any) -> None:

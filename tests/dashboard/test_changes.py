@@ -110,7 +110,7 @@ def test_every_page_is_shown(operator: Operator) -> None:
                 assert answer.status in (200, 303, 400), (route.path, query, answer.text)
     overview = operator.get("/").text
     assert "1 work item is DEAD" in overview
-    assert "order:9 is paused" in overview
+    assert "order:9 has been paused" in overview
     key = operator.get("/key", key="order:3").text
     assert "1 message," in key
     assert "ship order:4" in key

@@ -135,7 +135,8 @@ def test_csv_has_no_formulas_and_no_further_lines(path: str, hostile: str) -> No
 def test_the_first_page_shows_troubles_first() -> None:
     """Dead work is named before any number. A leader that holds its lease for a day is none."""
     text = Page(get(Sample(), "/").text).text
-    order = ["2 work items are DEAD", "account:42 is held for", "tenant:9 is paused", "Deliveries"]
+    order = ["2 work items are DEAD", "account:42 has been held for", "tenant:9 has been paused"]
+    order.append("Deliveries")
     found = [text.index(each) for each in order]
     assert found == sorted(found)
     assert "leader:relay" not in text
@@ -162,9 +163,52 @@ def test_a_key_shows_its_holder_line_and_past() -> None:
 
 def test_a_link_puts_no_text_into_the_note_of_a_change() -> None:
     """Only a number of changes may come from an address."""
+    assert "1 work item changed" in get(Sample(), "/work", state="DEAD", said="drop", n="1").text
     assert "9 work items changed" in get(Sample(), "/work", state="DEAD", said="drop", n="9").text
     text = get(Sample(), "/work", state="DEAD", said="drop", n="Call 555-0100. 9").text
     assert "555-0100" not in text
+
+
+def test_what_happened_names_processes_and_says_nothing_twice() -> None:
+    """A takeover names the process that took over, and not its owner. A duplicate has a message."""
+    text = Page(get(Sample(), "/key", key="account:42").text).text
+    assert "by celery@web-3, pid 4711, message 8d3f6a1e" in text
+    assert "message 51c2" in text
+    assert "duplicate: message" not in text
+    for path in ("/dead", "/item", "/work"):
+        error = Page(get(Sample(), path, **query_of(path)).text).text
+        assert "worker 0a000002" not in error, path
+        assert "celery@web-2, pid 71, message 91ab77f0" in error, path
+
+
+def test_one_of_something_is_singular() -> None:
+    """Tiles, attempts and the pages of changes."""
+
+    class One(Sample):
+        def list_work(self, *args: Any, **options: Any) -> Any:
+            rows = super().list_work(*args, **options)
+            return replace(rows, items=tuple(replace(each, attempts=1) for each in rows.items[:1]))
+
+        def work(self, work: str, *, arguments: bool = False) -> Any:
+            found = super().work(work, arguments=arguments)
+            return found and replace(found, attempts=1)
+
+    assert "1 attempt, " in Page(get(One(), "/dead").text).text
+    bulk = Page(get(One(), "/bulk", action="requeue", state="DEAD").text).text
+    assert "1 work item" in bulk
+    assert "1 work items" not in bulk
+
+
+def test_an_empty_page_says_what_is_not_there() -> None:
+    """An empty list of keys depends on its filter."""
+
+    class Empty(Sample):
+        def keys(self, **options: Any) -> Any:
+            return replace(super().keys(**options), items=(), after=None)
+
+    assert "No key is held for 10m or longer." in get(Empty(), "/keys", longer="10m").text
+    assert "No key is held." in get(Empty(), "/keys").text
+    assert "No key is paused." in get(Empty(), "/keys", paused="1").text
 
 
 def test_viewers_see_no_buttons_of_operators() -> None:

@@ -34,6 +34,7 @@ from taskguard.model.views import (
 __all__ = ["NOW_S", "Sample"]
 
 NOW_S = 1_795_701_600.0  # 2026-11-26 14:00 UTC
+VANISHED = "worker 0a000002, pid 71, message 91ab77f0-1c6e-4c2a-8c55-3b1f0c8d7e20"
 
 
 class Sample:
@@ -115,9 +116,9 @@ class Sample:
     def past(self) -> tuple[Past, ...]:
         error = self._text("TimeoutError: bank.example did not answer within 10 s")
         return (
-            Past(self.now_s - 784, "takeover", "held for 31 s", self.process(1, 90), 17956950),
+            Past(self.now_s - 784, "takeover", self.process().owner, self.process(1, 90), 17956950),
             Past(self.now_s - 1_740, "failed", error, self.process(1, 90), 17956940),
-            Past(self.now_s - 720, "duplicate", "", None, None, 3),
+            Past(self.now_s - 720, "duplicate", "duplicate: message 51c2aa04", None, None, 3),
             Past(self.now_s - 2_820, "requeue", self._text("bank is back"), actor="ann"),
             Past(self.now_s - 780, "stale", "", self.process(1, 90), 17956950),
         )
@@ -141,7 +142,7 @@ class Sample:
             left=False,
             flag=flags.get(state),
             since_s=self.now_s - 2_836 if ended else None,
-            error=self._text("WorkerLostError: 3 holders vanished") if ended else None,
+            error=self._text(f"{VANISHED} vanished") if ended else None,
             stored=True,
             sends=0,
             due_s=None,
@@ -153,9 +154,17 @@ class Sample:
             history=(
                 Past(self.now_s - 3_450, "crashed", "after 31 s", self.process(1, 90), 5),
                 Past(self.now_s - 3_139, "crashed", "after 30 s", self.process(1, 133), 6),
-                Past(self.now_s - 2_836, "dead", "3 holders vanished", self.process(2, 71), 7),
+                Past(self.now_s - 2_836, "dead", f"{VANISHED} vanished", self.process(2, 71), 7),
             ),
         )
+
+    def told(self, text: str) -> str:
+        return text.replace("worker 0a000002,", self._text("celery@web-2,"))
+
+    def in_words(self, past: Past) -> str:
+        if past.what == "takeover":
+            return f"by {self.process().label}, message {self.process().message}"
+        return self.told(past.text.removeprefix(f"{past.what}: "))
 
     def explain(self, asked: str, *, message: bool = False) -> Explained:
         advice = (
