@@ -35,7 +35,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from taskguard.log_fields import fields_of
+from taskguard.log_fields import fields_of, shown
 from taskguard.model.lease import UNKNOWN_HOLDER
 from taskguard.model.outcomes import Ended
 from taskguard.values import value
@@ -395,7 +395,7 @@ def log_event(event: Event) -> None:
         values = {field.name: getattr(event, field.name) for field in fields(event)}
         values["name"] = event.name
         error = values.pop("error", None) if isinstance(event, Dead) else None
-        logger.log(event.level, event.text, values, exc_info=error, extra=fields_of(values))
+        logger.log(event.level, event.text, shown(values), exc_info=error, extra=fields_of(values))
 
 
 def _hears_all(_level: int) -> bool:

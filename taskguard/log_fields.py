@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from taskguard.model.texts import printable
+
 if TYPE_CHECKING:
     from taskguard.model.delivery import Delivery
 
-__all__ = ["fields_of", "said_of", "trace_ids", "use_ids"]
+__all__ = ["fields_of", "said_of", "shown", "trace_ids", "use_ids"]
 
 _ids_of_span: list[Callable[[], dict[str, str]]] = []
 
@@ -23,6 +25,11 @@ def fields_of(event: dict[str, Any]) -> dict[str, Any]:
         said["holder_message"], process = said.pop("holder"), said.pop("held_by")
         said["previous" if event["name"] == "takeover" else "holder"] = process
     return {"taskguard": said}
+
+
+def shown(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values for the text of a log line: a line end in a text would forge a line."""
+    return {name: printable(each) if type(each) is str else each for name, each in values.items()}
 
 
 def said_of(delivery: Delivery, **values: Any) -> dict[str, Any]:

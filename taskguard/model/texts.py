@@ -20,7 +20,8 @@ _OBEYED = frozenset({"Cc", "Cf", "Zl", "Zp", "Cs"})
 
 def printable(text: object) -> str:
     """Return the text as one line, with special characters escaped."""
-    return "".join(_shown(sign) for sign in str(text))
+    plain = str(text)
+    return plain if plain.isprintable() else "".join(map(_shown, plain))
 
 
 def _shown(sign: str) -> str:

@@ -61,6 +61,14 @@ def test_every_event_can_be_logged(kind: type[Event], caplog: pytest.LogCaptureF
     assert "%(" not in caplog.text
 
 
+def test_a_log_line_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    """The id of a message can be anything. It forges no line and controls no terminal."""
+    caplog.set_level(logging.INFO, logger="taskguard")
+    log_event(Duplicate(key="order:7", message="m\nFORGED\x1b[2J\u202e", task="shop.ship"))
+    assert "m\\nFORGED\\x1b[2J\\u202e" in caplog.text
+    assert not set(caplog.text[:-1]) & set("\n\x1b\u202e")
+
+
 @pytest.mark.parametrize(
     ("event", "level"),
     [
