@@ -308,8 +308,7 @@ def _find(page: Board, request: Request) -> Response:
         return redirect("item", work=asked.work.id)
     if asked.key is not None:
         return redirect("key", key=asked.key.key)
-    of_task = () if asked.others else operations.list_work(WorkFilter(task=text), limit=1).items
-    if of_task:
+    if operations.list_work(WorkFilter(task=text), limit=1).items:
         return redirect("work", task=text)
     return html("find.html", request, asked=asked, text=text)
 

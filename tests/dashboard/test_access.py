@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("jinja2")
 pytest.importorskip("starlette")
 
-from support.dashboard_clients import FRAMEWORKS, HOST, Ask
+from support.dashboard_clients import FRAMEWORKS, HOST, Ask, asgi
 from support.dashboard_sample import Sample
 from taskguard.errors import ConfigurationError
 from taskguard_dashboard.routes import ROUTES
@@ -136,6 +136,60 @@ def test_a_falsy_value_is_no_role(framework: Any) -> None:
     """As in `request.user and "operator"`."""
     for value in (None, False, "", 0):
         assert framework(Sample(), authorize=lambda _, value=value: value)("GET", "/").status == 403
+
+
+def test_authorize_sees_the_session_of_flask() -> None:
+    """`flask.session` works in it, and the name comes from the session, too."""
+    import flask
+
+    import taskguard_dashboard
+
+    tg: Any = Sample()
+    app = flask.Flask(__name__)
+    app.secret_key = "only for this test"
+    page = taskguard_dashboard.flask(
+        tg,
+        authorize=lambda _: flask.session.get("role"),
+        actor=lambda _: flask.session["name"],
+    )
+    app.register_blueprint(page, url_prefix="/ops")
+    with app.test_client() as client:
+        assert client.get("/ops/workers").status_code == 403
+        with client.session_transaction() as session:
+            session.update(role="operator", name="olga")
+        assert client.get("/ops/workers").status_code == 200
+        answer = client.post(
+            "/ops/release", data=RELEASE, headers={"Sec-Fetch-Site": "same-origin"}
+        )
+        assert answer.status_code == 303
+    assert tg.changed[0][3]["actor"] == "olga"
+
+
+def test_authorize_sees_the_user_of_starlette() -> None:
+    """AuthenticationMiddleware's user has the role, and is the actor by default."""
+    from starlette.applications import Starlette
+    from starlette.authentication import AuthCredentials, AuthenticationBackend, SimpleUser
+    from starlette.middleware import Middleware
+    from starlette.middleware.authentication import AuthenticationMiddleware
+
+    import taskguard_dashboard
+
+    class ByHeader(AuthenticationBackend):
+        async def authenticate(self, conn: Any) -> Any:
+            name = conn.headers.get("x-user")
+            return name and (AuthCredentials([]), SimpleUser(name))
+
+    tg: Any = Sample()
+    app = Starlette(middleware=[Middleware(AuthenticationMiddleware, backend=ByHeader())])
+    role = taskguard_dashboard.starlette(
+        tg, authorize=lambda request: "operator" if request.user.is_authenticated else None
+    )
+    app.mount("/ops", role)
+    ask = asgi(app)
+    assert ask("GET", "/ops/workers").status == 403
+    sent = {"x_user": "olga", "sec_fetch_site": "same-origin"}
+    assert ask("POST", "/ops/release", None, RELEASE, **sent).status == 303
+    assert tg.changed[0][3]["actor"] == "olga"
 
 
 def test_authorize_may_be_a_coroutine_on_starlette() -> None:

@@ -14,7 +14,7 @@ from support import claims
 from support.dashboard_clients import Answer
 from support.guarded_shop import GuardedShop
 from taskguard.ledger.tables import KEYS, WORK
-from taskguard.model.claims import Claim, Claimed
+from taskguard.model.claims import Claim, Claimed, MessageRef
 from taskguard.model.lease import new_owner
 from taskguard.model.states import State
 from taskguard_dashboard.http import Request
@@ -115,6 +115,22 @@ def test_every_page_is_shown(operator: Operator) -> None:
     assert "1 message," in key
     assert "ship order:4" in key
     assert "TimeoutError: &lt;bank&gt;" in operator.get("/item", work="ship order:2").text
+
+
+def test_the_search_takes_a_key_work_a_message_a_task_or_a_beginning(operator: Operator) -> None:
+    """One match is opened. Several are listed."""
+    for order in (1, 2):
+        operator.shop.ledger.claim(claims.request(order, message=MessageRef(f"m{order}")))
+    for text, page in (
+        ("order:1", "key?key=order%3A1"),
+        ("ship order:1", "item?work=ship+order%3A1"),
+        ("m1", "item?work=ship+order%3A1"),
+        ("ship", "work?task=ship"),
+    ):
+        answer = operator.get("/find", q=text)
+        assert (answer.status, answer.headers["Location"]) == (303, page), text
+    listed = operator.get("/find", q="order:").text
+    assert listed.count('href="find?q=order') == 2
 
 
 def test_metrics_are_those_of_the_exporter(operator: Operator) -> None:

@@ -210,6 +210,8 @@ class Sample:
     def list_work(self, only: WorkFilter, *, limit: int = 100, **_: Any) -> Page[WorkItem]:
         state = only.state or (State.PROCESSING if only.overdue else State.DONE)
         count = {State.DEAD: 2, State.FAILED: 4, State.PROCESSING: 0}.get(state, 12)
+        if only.task == "account:":  # it is the beginning of a key
+            count = 0
         items = [self.item(f"shop.ship order:{n}", state) for n in range(count)]
         return Page(tuple(items[:limit]), "x" if count > limit else None)
 
