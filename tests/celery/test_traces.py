@@ -19,6 +19,7 @@ from support import claims
 from support.due import make_due
 from support.waiting import patience_s, wait_until
 from taskguard import Guard
+from taskguard.errors import WorkDeadError
 from taskguard.ledger.sql import SqlLedger
 from taskguard_celery import enqueue, guarded_task
 from taskguard_celery.outbox import sweep
@@ -106,6 +107,13 @@ def traced(tmp_path: Path) -> Iterator[Traced]:
             assert go.wait(patience_s())
         return how
 
+    @app.task(name="shop.write_to", shared=False)
+    @guarded_task(key="customer:<email|hash>", ttl_s=10, max_crashes=1)
+    def write_to(email: str, how: str = "") -> None:
+        if how == "waits":
+            began.set()
+            assert go.wait(patience_s())
+
     instrumentor = CeleryInstrumentor()
     instrumentor.instrument(tracer_provider=provider)
     stop = trace_deliveries(provider)
@@ -190,6 +198,29 @@ def test_a_takeover_links_to_the_claim_of_the_holder_that_vanished(traced: Trace
     [stale] = [each for each in traced.spans("taskguard.body") if each.status.description]
     assert attributes_of(stale)["outcome"] == "stale"
     assert stale.status.status_code is StatusCode.ERROR
+
+
+def test_dead_work_is_an_error_and_a_hashed_value_is_in_no_span(traced: Traced) -> None:
+    """The claim that finds the work dead says so. The key shows the hash alone."""
+    task, email = traced.app.tasks["shop.write_to"], "ann@shop.example"
+    with traced.worker():
+        held = task.delay(email, "waits")
+        assert traced.began.wait(patience_s())
+        dead = task.delay(email)
+
+        def has_ended() -> bool:
+            claims.end_leases(traced.engine)  # the watchdog renews the lease
+            return bool(dead.ready())
+
+        wait_until(has_ended, message="it is DEAD")
+        assert isinstance(dead.result, WorkDeadError)
+        traced.go.set()
+        wait_until(held.ready, message="the first one ends")
+        wait_until(lambda: len(traced.spans("run/shop.write_to")) >= 2, message="both spans")
+    ours = [each for each in traced.exporter.get_finished_spans() if each.name.startswith(OURS)]
+    [bury] = [each for each in ours if attributes_of(each)["outcome"] == "bury"]
+    assert bury.status.status_code is StatusCode.ERROR
+    assert not [each for each in ours if email in str(attributes_of(each))]
 
 
 def test_a_failed_body_is_an_error(traced: Traced) -> None:
