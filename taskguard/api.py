@@ -397,7 +397,7 @@ class TaskGuard:
             owner: the holder, as `KeyBusyError.owner` or the ledger names it, or its part before /.
 
         Without `fence` and `owner` the key is taken from all its holders: several may share a key,
-        or hold its slots.
+        or hold its slots. With a ledger, a holder loses all keys of its claim.
 
         Returns:
             False if no such holder was found.

@@ -571,11 +571,14 @@ class Actions(Protocol):
         """
         ...
 
-    def release(self, key: str, *, fence: int, owner: str, by: Said | None = None) -> bool:
+    def release(
+        self, key: str, *, fence: int, owner: str, by: Said | None = None
+    ) -> tuple[str, ...]:
         """End the lease of a holder that is known to be gone, and refuse its late commit.
 
-        The next delivery takes its work over, which counts as a crash. Return False if another
-        owner or fence has the key, or if the key is paused.
+        It ends on all keys of its claim, which are returned: none if another owner or fence has the
+        key, or if the key is paused. The next delivery takes its work over, which counts as a
+        crash.
         """
         ...
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from taskguard.errors import ConfigurationError, LockServerUnavailableError
@@ -94,9 +95,11 @@ def release(
         for each in on_record:
             if not _is_meant(each, fence=fence, owner=owner):
                 continue
-            if ledger.release(each.key, fence=each.fence, owner=str(each.owner), by=by):
-                released.append(each)
-                _release_there(locks, each, ledger)
+            # One claim may have several keys, and without one of them its commit is refused.
+            keys = ledger.release(each.key, fence=each.fence, owner=str(each.owner), by=by)
+            for held in sorted(keys, key=lambda name: name != each.key):
+                released.append(replace(each, key=held))
+                _release_there(locks, released[-1], ledger)
     gone = {each.owner for each in released}
     for each in at_server:
         # The ledger knows no shares. For another key, the ledger's holder counts if there is one.

@@ -137,16 +137,17 @@ class Operated:
 
     # -- keys ---------------------------------------------------------------------------------
 
-    def release(self: Any, key: str, *, fence: int, owner: str, by: Said = _NOBODY) -> bool:
-        with self._at_once([("key", key)]):
-            row = self.keys.get(key)
-            if row is None or (row.fence, row.owner) != (fence, owner) or owner == _FREE:
-                return False
-            if Owner.parse(owner).is_pause:
-                return False
+    def release(
+        self: Any, key: str, *, fence: int, owner: str, by: Said = _NOBODY
+    ) -> tuple[str, ...]:
+        of_claim = self._keys_of_holder(fence, owner)
+        with self._at_once([("key", name) for name in sorted({key, *of_claim})]):
+            names: tuple[str, ...] = self._keys_of_holder(fence, owner)
+            if key not in names or owner == _FREE or Owner.parse(owner).is_pause:
+                return ()
             self._end_holder(key)
             self.actions.append((Action.RELEASE, key))
-            return True
+            return names
 
     def try_pause(
         self: Any, key: str, *, owner: Owner, by: Said, lease_s: float = 15.0, now: bool = False
@@ -217,11 +218,18 @@ class Operated:
         owners = [Owner.parse(row.owner) for row in held if row.lease_until > self.now_us()]
         return next((owner for owner in owners if owner.is_pause), None)
 
+    def _keys_of_holder(self: _Ledger, fence: int, owner: str) -> tuple[str, ...]:
+        """Return all keys that a holder has by one claim."""
+        held = [name for name, row in self.keys.items() if (row.fence, row.owner) == (fence, owner)]
+        return tuple(sorted(held))
+
     def _end_holder(self: Any, key: str) -> None:
-        """End the lease of a key's holder, and of its work. Its late commit is refused."""
+        """End the lease of a key's holder on all its keys, and of its work."""
         row, now_us = self.keys[key], self.now_us()
-        higher = max(row.fence + 1, now_us)
-        self.keys[key] = replace(row, fence=higher, owner=_FREE, lease_until=now_us)
+        for name in self._keys_of_holder(row.fence, row.owner):
+            self.keys[name] = replace(
+                self.keys[name], fence=max(row.fence + 1, now_us), owner=_FREE, lease_until=now_us
+            )
         for work in self.work_items.values():
             mine = (work.state, work.fence, work.owner)
             if mine == (State.PROCESSING, row.fence, row.owner):

@@ -7,7 +7,7 @@ counts as a crash. `mark_left()` only sets a flag, and never lets work run again
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -20,34 +20,42 @@ from taskguard.model.claims import LEADER_TASK
 from taskguard.model.history import Flag, works_of
 from taskguard.model.states import State
 
-__all__ = ["end_holder", "mark_left", "refuse_commit", "run_by"]
+__all__ = ["end_holder", "keys_of_holder", "mark_left", "refuse_commit", "run_by"]
 
 
-def refuse_commit(db: sa.Connection, key: Any, *, now_us: int) -> bool:
+def refuse_commit(db: sa.Connection, key: Any, *, now_us: int) -> None:
     """Free a key and raise its fence, so that a late commit or renewal of its holder is refused.
 
-    `key` is the row as it was read. Return False if another owner or fence has the key by now.
+    `key` is its locked row.
     """
     held = KEYS.c.key == key.key, KEYS.c.fence == key.fence, KEYS.c.owner == key.owner
     values = {"owner": FREE, "fence": max(key.fence + 1, now_us), "lease_until": now_us}
-    return db.execute(sa.update(KEYS).where(*held).values(**values)).rowcount == 1
+    db.execute(sa.update(KEYS).where(*held).values(**values))
 
 
-def end_holder(db: sa.Connection, key: Any, *, now_us: int, text: str) -> bool:
-    """End the lease of a key's holder, and of its work. Its late commit is refused.
+def keys_of_holder(db: sa.Connection, *, fence: int, owner: str) -> list[Any]:
+    """Return the rows of all keys that a holder has by one claim, locked in order."""
+    same = KEYS.c.fence == fence, KEYS.c.owner == owner
+    # It locks by names, because a scan would lock every row that it reads.
+    names = db.execute(sa.select(KEYS.c.key).where(*same)).scalars().all()
+    these = sa.select(KEYS).where(KEYS.c.key.in_(names), *same).order_by(KEYS.c.key)
+    return list(db.execute(these.with_for_update()))
 
-    `key` is the row as it was read. Return False if another owner or fence has the key by now.
+
+def end_holder(db: sa.Connection, keys: Sequence[Any], *, now_us: int, text: str) -> None:
+    """End the lease of a holder on all of its keys, and of its work. Its late commit is refused.
+
+    `keys` are their locked rows, as `keys_of_holder()` returns them.
     """
-    if not refuse_commit(db, key, now_us=now_us):
-        return False
-    for row in run_by(db, [key]):
+    for key in keys:
+        refuse_commit(db, key, now_us=now_us)
+    for row in run_by(db, keys):
         same = WORK.c.state == row.state, WORK.c.fence == row.fence, WORK.c.owner == row.owner
         history = history_with(row, now_us=now_us, text=text)
         due = None if row.call is None else now_us
         ended = {"lease_until": now_us, "due": due, "history": history}
         ended |= flagged(Flag.LEFT, now_us)
         db.execute(sa.update(WORK).where(WORK.c.id == row.id, *same).values(**ended))
-    return True
 
 
 def mark_left(database: Database, *, after: str, page: int) -> str | None:
@@ -84,11 +92,10 @@ def mark_left(database: Database, *, after: str, page: int) -> str | None:
     return last
 
 
-def run_by(db: sa.Connection, keys: Iterable[Any]) -> list[Any]:
+def run_by(db: sa.Connection, keys: Sequence[Any]) -> list[Any]:
     """Return the work that the holders of these keys run, locked.
 
-    `KEYS.works` names it. A key that was claimed by an older version has no such names: then every
-    record is read.
+    `KEYS.works` names it, the newest first. The holder of a plain lock runs none.
     """
     found: dict[str, Any] = {}
     for key in keys:
@@ -97,9 +104,7 @@ def run_by(db: sa.Connection, keys: Iterable[Any]) -> list[Any]:
             WORK.c.fence == key.fence,
             WORK.c.owner == key.owner,
         )
-        named = [] if key.works is None else [WORK.c.id.in_(works_of(key.works))]
-        ids = db.execute(sa.select(WORK.c.id).where(*named, *theirs)).scalars().all()
-        # It locks by ids, because a scan would lock every row that it reads.
-        these = sa.select(WORK).where(WORK.c.id.in_(ids), *theirs).order_by(WORK.c.id)
+        named = WORK.c.id.in_(works_of(key.works))
+        these = sa.select(WORK).where(named, *theirs).order_by(WORK.c.id)
         found |= {row.id: row for row in db.execute(these.with_for_update())}
     return list(found.values())

@@ -23,7 +23,7 @@ import sqlalchemy as sa
 
 from taskguard.ledger.connections.database import WRITE_LOCK_S, Database
 from taskguard.ledger.operations.changes import note_action, was_noted
-from taskguard.ledger.operations.left import end_holder, refuse_commit
+from taskguard.ledger.operations.left import end_holder, keys_of_holder, refuse_commit
 from taskguard.ledger.tables import ACTIONS, FREE, KEYS
 from taskguard.model.bounds import is_slot, range_of_slots
 from taskguard.model.changes import PauseTried, Said
@@ -71,7 +71,8 @@ def try_pause(
         if now:
             text = f"its key was paused by {by.actor}: {by.reason}"
             for each in holders:
-                end_holder(db, each, now_us=now_us, text=text)
+                all_keys = keys_of_holder(db, fence=each.fence, owner=each.owner)
+                end_holder(db, all_keys, now_us=now_us, text=text)
             base = _locked(database, db, key)
         paused = now or not holders
         if paused:  # a holder that was suspended until its lease expired may go on
@@ -179,18 +180,21 @@ def paused_keys(database: Database, *, limit: int) -> list[tuple[str, Pause]]:
     return [(key, pause) for key, pause in pauses if pause is not None]
 
 
-def release(database: Database, key: str, *, fence: int, owner: str, by: Said) -> bool:
-    """End the lease of a key's holder. Return False if another fence or owner has the key."""
+def release(database: Database, key: str, *, fence: int, owner: str, by: Said) -> tuple[str, ...]:
+    """End the lease of a key's holder on this key and on all others of its claim.
+
+    Return those keys. There are none if another fence or owner has the key.
+    """
     detail = f"{key} from {owner} with fence {fence}"[:_DETAIL_CHARS]
     with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
-        held = KEYS.c.key == key, KEYS.c.fence == fence, KEYS.c.owner == owner
-        these = sa.select(KEYS).where(*held, KEYS.c.owner != FREE).with_for_update()
-        found, now_us = db.execute(these).first(), database.now_us(db)
-        if found is None:
-            return was_noted(db, Action.RELEASE, key=key, detail=detail)
-        if Owner.parse(found.owner).pause is not None:
-            return False
+        found = [] if owner == FREE else keys_of_holder(db, fence=fence, owner=owner)
+        now_us, names = database.now_us(db), tuple(each.key for each in found)
+        if key not in names:
+            again = was_noted(db, Action.RELEASE, key=key, detail=detail)
+            return (key,) if again else ()
+        if Owner.parse(owner).pause is not None:
+            return ()
         text = f"its key was released by {by.actor}: {by.reason}"
         end_holder(db, found, now_us=now_us, text=text)
         note_action(database, db, Action.RELEASE, by=by, at_us=now_us, key=key, detail=detail)
-        return True
+        return names

@@ -56,7 +56,9 @@ class SqlActions(Part):
         return self.change(work, Action.REQUEUE, by=Said(actor, reason)).changed
 
     @retried
-    def release(self, key: str, *, fence: int, owner: str, by: Said | None = None) -> bool:
+    def release(
+        self, key: str, *, fence: int, owner: str, by: Said | None = None
+    ) -> tuple[str, ...]:
         """End the lease of a holder that is known to be gone; see `ports.py`."""
         from taskguard.ledger.operations import pausing
 

@@ -11,6 +11,7 @@ from contract.ledger.conftest import Book
 from support.claims import request
 from taskguard.errors import StaleTokenError
 from taskguard.ledger.tables import ACTIONS, WORK
+from taskguard.locks.base import Renewal
 from taskguard.model.bounds import Bounds, slots_of
 from taskguard.model.changes import Changed, Expected, Said
 from taskguard.model.claims import Answer, Busy, Claimed, ClaimRequest, MessageRef
@@ -335,8 +336,7 @@ class TestTwoGuards:
     def test_a_release_ends_the_lease_of_both(self, book: Book) -> None:
         """A worker with the former guard takes the work over at once."""
         late = claim(book, self.both(book)).claim
-        for key in late.keys:
-            assert book.ledger.release(key, fence=late.fence, owner=str(late.owner), by=ANN)
+        assert book.ledger.release("shop:1", fence=late.fence, owner=str(late.owner), by=ANN)
         assert claim(book, book.request(1, message="n")).takeover
 
     def test_other_work_of_the_key_stays(self, book: Book) -> None:
@@ -363,6 +363,18 @@ class TestRelease:
         taken = claim(book, book.request())
         assert (taken.takeover, taken.crashes) == (True, 1)
         assert not book.ledger.release(KEY, fence=late.fence - 1, owner=owner, by=ANN)
+
+    @pytest.mark.parametrize("work", [WORK_ID, None])
+    def test_all_keys_of_its_claim_are_free(self, book: Book, work: str | None) -> None:
+        """Without one of its keys its late commit is refused, so it needs none of them. Keys of
+        others stay."""
+        late = claim(book, book.request(1, keys=("order:1", "order:2", "order:3"), work=work)).claim
+        other = claim(book, request(4, message=MessageRef("m")))
+        named = {"fence": late.fence, "owner": str(late.owner), "by": ANN}
+        assert book.ledger.release("order:2", **named) == late.keys
+        assert book.held_keys() == list(other.claim.keys)
+        assert claim(book, request(3)).claim.fence > late.fence
+        assert book.ledger.renew([late]) == [Renewal.TAKEN]
 
     def test_its_stored_call_is_due(self, book: Book) -> None:
         late = claim(book, enqueue(book)).claim
@@ -417,5 +429,5 @@ class TestRecord:
     def test_a_repeated_release_records_one_action(self, book: Book) -> None:
         late = book.claim().claim
         named = {"fence": late.fence, "owner": str(late.owner), "by": ANN}
-        assert [book.ledger.release(KEY, **named) for _ in range(2)] == [True, True]
+        assert [book.ledger.release(KEY, **named) for _ in range(2)] == [(KEY,), (KEY,)]
         assert [each.action for each in self.actions(book)] == ["release"]

@@ -177,6 +177,17 @@ class TestWithLedger:
         assert (shop.effects, shop.states, runs) == (["x"], ["DONE"], [1, 2])
         assert "takeover" in shop.happened
 
+    def test_all_keys_of_the_holder(self, shop: GuardedShop) -> None:
+        """The ledger and the lock server free each key of a lock on several."""
+        lock = shop.tg.lock("a", KEY, "z", ttl_s=600.0)
+        assert lock.acquire()
+        found = elsewhere(shop.tg.released, KEY)
+        assert [each.key for each in found] == [KEY, "a", "z"]
+        with pytest.raises(LeaseLostError):
+            lock.release()
+        with shop.tg.lock("a", KEY, "z"):
+            pass
+
     def test_a_lock_that_only_the_lock_server_knows(self, shop: GuardedShop) -> None:
         """The lock of a reader, and of a holder that died before its claim, exist only at the lock
         server."""
