@@ -38,8 +38,10 @@ class Adapter:
         *,
         authorize: Callable[[Any], Any],
         actor: Callable[[Any], str] | None,
+        read_only: bool = False,
     ) -> None:
         self._dashboard = dashboard
+        self._read_only = read_only
         self._authorize = authorize
         self._actor = actor or _name_of
 
@@ -51,6 +53,8 @@ class Adapter:
             return
         native = Native(scope, receive)
         role = await self._role(native)
+        if role and self._read_only:
+            role = "viewer"
         request = Request(
             method=native.method,
             path=_path(scope),

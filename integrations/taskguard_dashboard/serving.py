@@ -114,8 +114,8 @@ def serve(
         tg: the locks and the ledger.
         host: the address to listen on. One that is not loopback needs `authorize`.
         port: the port. 0: a free one.
-        authorize: grants roles. None: who has the printed address has `role`.
-        role: the role of that browser.
+        authorize: grants roles. None: the browser with the printed address has `role`.
+        role: the highest role that is granted.
         show_arguments: whether operators see stored arguments.
         say: gets the address once the server listens.
     """
@@ -125,7 +125,9 @@ def serve(
         app = OneTime(page, role=role, host=host)
         query = f"?token={app.token}"
     else:
-        app, query = Adapter(page, authorize=authorize, actor=None), ""
+        read_only = role == "viewer"
+        app = Adapter(page, authorize=authorize, actor=None, read_only=read_only)
+        query = ""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, port), family=family) as listening:
         taken = listening.getsockname()[1]

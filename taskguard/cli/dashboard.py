@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from taskguard.cli.targets import CommandError, add_application, opened, port_of
@@ -82,6 +84,7 @@ def _serve(arguments: argparse.Namespace) -> None:
 def _function(name: str) -> Callable[[Any], Any]:
     """Return the function that "module:function" names. Raises CommandError if there is none."""
     module, _, path = name.partition(":")
+    sys.path.insert(0, str(Path.cwd()))  # as `celery -A` does
     try:
         found: Any = importlib.import_module(module)
         for part in path.split("."):

@@ -7,6 +7,9 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -102,11 +105,12 @@ def test_without_a_ledger_there_is_nothing_to_show(capsys: pytest.CaptureFixture
     assert "ledger" in capsys.readouterr().err
 
 
-def test_the_command_serves_the_page(sqlite_url: str) -> None:
-    """It prints the address, answers there, and ends at Ctrl-C."""
-    assert main(["ledger", "create", "--url", sqlite_url]) == 0
-    command = [sys.executable, "-m", "taskguard", "dashboard", "--ledger", sqlite_url]
-    with subprocess.Popen([*command, "--port", "0"], stdout=subprocess.PIPE, text=True) as process:
+@contextmanager
+def command(url: str, *options: str, cwd: Path | None = None) -> Iterator[Any]:
+    """The command on a new ledger. Yields how to ask it, and the query of the printed address."""
+    assert main(["ledger", "create", "--url", url]) == 0
+    line = [sys.executable, "-P", "-m", "taskguard", "dashboard", "--ledger", url, "--port", "0"]
+    with subprocess.Popen([*line, *options], stdout=subprocess.PIPE, text=True, cwd=cwd) as process:
         try:
             assert process.stdout is not None
             address = urlsplit(process.stdout.readline().strip())
@@ -122,11 +126,30 @@ def test_the_command_serves_the_page(sqlite_url: str) -> None:
                 connection.close()
                 return answer
 
-            assert ask("/").status == 403
-            answer = ask(f"/?{address.query}")
-            cookie = (answer.headers["set-cookie"] or "").partition(";")[0]
-            assert ask("/doctor", Cookie=cookie).status == 200
+            yield ask, address.query
         finally:
             process.send_signal(signal.SIGINT)
             process.wait(patience_s())
     assert process.returncode == 130
+
+
+def test_the_command_serves_the_page(sqlite_url: str) -> None:
+    """It prints the address, answers there, and ends at Ctrl-C."""
+    with command(sqlite_url) as (ask, query):
+        assert ask("/").status == 403
+        cookie = (ask(f"/?{query}").headers["set-cookie"] or "").partition(";")[0]
+        assert ask("/doctor", Cookie=cookie).status == 200
+
+
+def test_a_function_of_the_folder_grants_roles_and_read_only_holds(
+    sqlite_url: str, tmp_path: Path
+) -> None:
+    """`--authorize` finds a module in the current folder. With `--read-only` nobody is operator."""
+    (tmp_path / "roles.py").write_text("def role_of(request): return request.headers.get('role')")
+    options = "--authorize", "roles:role_of", "--read-only"
+    with command(sqlite_url, *options, cwd=tmp_path) as (ask, query):
+        assert query == ""
+        assert ask("/workers").status == 403
+        for role in ("viewer", "operator"):
+            assert ask("/workers", role=role).status == 200
+            assert ask("/pause?key=order:7", role=role).status == 403
