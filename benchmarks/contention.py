@@ -81,6 +81,7 @@ class Rig:
 
     def clear(self) -> None:
         """Delete everything of the last run."""
+        self._started = []
         self.broker.flushall()
         with self.ledger.database.engine.begin() as db:
             for table in (WORK, KEYS, MESSAGES):
