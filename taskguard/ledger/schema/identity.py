@@ -4,9 +4,9 @@ Guarantees: two databases that both have taskguard's tables are distinguished by
 ledger commits the mark once, in a row of `taskguard_keys` that no claim and no purge touches. On
 SQLite, the files are compared instead.
 
-A copy of a database, for example a restored backup, is not distinguished from the original. If a
-transaction keeps its snapshot and is older than the mark, it is refused. That can happen only to
-the first transaction ever.
+A copy of a database, for example a restored backup, is not distinguished from the original. A
+transaction that keeps its snapshot, and is older than the mark, has to run again. That can happen
+only to the first transaction ever.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from taskguard.errors import ConfigurationError, LedgerSchemaError
+from taskguard.errors import ConfigurationError, LedgerSchemaError, TransactionRetryError
 from taskguard.ledger.connections.database import Database
 from taskguard.ledger.connections.retrying import retried
 from taskguard.ledger.tables import KEYS
@@ -37,11 +37,14 @@ class Identity:
         self._mark: str | None = None
 
     def require(self, db: sa.Connection, *, work: str) -> None:
-        """Raise ConfigurationError unless `db` reaches the same database, and the same tables."""
+        """Raise ConfigurationError unless `db` reaches the same database, and the same tables.
+
+        Raise TransactionRetryError if the snapshot of its transaction may be older than the mark.
+        """
         ours = self._database.engine
         if db.engine.pool is ours.pool:
             return
-        if _kind(db.dialect) != _kind(ours.dialect) or not self._is_of(db):
+        if _kind(db.dialect) != _kind(ours.dialect) or not self._is_of(db, work):
             raise ConfigurationError(
                 f"{work} was enqueued in a transaction that is not in the ledger's database "
                 f"({self._database.place}), or finds its tables in another schema: no worker would "
@@ -56,7 +59,7 @@ class Identity:
         with self._database.transaction() as db:
             return db.execute(_select()).scalar()
 
-    def _is_of(self, db: sa.Connection) -> bool:
+    def _is_of(self, db: sa.Connection, work: str) -> bool:
         if self._database.dialect.one_writer:
             return _same_file(_file_of(db), self._database.engine.url.database)
         if self._mark is None:
@@ -72,6 +75,13 @@ class Identity:
         self._mark = self._make()
         # On MariaDB and MySQL, only a locking read sees rows that are newer than the snapshot.
         again = db.execute(_select().with_for_update(read=True)).scalar()
+        if again is None and self._database.dialect.keeps_snapshot(db):
+            raise TransactionRetryError(
+                f"{work} was not enqueued: the snapshot of this transaction (REPEATABLE READ or "
+                "SERIALIZABLE) does not show the mark of the ledger's database, which is made at "
+                "the ledger's first use. Run the transaction again. If that does not help, its "
+                f"database is not the ledger's ({self._database.place})."
+            )
         return bool(again == self._mark)
 
     def _make(self) -> str:

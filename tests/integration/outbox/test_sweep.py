@@ -20,7 +20,12 @@ import taskguard
 from support.databases import DATABASES
 from support.waiting import patience_s
 from taskguard import Guard
-from taskguard.errors import ConfigurationError, KeyBusyError, StoredCallError
+from taskguard.errors import (
+    ConfigurationError,
+    KeyBusyError,
+    StoredCallError,
+    TransactionRetryError,
+)
 from taskguard.integration import Delivery, MessageRef, Sweeper, Swept, enqueue_in
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import WORK
@@ -191,6 +196,24 @@ def test_a_transaction_on_another_database_is_refused(
     with orm.Session(rig.engine) as session, session.begin():
         rig.enqueue(session, "2")
     assert rig.sent == [("2", 0, 0)]
+
+
+@on_each_database
+def test_a_snapshot_from_before_the_ledgers_first_use(rig: SweepRig) -> None:
+    """It does not see the mark by which the ledger knows its database. So the transaction runs
+    again, unless the database lets it read newer rows."""
+    engine = sa.create_engine(rig.engine.url, isolation_level="REPEATABLE READ")
+    if engine.dialect.name == "sqlite":
+        engine = rig.engine
+    with engine.connect() as db:
+        assert db.execute(sa.text("select count(*) from taskguard_keys")).scalar() == 0
+        with contextlib.suppress(TransactionRetryError):
+            rig.enqueue(db)
+        db.rollback()
+        with db.begin():
+            rig.enqueue(db, "2")
+    engine.dispose()
+    assert rig.ledger.view("ship order:2") is not None
 
 
 @on_each_database
