@@ -211,8 +211,8 @@ class TaskGuard:
 
         With `limit` or `mode="read"`, several holders share one key. A call with `limit` gets the
         key while fewer holders than that have it, whatever their limits. A reader gets it unless a
-        holder has it alone. A call with neither has the key alone. The lock server grants these
-        shares without the ledger, so they are as safe as locks with `ledger=None`.
+        holder has it alone. A call with neither has the key alone. The lock server grants shares,
+        so they are as safe as with `ledger=None`. A ledger only says whether the key is paused.
 
         All holders that share a key have one `lease.fence`. It is higher than that of each holder
         that had the key alone before, and lower than that of each holder that has it after them.

@@ -583,12 +583,20 @@ class Actions(Protocol):
         ...
 
     def try_pause(
-        self, key: str, *, owner: Owner, by: Said, lease_s: float = 15.0, now: bool = False
+        self,
+        key: str,
+        *,
+        owner: Owner,
+        by: Said,
+        lease_s: float = 15.0,
+        now: bool = False,
+        also: tuple[Owner, ...] = (),
     ) -> PauseTried:
         """Pause a key that no delivery holds. With `now`, end the leases of its holders.
 
-        Otherwise, if slots of the key are held, keep others from its free slots for `lease_s`. Call
-        it again until the key is paused, or give it up.
+        Otherwise, if slots of the key are held, or the lock server has granted it to the owners in
+        `also`, keep others from it for `lease_s`. Call it again until the key is paused, or give it
+        up.
         """
         ...
 

@@ -75,12 +75,14 @@ class PauseTried:
         paused: whether the key is paused now.
         holders: who held the key, or its slots. If it is not paused, the pause waits for them.
         by: the pause of another call. None: there is none.
+        closed: whether no other holder can get the key or a slot of it, while the pause waits.
         resumed: who resumed the key after this pause had begun, and why. None: nobody did.
     """
 
     paused: bool
     holders: tuple[Owner, ...] = ()
     by: Pause | None = None
+    closed: bool = False
     resumed: Said | None = None
 
 

@@ -3,9 +3,9 @@
 While a key is paused, no delivery gets it, or a slot of it. Messages wait in its line, or are
 deferred; none is skipped, and none fails.
 
-Guarantees: a pause waits until no delivery holds the key. With `now` it ends their leases instead,
-and their late commits are refused. A wait that is interrupted, or whose process dies, leaves no
-pause behind.
+Guarantees: a pause waits until no delivery and no lock holds the key. With `now` it ends their
+leases instead, and their late commits are refused. A wait that is interrupted, or whose process
+dies, leaves no pause behind.
 
 Read next: `ledger/operations/pausing.py`.
 """
@@ -13,7 +13,7 @@ Read next: `ledger/operations/pausing.py`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from taskguard.errors import (
@@ -21,8 +21,9 @@ from taskguard.errors import (
     LedgerUnavailableError,
     LockServerUnavailableError,
 )
+from taskguard.locks.base import NO_LIMIT, Held
 from taskguard.model.history import Action
-from taskguard.model.lease import UNKNOWN_HOLDER, Owner
+from taskguard.model.lease import UNKNOWN_HOLDER, Owner, limit_option
 from taskguard.model.pauses import Pause, pause_names
 from taskguard.model.policy import DAY_S, check_number
 from taskguard.operations.base import Base, logger
@@ -53,8 +54,8 @@ class Pauses(Base):
     ) -> Pause:
         """Let no delivery have the key until `resume()`.
 
-        Locks of several holders (`limit=`, `mode="read"`) do not see the pause, because the lock
-        server alone grants them.
+        Locks of several holders (`limit=`, `mode="read"`) are holders, too. With `now`, the lock
+        server ends their leases, and they learn of it at their next renewal.
 
         Args:
             key: the key, as `tg.lock()` takes it or as errors show it. It may have slots.
@@ -75,6 +76,8 @@ class Pauses(Base):
         owner = Owner(*pause_names(pause))
         if now:
             tried = ledger.try_pause(name, owner=owner, by=by, now=True)
+            if tried.paused:
+                self._end_shares(name)
         else:
             tried = self._wait(name, owner, by, timeout_s)
         if not tried.paused:
@@ -112,13 +115,15 @@ class Pauses(Base):
         """Try until no delivery holds the key, or the time is over."""
         ledger, clock = self._ledger, self._runner.clock
         until_s, poll_s, paused = clock.monotonic_s() + timeout_s, _POLL_S, False
+        closed, tries = False, 0
         try:
-            with self._in_turn(key, owner, timeout_s):
+            with self._in_turn(key, owner, timeout_s) as holders_there:
                 while True:
-                    tried = ledger.try_pause(key, owner=owner, by=by, lease_s=_LEASE_S)
-                    paused = tried.paused
-                    left_s = until_s - clock.monotonic_s()
-                    if paused or tried.by or tried.resumed or left_s <= 0.0:
+                    also, tries = holders_there(closed), tries + 1
+                    tried = ledger.try_pause(key, owner=owner, by=by, lease_s=_LEASE_S, also=also)
+                    paused, closed = tried.paused, tried.closed
+                    left_s = max(0.0, until_s - clock.monotonic_s())
+                    if paused or tried.by or tried.resumed or (tries > 1 and not left_s):
                         return tried
                     clock.sleep(min(poll_s, left_s))
                     poll_s = min(2 * poll_s, _MOST_POLL_S)
@@ -129,23 +134,47 @@ class Pauses(Base):
                 self.goes_on(key)
 
     @contextlib.contextmanager
-    def _in_turn(self, key: str, owner: Owner, timeout_s: float) -> Iterator[None]:
+    def _in_turn(
+        self, key: str, owner: Owner, timeout_s: float
+    ) -> Iterator[Callable[[bool], tuple[Owner, ...]]]:
         """Wait for the key at the lock server, in turn with deliveries that wait there.
 
-        The ledger decides. So a lock server that gives no answer only costs the turn.
+        Yield a function that returns the holders there for which the pause has to wait. While the
+        key is closed in the ledger, those are the holders of shares, which the ledger does not
+        know. Otherwise the ledger decides, so a lock server without an answer only costs the turn.
         """
         locks = self._runner.locks
         if locks is None or not locks.traits.owners:
-            yield
+            yield lambda _: ()
             return
         ttl_s = timeout_s + _LEASE_S
-        try:
+
+        def holders(closed: bool) -> tuple[Owner, ...]:
             with contextlib.suppress(LockServerUnavailableError):
-                locks.acquire((key,), owner, ttl_s=ttl_s, with_fence=False, wait_s=timeout_s)
-            yield
+                found = locks.acquire(
+                    (key,), owner, ttl_s=ttl_s, with_fence=False, wait_s=timeout_s
+                )
+                if isinstance(found, Held) and (found.shared or not closed):
+                    return (found.owner,)
+            return ()
+
+        try:
+            yield holders
         finally:
             with contextlib.suppress(LockServerUnavailableError):
                 locks.release((key,), owner)
+
+    def _end_shares(self, key: str) -> None:
+        """End the leases of holders that share the key, which only the lock server knows."""
+        locks = self._runner.locks
+        if locks is None or not locks.traits.shares:
+            return
+        try:
+            for each in locks.holders(key):
+                if each.shared and each.owner.process:
+                    locks.release((key,), each.owner, **limit_option(NO_LIMIT))
+        except LockServerUnavailableError as error:
+            logger.warning("%s: paused in the ledger alone: %s", key, error)
 
     def _busy(self, key: str, tried: PauseTried, timeout_s: float) -> KeyBusyError:
         if tried.by is not None:

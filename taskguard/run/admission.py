@@ -196,7 +196,8 @@ class Admission:
                 "Nothing was run.",
                 key=delivery.key,
             )
-        return Admitted(tracked, None)
+        paused = self._claiming and self._claiming.pause_of_share(tracked)
+        return Busy(paused, None, False, False) if paused else Admitted(tracked, None)
 
     def _claiming_of(self, delivery: Delivery) -> Claiming | None:
         """How to claim in the ledger. None: the lock server alone decides."""

@@ -203,6 +203,22 @@ class Claiming:
             logger.debug("%s: whether it is paused got no answer: %s", delivery.key, error)
             return None
 
+    def pause_of_share(self, tracked: TrackedLease) -> Owner | None:
+        """Return the pause of a key that the lock server grants without a claim, or None.
+
+        If the key is paused, or the ledger gives no answer, the lease ends at the lock server. The
+        query comes after the grant, and a pause looks for such holders after it has closed the key.
+        So at least one of them sees the other.
+        """
+        try:
+            paused = self._ledger.pause_of(tracked.lease.keys)
+        except BaseException:
+            self._watchdog.release_lock(tracked)
+            raise
+        if paused is not None:
+            self._watchdog.release_lock(tracked)
+        return paused
+
     def read(self, delivery: Delivery, refused: Busy) -> Answer | Busy:
         """Return what `peek()` answers if it does not leave the record unread."""
         return self._read(delivery, refused, delivery.request(clock=self._clock))

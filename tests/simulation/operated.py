@@ -150,7 +150,14 @@ class Operated:
             return names
 
     def try_pause(
-        self: Any, key: str, *, owner: Owner, by: Said, lease_s: float = 15.0, now: bool = False
+        self: Any,
+        key: str,
+        *,
+        owner: Owner,
+        by: Said,
+        lease_s: float = 15.0,
+        now: bool = False,
+        also: tuple[Owner, ...] = (),
     ) -> PauseTried:
         slots = sorted(name for name in self.keys if is_slot(name, of=key))
         with self._at_once([("key", name) for name in (key, *slots)]):
@@ -166,14 +173,14 @@ class Operated:
                 return PauseTried(False, resumed=resumed_by)
             held = [name for name in self.keys if is_slot(name, of=key) and self.is_held(name)]
             held = [*([key] if live else []), *held]
-            shown = tuple(Owner.parse(self.keys[name].owner) for name in held)
+            shown = (*(Owner.parse(self.keys[name].owner) for name in held), *also)
             if live and not now:
                 return PauseTried(False, shown)
             if now:
                 for name in held:
                     self._end_holder(name)
                 row = self.keys.get(key, KeyRow())
-            paused = now or not held
+            paused = now or not shown
             if paused:  # a holder that was suspended until its lease expired may go on
                 for name in slots:
                     slot = self.keys[name]
@@ -187,7 +194,7 @@ class Operated:
             self.keys[key] = replace(row, fence=fence, owner=str(owner), lease_until=until_us)
             if paused:
                 self.actions.append((Action.PAUSE, key))
-            return PauseTried(paused, shown)
+            return PauseTried(paused, shown, closed=not paused)
 
     def give_up_pause(self: Any, key: str, *, owner: Owner) -> None:
         with self._at_once([("key", key)]):

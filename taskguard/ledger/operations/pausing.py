@@ -37,7 +37,14 @@ _DETAIL_CHARS = 500
 
 
 def try_pause(
-    database: Database, key: str, *, owner: Owner, by: Said, lease_s: float, now: bool
+    database: Database,
+    key: str,
+    *,
+    owner: Owner,
+    by: Said,
+    lease_s: float,
+    now: bool,
+    also: tuple[Owner, ...],
 ) -> PauseTried:
     """Pause a key if no delivery holds it. Otherwise keep others from its free slots.
 
@@ -50,6 +57,7 @@ def try_pause(
         by: the actor and the reason, for the record.
         lease_s: for how long the key's free slots are kept, if others are held.
         now: end the leases of all holders instead of waiting for them.
+        also: holders that only the lock server knows.
     """
     with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
         base, now_us = _locked(database, db, key), database.now_us(db)
@@ -65,7 +73,7 @@ def try_pause(
             return PauseTried(False, resumed=resumed)
         slots = _slots(db, key)
         holders = [*([base] if live else []), *(row for row in slots if row.lease_until > now_us)]
-        shown = tuple(Owner.parse(each.owner) for each in holders)
+        shown = tuple(dict.fromkeys((*(Owner.parse(each.owner) for each in holders), *also)))
         if live and not now:
             return PauseTried(False, shown)
         if now:
@@ -74,7 +82,7 @@ def try_pause(
                 all_keys = keys_of_holder(db, fence=each.fence, owner=each.owner)
                 end_holder(db, all_keys, now_us=now_us, text=text)
             base = _locked(database, db, key)
-        paused = now or not holders
+        paused = now or not shown
         if paused:  # a holder that was suspended until its lease expired may go on
             for each in slots:
                 if each.lease_until <= now_us:
@@ -88,7 +96,7 @@ def try_pause(
             note_action(
                 database, db, Action.PAUSE, by=by, at_us=now_us, key=key, detail=_named(holders)
             )
-        return PauseTried(paused, shown)
+        return PauseTried(paused, shown, closed=not paused)
 
 
 def _resumed(db: sa.Connection, key: str, *, since: Owner) -> Said | None:

@@ -67,7 +67,14 @@ class SqlActions(Part):
 
     @retried
     def try_pause(
-        self, key: str, *, owner: Owner, by: Said, lease_s: float = 15.0, now: bool = False
+        self,
+        key: str,
+        *,
+        owner: Owner,
+        by: Said,
+        lease_s: float = 15.0,
+        now: bool = False,
+        also: tuple[Owner, ...] = (),
     ) -> PauseTried:
         """Pause a key, or keep others from its free slots until it can be paused."""
         from taskguard.ledger.operations import pausing
@@ -76,7 +83,7 @@ class SqlActions(Part):
         said = self._stored(by)
         try:
             return pausing.try_pause(
-                self._database, key, owner=owner, by=said, lease_s=lease_s, now=now
+                self._database, key, owner=owner, by=said, lease_s=lease_s, now=now, also=also
             )
         except LockTimeoutError:
             if now:

@@ -17,7 +17,7 @@ from taskguard.model.bounds import Bounds, slots_of
 from taskguard.model.changes import PauseTried, Said
 from taskguard.model.claims import Busy, Claimed, ClaimRequest, MessageRef
 from taskguard.model.delivery import stored_call
-from taskguard.model.lease import Owner
+from taskguard.model.lease import Owner, new_owner
 from taskguard.model.pauses import Pause, pause_names
 
 # The statements are the portable ones on all kinds. Those that refuse a claim are not.
@@ -190,6 +190,17 @@ class TestSlots:
         assert pause(book).paused
         book.ledger.give_up_pause(KEY, owner=OURS)
         refused(book, slot(1))
+
+
+def test_holders_that_only_the_lock_server_knows(book: Book) -> None:
+    """The pause waits for them, and keeps others from the key."""
+    share = new_owner("m")
+    assert pause(book, also=(share,)) == PauseTried(False, (share,), closed=True)
+    refused(book, book.request())
+    assert pause(book) == PauseTried(True)
+    assert book.ledger.resume(KEY, owner=OURS, by=ANN)
+    holder = book.claim().claim
+    assert pause(book, LATER, also=(share,)) == PauseTried(False, (holder.owner, share))
 
 
 def test_one_pause_at_a_time(book: Book) -> None:

@@ -16,7 +16,12 @@ from support.guarded_shop import GuardedShop, NotingQueue
 from support.own_rows import Shop as RowShop
 from support.waiting import patience_s
 from taskguard import Guard
-from taskguard.errors import ConfigurationError, KeyBusyError
+from taskguard.errors import (
+    ConfigurationError,
+    KeyBusyError,
+    LeaseLostError,
+    LedgerUnavailableError,
+)
 from taskguard.integration import Delivery
 from taskguard.ledger.tables import ACTIONS
 from taskguard.locks import MemoryLocks
@@ -207,6 +212,58 @@ class TestPause:
 
         assert deliver(shop, body) == Completed(None)
         assert (operations.paused(), actions(shop)) == ([], [("resume", "bob")])
+
+    @pytest.mark.parametrize("share", [{"limit": 3}, {"mode": "read"}])
+    def test_shares_of_a_paused_key(self, shop: GuardedShop, share: Any) -> None:
+        """Nobody gets one, as long as the key is paused."""
+        operations, lock = shop.tg.operations, shop.tg.lock(KEY, **share)
+        operations.pause(KEY, reason="audit", actor="ann")
+        with pytest.raises(KeyBusyError, match=r"order:1 is paused by ann .*: audit"), lock:
+            pass
+        assert shop.tg.runner.locks.holders(KEY) == []  # type: ignore[union-attr]
+        operations.resume(KEY, reason="done")
+        with lock:
+            pass
+
+    def test_a_share_of_a_key_whose_ledger_gives_no_answer(
+        self, shop: GuardedShop, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The key may be paused, so the share is given back."""
+
+        def no_answer(_: Any) -> Any:
+            raise LedgerUnavailableError("no route to host")
+
+        monkeypatch.setattr(shop.ledger, "pause_of", no_answer)
+        with pytest.raises(LedgerUnavailableError), shop.tg.lock(KEY, limit=2):
+            pass
+        assert shop.tg.runner.locks.holders(KEY) == []  # type: ignore[union-attr]
+
+    def test_it_waits_for_holders_of_shares(
+        self, shop: GuardedShop, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Meanwhile no other gets a share. After a timeout all get them again."""
+        operations, share = shop.tg.operations, shop.tg.lock(KEY, limit=3)
+        first = shop.tg.lock(KEY, limit=3, token="first")
+        assert first.acquire()
+        with pytest.raises(KeyBusyError, match="is still held by"):
+            operations.pause(KEY, reason="audit", timeout_s=0.0)
+        with share:
+            pass
+
+        def end_first(_: float) -> None:
+            monkeypatch.undo()
+            assert share.acquire() is None
+            first.release()
+
+        monkeypatch.setattr(shop.tg.runner.clock, "sleep", end_first)
+        operations.pause(KEY, reason="audit", timeout_s=patience_s())
+        assert share.acquire() is None
+        assert shop.tg.runner.locks.holders(KEY) == []  # type: ignore[union-attr]
+
+    def test_shares_lose_a_key_that_is_paused_at_once(self, shop: GuardedShop) -> None:
+        """Their holders learn of it when they renew or release."""
+        with pytest.raises(LeaseLostError), shop.tg.lock(KEY, mode="read"):
+            elsewhere(shop.tg.operations.pause, KEY, reason="stuck", now=True)
 
     def test_at_once(self, shop: GuardedShop) -> None:
         """The late holder's transaction is refused, and its message is deferred."""
