@@ -274,6 +274,9 @@ def _actions(page: Board, request: Request) -> Response:
                 for each in rows.items
             ],
         )
+    told = page.tg.operations.told
+    named = (replace(each, detail=each.detail and told(each.detail)) for each in rows.items)
+    rows = replace(rows, items=tuple(named))
     return html(
         "actions.html",
         request,

@@ -148,11 +148,10 @@ def _happened(ops: Operations, each: Past) -> str:
         at = "of" if each.what == Happened.TAKEOVER.value else "at"
         parts.append(f"{at} {each.process.label}")
     said = " ".join(parts)
+    text = ops.in_words(each)
     if each.what == Happened.TAKEOVER.value:
-        return f"{said} {ops.in_words(each)}"
-    if not each.text or each.what == Happened.DEAD.value:  # the error of the work says it
-        return said
-    return f"{said}: {ops.in_words(each)}"
+        return f"{said} {text}"
+    return f"{said}: {text}" if text else said
 
 
 def _of_key(ops: Operations, key: KeyView, *, now_s: float, with_past: bool) -> Iterator[str]:

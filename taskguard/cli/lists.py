@@ -194,7 +194,7 @@ def _actions(ops: Operations, arguments: argparse.Namespace) -> int:
                     each.actor,
                     each.work or each.key,
                     each.reason,
-                    each.detail,
+                    each.detail and ops.told(each.detail),
                 )
                 for each in found.items
             ),

@@ -61,7 +61,12 @@ class Reads(Base):
         return self._runner.names.described(owner)
 
     def in_words(self, past: Past) -> str:
-        """Return the text of something that happened, with the names of the processes in it."""
+        """Return the text of something that happened, with the names of the processes in it.
+
+        It is empty for DEAD, because the error of the work says it.
+        """
+        if past.what == Happened.DEAD.value:
+            return ""
         if past.what == Happened.TAKEOVER.value:
             return f"by {self.described(Owner.parse(past.text))}"
         return self.told(past.text.removeprefix(f"{past.what}: "))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
+from platform import node
 
 import pytest
 import sqlalchemy as sa
@@ -149,8 +151,30 @@ def test_the_doctor_leaves_the_application_usable(operator: Operator) -> None:
     assert operator.get("/workers").status == 200
 
 
+def test_no_page_shows_a_password(sqlite_url: str) -> None:
+    """The doctor names a lock server that is down, without the password in its URL."""
+    shop = GuardedShop(sqlite_url, locks="redis://worker:s3cret-horse@127.0.0.1:1/0")
+    page = Dashboard(shop.tg, show_arguments=True)
+    for route in ROUTES:
+        form = {"reason": "it is down", "key": "order:1"} if route.method == "POST" else None
+        asked = Request(
+            method=route.method,
+            path=route.path,
+            role="operator",
+            form=form,
+            query={"key": "order:1", "work": "ship order:1", "q": "order:1"},
+            headers=SAME,
+        )
+        text = page.respond(asked).body.decode()
+        assert "s3cret-horse" not in text, route
+        if route.path == "/doctor" and form:
+            assert "127.0.0.1:1" in text
+    shop.close()
+
+
 def test_a_key_is_released_from_the_holder_that_was_seen(operator: Operator) -> None:
-    """Its late commit is refused. A holder that came meanwhile keeps the key."""
+    """Its late commit is refused. A holder that came meanwhile keeps the key. The record of the
+    change names the former holder."""
     operator.claim()
     form = operator.confirm("/release", key="order:1")
     assert operator.post("/release", **{**form, "fence": "17"}).status == 409
@@ -159,7 +183,9 @@ def test_a_key_is_released_from_the_holder_that_was_seen(operator: Operator) -> 
         303,
         "key?key=order%3A1&said=release",
     )
-    assert "Released" in operator.get("/actions").text
+    record = operator.get("/actions").text
+    assert "Released" in record
+    assert f" on {node()}, pid {os.getpid()}, message m with fence " in record
     assert operator.post("/release", **form).status == 409
     assert operator.done() == [("release", "ann", "the carrier is back")]
 

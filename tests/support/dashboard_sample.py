@@ -162,6 +162,8 @@ class Sample:
         return text.replace("worker 0a000002,", self._text("celery@web-2,"))
 
     def in_words(self, past: Past) -> str:
+        if past.what == "dead":
+            return ""
         if past.what == "takeover":
             return f"by {self.process().label}, message {self.process().message}"
         return self.told(past.text.removeprefix(f"{past.what}: "))

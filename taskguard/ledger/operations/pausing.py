@@ -193,7 +193,7 @@ def release(database: Database, key: str, *, fence: int, owner: str, by: Said) -
 
     Return those keys. There are none if another fence or owner has the key.
     """
-    detail = f"{key} from {owner} with fence {fence}"[:_DETAIL_CHARS]
+    detail = f"{key} from {Owner.parse(owner).described} with fence {fence}"[:_DETAIL_CHARS]
     with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
         found = [] if owner == FREE else keys_of_holder(db, fence=fence, owner=owner)
         now_us, names = database.now_us(db), tuple(each.key for each in found)
