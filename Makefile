@@ -141,7 +141,7 @@ build: setup debian-servers
 
 # In an environment of its own, because the libraries that it compares with need other versions.
 bench:
-	@$(MAKE) --no-print-directory setup VENV=.venv-bench EXTRAS=celery,rq,redis,postgresql,mysql,etcd,zookeeper,cli GROUP=bench
+	@$(MAKE) --no-print-directory setup VENV=.venv-bench EXTRAS=celery,rq,redis,postgresql,mysql,etcd,zookeeper,cli,dashboard,prometheus GROUP=bench
 	@"$(CURDIR)/.venv-bench/bin/python" -m benchmarks $(BENCH_ARGS)
 
 simulate: setup

@@ -94,11 +94,11 @@ def test_a_lock_without_a_ledger_loads_redis_py_alone(output: str) -> None:
 
 
 def test_questions_of_operators_are_measured() -> None:
-    """Each question has its median and its 95th percentile."""
+    """Each question, page and scrape has its median and its 95th percentile."""
     if missing := Postgres.available():
         pytest.skip(missing)
     found = re.findall(r"^  (\S.*?) +p50 +[\d.]+  p95 +[\d.]+", _run("operations"), re.MULTILINE)
-    assert {"explain a key", "waiting --by-line", "keys --paused"} <= set(found)
+    assert {"explain a key", "keys --paused", "page /waiting", "scrape of 50 tasks"} <= set(found)
 
 
 def test_counts_of_many_processes_are_all_accounted_for() -> None:
