@@ -154,7 +154,15 @@ def _measure(task: str, locks: str, workers: int, *, for_s: float) -> Idle:
 def _memory_mb(process: subprocess.Popen[bytes]) -> float:
     parent = psutil.Process(process.pid)
     family = [parent, *parent.children(recursive=True)]
-    return sum(float(each.memory_full_info().pss) for each in family) / 1e6
+    return sum(map(_pss_bytes, family)) / 1e6
+
+
+def _pss_bytes(process: psutil.Process) -> float:
+    """Return its memory, with its part of shared pages. A child may have ended: 0."""
+    try:
+        return float(process.memory_full_info().pss)
+    except psutil.NoSuchProcess:
+        return 0.0
 
 
 def _connections(url: str, client: redis.Redis) -> tuple[int, int]:
