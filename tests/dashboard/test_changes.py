@@ -196,10 +196,12 @@ def test_a_key_is_paused_and_resumed(operator: Operator) -> None:
     form = operator.confirm("/pause", key="order:1")
     assert operator.post("/pause", **form, now="1").status == 303
     assert "the carrier is back" in operator.get("/key", key="order:1").text
+    assert f" on {node()}, pid {os.getpid()}, message m" in operator.get("/actions").text
     assert operator.post("/pause", **form).status == 409
     assert operator.post("/resume", **operator.confirm("/resume", key="order:1")).status == 303
-    assert operator.post("/resume", key="order:1").status == 409
     assert [action for action, _, _ in operator.done()] == ["resume", "pause"]
+    # On record as well, because it refuses a pause that waits for its holders.
+    assert operator.post("/resume", key="order:1").status == 409
 
 
 def test_dead_work_is_requeued_if_it_is_as_it_was_seen(operator: Operator) -> None:

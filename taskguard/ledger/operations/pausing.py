@@ -135,7 +135,8 @@ def _slots(db: sa.Connection, key: str) -> list[Any]:
 
 def _named(holders: list[Any]) -> str | None:
     """Return the holders whose leases ended, for the record."""
-    return "; ".join(f"{each.key} from {each.owner}" for each in holders)[:_DETAIL_CHARS] or None
+    named = (f"{each.key} from {Owner.parse(each.owner).described}" for each in holders)
+    return "; ".join(named)[:_DETAIL_CHARS] or None
 
 
 def give_up_pause(database: Database, key: str, *, owner: Owner) -> None:
