@@ -18,7 +18,7 @@ from django.contrib.admin import helpers
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.admin.options import get_content_type_for_model
 from django.core.exceptions import PermissionDenied
-from django.db.models import Max, QuerySet
+from django.db.models import Max, Q, QuerySet
 from django.http import HttpRequest
 from django.template.response import TemplateResponse
 from django.urls import NoReverseMatch, reverse
@@ -245,11 +245,12 @@ class HeldFilter(admin.SimpleListFilter):
         return (("yes", "held"), ("no", "free"))
 
     def queryset(self, request: HttpRequest, queryset: QuerySet) -> Any:
-        """Filter the rows: a key without an owner is free."""
+        """Filter the rows: a key without an owner, or whose lease has expired, is free."""
         del request
-        if self.value() == "no":
-            return queryset.filter(owner="")
-        return queryset.exclude(owner="") if self.value() == "yes" else queryset
+        if self.value() not in ("yes", "no"):
+            return queryset
+        held = ~Q(owner="") & Q(lease_until__gt=int(time.time() * 1e6))
+        return queryset.filter(held if self.value() == "yes" else ~held)
 
 
 @admin.register(Key)

@@ -120,6 +120,10 @@ def test_pages_show_works_and_keys_and_no_way_to_write(office: Office) -> None:
     held = client.get(KEYS_PAGE + "?held=yes").content.decode()
     assert "order:8" in held
     assert f" on {node()}, pid {os.getpid()}" in held
+    with office.engine.begin() as db:  # its holder vanished
+        db.execute(sa.update(KEYS).where(KEYS.c.key == "order:8").values(lease_until=1))
+    assert "order:8" not in client.get(KEYS_PAGE + "?held=yes").content.decode()
+    assert "order:8" in client.get(KEYS_PAGE + "?held=no").content.decode()
     for page in (WORKS_PAGE, KEYS_PAGE, WORKERS_PAGE):
         assert client.get(page + "add/").status_code == 403
     assert client.get(change_page(7).replace("change", "delete")).status_code == 403
