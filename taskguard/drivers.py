@@ -19,6 +19,8 @@ _BRINGS = {
     "fakeredis": "pytest",
     "prometheus_client": "prometheus",
     "redis": "redis",
+    "rich": "cli",
+    "shtab": "cli",
     "sqlalchemy": "postgresql",
 }
 _ALSO = {"sqlalchemy": " (or with the extra mysql, or sqlite)"}

@@ -19,6 +19,7 @@ taskguard waiting [--by-line] [--key KEY]       list the messages in line for th
 taskguard workers                               list workers
 taskguard actions                               list what operators changed, and why
 taskguard dashboard                             show the web page on this machine
+taskguard completions bash|zsh|fish|tcsh        print a script for tab completion
 taskguard --version                             print the installed version
 
 Exit status: 0 on success, 1 if the command failed or was refused, 2 for wrong options, 3 if nothing
@@ -35,6 +36,7 @@ from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+from taskguard.cli.completions import add_completions
 from taskguard.cli.dashboard import add_dashboard
 from taskguard.cli.doctor import add_doctor
 from taskguard.cli.explain import add_explain
@@ -42,7 +44,7 @@ from taskguard.cli.exporter import add_exporter
 from taskguard.cli.keys import add_keys
 from taskguard.cli.lists import add_lists, count
 from taskguard.cli.locks import add_locks, add_unlogged, create_locks, forget_locks, locks_sql
-from taskguard.cli.output import NOTHING_FOUND, duration_s
+from taskguard.cli.output import NOTHING_FOUND, add_json, as_data, duration_s, print_json
 from taskguard.cli.printing import indented, logged_printably
 from taskguard.cli.sweep import add_sweep
 from taskguard.cli.targets import CommandError, NotFoundError, add_url, opened, opened_ledger
@@ -56,7 +58,7 @@ from taskguard.settings import named_source
 if TYPE_CHECKING:
     from taskguard.ledger.ports import DatabaseLedger
 
-__all__ = ["main"]
+__all__ = ["main", "make_parser"]
 
 
 _FAILED, _WRONG, _INTERRUPTED, _CLOSED = 1, 2, 130, 141
@@ -94,7 +96,8 @@ def _write_no_more() -> None:
     os.close(nothing)
 
 
-def _main(argv: Sequence[str] | None) -> int:
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
     parser = argparse.ArgumentParser(prog="taskguard", description="taskguard's own commands")
     parser.add_argument(
         "--version", action="version", version=f"taskguard {version('celery-taskguard')}"
@@ -147,6 +150,7 @@ def _main(argv: Sequence[str] | None) -> int:
         help="delete duplicates, deferrals and lost leases in the history of keys that are older; "
         "by default 7d",
     )
+    add_json(purge)
     purge.set_defaults(run=_purge)
     add_locks(commands)
     add_sweep(commands, duration_s)
@@ -158,7 +162,12 @@ def _main(argv: Sequence[str] | None) -> int:
     add_exporter(commands)
     add_doctor(commands)
     add_dashboard(commands)
-    arguments = parser.parse_args(argv)
+    add_completions(commands, parser)
+    return parser
+
+
+def _main(argv: Sequence[str] | None) -> int:
+    arguments = make_parser().parse_args(argv)
     try:
         with logged_printably(), extras_named("This command"):
             return _run(arguments)
@@ -233,6 +242,9 @@ def _purge(ledger: DatabaseLedger, arguments: argparse.Namespace) -> None:
         history_s=arguments.history,
     )
     locks = forget_locks(ledger)
+    if arguments.json:
+        print_json({**as_data(gone), "locks": locks})
+        return
     print(
         f"forgotten: {gone.work_items:,} work items, {gone.messages:,} messages, "
         f"{gone.keys:,} keys, {gone.workers:,} workers, "

@@ -10,9 +10,19 @@ import argparse
 from typing import Any
 
 from taskguard.cli.lists import add_page
-from taskguard.cli.output import age, duration_s, note, print_json, print_table, when
+from taskguard.cli.output import (
+    add_json,
+    age,
+    as_data,
+    duration_s,
+    note,
+    print_json,
+    print_table,
+    when,
+)
 from taskguard.cli.printing import printable
 from taskguard.cli.targets import CommandError, add_application
+from taskguard.locks.base import Holder
 from taskguard.model.views import Held
 from taskguard.operations import Operations
 
@@ -74,6 +84,7 @@ def add_keys(commands: Any) -> None:
         action.add_argument("key", help="the key, as errors and the log show it: order:42")
         add_application(action)
         add_change(action)
+        add_json(action)
 
 
 def _list(ops: Operations, arguments: argparse.Namespace) -> int:
@@ -131,7 +142,9 @@ def _release(ops: Operations, arguments: argparse.Namespace) -> int:
         owner=arguments.owner,
         fence=arguments.fence,
     )
-    for each in found:
+    if arguments.json:
+        print_json([_released(ops, each) for each in found])
+    for each in () if arguments.json else found:
         print(f"{printable(each.key)}: released from {printable(ops.described(each.owner))}")
     if not found:
         such = " with this owner and fence" if arguments.owner or arguments.fence else ""
@@ -147,7 +160,10 @@ def _pause(ops: Operations, arguments: argparse.Namespace) -> int:
         now=arguments.now,
         timeout_s=arguments.timeout,
     )
-    print(f"{printable(arguments.key)}: {printable(pause)}")
+    if arguments.json:
+        print_json({"key": arguments.key, **as_data(pause)})
+    else:
+        print(f"{printable(arguments.key)}: {printable(pause)}")
     return 0
 
 
@@ -157,5 +173,14 @@ def _resume(ops: Operations, arguments: argparse.Namespace) -> int:
         raise CommandError(
             f"{arguments.key} is not paused. A pause that still waits does not begin."
         )
-    print(f"{printable(arguments.key)}: resumed; it was {printable(pause)}")
+    if arguments.json:
+        print_json({"key": arguments.key, **as_data(pause)})
+    else:
+        print(f"{printable(arguments.key)}: resumed; it was {printable(pause)}")
     return 0
+
+
+def _released(ops: Operations, holder: Holder) -> dict[str, Any]:
+    """Return a former holder as JSON has it."""
+    names = {"owner": str(holder.owner), "holder": ops.described(holder.owner)}
+    return {"key": holder.key, **names, "fence": holder.fence}

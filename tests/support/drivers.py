@@ -8,7 +8,7 @@ __all__ = ["ALL", "run_without"]
 
 ALL = frozenset(
     {"celery", "django", "fakeredis", "kazoo", "kombu", "psycopg", "pymysql", "redis", "rich", "rq"}
-    | {"sqlalchemy", "urllib3", "prometheus_client", "opentelemetry"}
+    | {"sqlalchemy", "urllib3", "prometheus_client", "opentelemetry", "shtab"}
 )
 """Every package that an extra brings, by the name that it is imported by."""
 

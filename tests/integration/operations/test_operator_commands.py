@@ -122,8 +122,11 @@ def test_a_paused_key_is_listed_explained_and_resumed(
     assert "paused by ann" in terminal.err
     terminal("keys resume order:1 --reason corrected --as ann")
     terminal("keys resume order:1 --reason corrected --as bob", status=1)
+    paused = terminal.json("keys pause order:2 --reason audit --as ann")
+    assert paused == terminal.json("keys resume order:2 --reason audit")
+    assert (paused["key"], paused["actor"], paused["reason"]) == ("order:2", "ann", "audit")
     assert terminal("keys --paused") == ""
-    found = terminal.json("actions --since 1h")
+    found = terminal.json("actions --since 1h --key order:1")
     assert [(each["action"], each["actor"], each["reason"]) for each in found] == [
         ("resume", "bob", "corrected"),  # a pause that still waited would have ended
         ("resume", "ann", "corrected"),
@@ -143,6 +146,8 @@ def test_held_keys_are_listed_the_longest_first(shop: GuardedShop, terminal: Ter
     said = terminal("keys release order:1 --reason 'web-3 is gone'")
     assert said.startswith("order:1: released from ")
     assert [line.split("\t")[0] for line in terminal("keys").splitlines()] == ["order:2"]
+    [released] = terminal.json("keys release order:2 --reason 'web-3 is gone'")
+    assert (released["key"], released["fence"]) == ("order:2", second.claim.fence)
 
 
 def test_work_is_changed_in_bulk_only_on_purpose(shop: GuardedShop, terminal: Terminal) -> None:
