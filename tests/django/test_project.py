@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from support import claims
 from support.waiting import patience_s
+from taskguard.ledger.sql import SqlLedger
+from taskguard.model.claims import Claimed
 
 SETTINGS = """
 SECRET_KEY = "secret"
@@ -85,30 +90,65 @@ def test_a_sweep_of_a_projects_celery_app_reads_djangos_settings(project: Path) 
     assert "sent: 0," in run(project, "-m", "taskguard", "sweep", "--celery", "shop_celery:app")
 
 
-def test_manage_py_taskguard_is_the_command(project: Path) -> None:
-    """`manage.py taskguard` and `taskguard` with DJANGO_SETTINGS_MODULE print the same, and exit
-    with the same statuses."""
-    manage = [sys.executable, "-m", "django"]
-    settings = {"DJANGO_SETTINGS_MODULE": "shop_settings"}
+MANAGE = [sys.executable, "-m", "django", "taskguard"]
+COMMAND = [sys.executable, "-m", "taskguard"]
+LEDGER = "sqlite:///shop.sqlite"
+WAYS: dict[str, tuple[list[str], list[str], dict[str, str]]] = {
+    "manage.py": (MANAGE, [], {"DJANGO_SETTINGS_MODULE": "shop_settings"}),
+    "DJANGO_SETTINGS_MODULE": (COMMAND, [], {"DJANGO_SETTINGS_MODULE": "shop_settings"}),
+    "--app": (COMMAND, ["--app", "shop_celery:app"], {}),
+    "--rq": (
+        COMMAND,
+        ["--rq", "{redis}"],
+        {"TASKGUARD_LEDGER_URL": LEDGER, "TASKGUARD_LOCKS_URL": "memory://"},
+    ),
+    "--url": (COMMAND, ["--url", LEDGER], {}),
+    "the environment": (COMMAND, [], {"TASKGUARD_LEDGER_URL": LEDGER}),
+}
+"""How a command comes to its ledger: the program, its options and its environment."""
+ASKED = {
+    "work list --overdue --json": 0,
+    "work requeue ship:order:8 --reason bank --json": 0,
+    "explain nothing:1 --json": 3,
+    "keys resume order:8 --reason bank --json": 1,
+    "keys x": 2,
+}
+
+
+def test_each_way_to_a_ledger_gives_the_same_answers(project: Path, redis_url: str) -> None:
+    """A question, a change and refusals: the same JSON and exit statuses, whatever names the
+    application."""
     run(project, "-m", "django", "migrate", "--settings", "shop_settings")
     run(project, "writes.py")
-    found = {}
-    for name, command in {
-        "manage.py": [*manage, "taskguard"],
-        "taskguard": [sys.executable, "-m", "taskguard"],
-    }.items():
-        for words in (["work", "list", "--overdue"], ["explain", "nothing:1"], ["keys", "x"]):
-            done = subprocess.run(
-                [*command, *words],
-                cwd=project,
-                env={**os.environ, **settings, "PYTHONPATH": str(project)},
-                capture_output=True,
-                text=True,
-                timeout=patience_s(60),
-                check=False,
-            )
-            found[name, words[0]] = done.returncode, done.stdout
-    for word, status in {"work": 0, "explain": 3, "keys": 2}.items():
-        assert found["manage.py", word] == found["taskguard", word]
-        assert found["manage.py", word][0] == status
-    assert "\tshop.ship order:7\t" in found["manage.py", "work"][1]
+    base = {name: text for name, text in os.environ.items() if not name.startswith("TASKGUARD_")}
+    base.pop("DJANGO_SETTINGS_MODULE", None)
+    found: dict[str, list[tuple[int, str]]] = {}
+    with closing(SqlLedger(f"sqlite:///{project}/shop.sqlite")) as ledger:
+        for way, (command, options, given) in WAYS.items():
+            claimed = ledger.claim(claims.request(8))
+            assert isinstance(claimed, Claimed), way
+            ledger.fail(claimed.claim, "TimeoutError: bank")
+            for asked, status in ASKED.items():
+                words = [word.replace("ship:", "ship ") for word in asked.split()]
+                added = [each.format(redis=redis_url) for each in options]
+                done = subprocess.run(
+                    [*command, *words, *added],
+                    cwd=project,
+                    env={**base, **given, "PYTHONPATH": str(project)},
+                    capture_output=True,
+                    text=True,
+                    timeout=patience_s(60),
+                    check=False,
+                )
+                assert done.returncode == status, (way, asked, done.stderr)
+                found.setdefault(asked, []).append((done.returncode, done.stdout))
+    for asked, answers in found.items():
+        assert set(answers) == {answers[0]}, asked
+    [overdue] = json.loads(found["work list --overdue --json"][0][1])
+    [changed] = json.loads(found["work requeue ship:order:8 --reason bank --json"][0][1])
+    assert overdue["id"] == "shop.ship order:7"
+    assert (changed["work"], changed["changed"], changed["before"]) == (
+        "ship order:8",
+        True,
+        "FAILED",
+    )
