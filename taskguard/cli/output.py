@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
@@ -40,6 +41,7 @@ NOTHING_FOUND = 3
 
 _UNITS_S = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 _WIDEST = 48
+_is_time = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\dZ").fullmatch
 _COLOURS = {"red": "31", "yellow": "33", "green": "32", "bold": "1", "dim": "2"}
 
 
@@ -124,7 +126,11 @@ def _cell(value: object) -> str:
 
 
 def _cut(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
+    if len(text) <= most:
+        return text
+    if _is_time(text):  # of a time the date is cut
+        return f"…{text[1 - most :]}"
+    return f"{text[: most - 1]}…"
 
 
 def when(at_s: float | None) -> str:

@@ -88,10 +88,9 @@ def _lines(data: dict[str, Any]) -> Iterator[str]:
     every = sum(n for name, n in counts.items() if name.startswith("deliveries/"))
     shown = (f"{name} {counts.get(f'deliveries/{name}', 0):,.0f}" for name in _SHOWN)
     takeovers = counts.get("takeovers", 0)
-    yield (
-        f"deliveries {every:,.0f} in {age(last_s)}, {every / last_s:.1f}/s: {'  '.join(shown)}  "
-        f"takeovers {takeovers:,.0f}"
-    )
+    rate = f"{every:,.0f} in {age(last_s)}, {every / last_s:.1f}/s"
+    yield f"deliveries {rate}; takeovers {takeovers:,.0f}"
+    yield f"by outcome: {'  '.join(shown)}"
     by_state: Counter[str] = Counter()
     for _, state, number in data["work"]:
         by_state[state] += int(number)

@@ -30,8 +30,8 @@ QUESTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ),
     (
         "May I take a key away?",
-        "Yes, if its holder is gone. `explain` shows that the worker of this holder was not seen "
-        "for a while. If the holder is alive after all, the database refuses its late commit.",
+        "Yes, if its holder is gone. `explain` names its host and its pid: look there first. If "
+        "the holder is alive after all, the database refuses its late commit.",
         (f"explain export:{DAY}", f"keys release export:{DAY} --reason 'web-2 is gone'"),
     ),
     (

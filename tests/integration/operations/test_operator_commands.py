@@ -253,6 +253,9 @@ def test_tables_fit_and_ages_are_short() -> None:
     lines = table(titles, [["now", "w" * 70, "m" * 50, "waiting", "e" * 300]], width=80)
     assert {len(line) for line in lines} == {80 - 20 + len("ERROR"), 80}
     assert "  waiting  e" in lines[1]
+    [_, line] = table(("AT", "ON"), [["2026-11-28 20:30:55Z", "shop.ship order:1"]], width=30)
+    assert line.startswith("…")
+    assert " 20:30:55Z  shop." in line
     shown = [age(lasts_s) for lasts_s in (0.84, 31, 751, 21_730, 273_600)]
     assert shown == ["0.8s", "31s", "12m31s", "6h02m", "3d04h"]
     assert as_data((Flag.DEAD, WORK.name)) == ["dead", "taskguard_work"]
