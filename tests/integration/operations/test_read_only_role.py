@@ -13,6 +13,7 @@ from contextlib import closing
 import pytest
 import sqlalchemy as sa
 
+import taskguard
 from support import claims
 from support.guarded_shop import GuardedShop
 from support.pages import blocks_of
@@ -141,3 +142,21 @@ def test_the_command_serves_metrics_to_a_role_that_only_reads(
                 assert b'taskguard_work{state="failed",task="ship"} 1.0' in answer.read()
         finally:
             process.terminate()
+
+
+def test_the_web_page_of_a_role_that_only_reads_shows_all(shop: GuardedShop, reader: str) -> None:
+    """Each page is shown, and none writes."""
+    pytest.importorskip("jinja2")
+    from taskguard_dashboard.http import Request
+    from taskguard_dashboard.routes import ROUTES, Dashboard
+
+    before = rows_of(shop)
+    with closing(taskguard.connect(locks=None, ledger=reader)) as tg:
+        page = Dashboard(tg)
+        query = {"key": "order:2", "work": "ship order:1", "q": "order:2", "action": "requeue"}
+        for route in ROUTES:
+            if route.method == "GET":
+                asked = Request(method="GET", path=route.path, role="operator", query=query)
+                answer = page.respond(asked)
+                assert answer.status in (200, 303, 400), (route.path, answer.body)
+    assert rows_of(shop) == before
