@@ -216,17 +216,24 @@ class Line:
         # A server that forgot the lease may have forgotten a hint beside it.
         return known, hint or (None if tracked.forgotten else False)
 
-    def released(self, delivery: Delivery, *, hint: bool | None, known: bool) -> None:
+    def released(
+        self, delivery: Delivery, tracked: TrackedLease, *, hint: bool | None, known: bool
+    ) -> None:
         """Promote the first message after a body, unless it is known that no message waits.
 
         `hint`: whether there was one, so that the key is reserved. None: unknown. `known`: the work
         had begun before, or waited, though this delivery does not know it. Then an earlier holder
-        may have taken the hint, and promoted no message, because this one was first in line.
+        may have taken the hint, and promoted no message, because this one was first in line. A
+        lock server that forgot the lease may have granted the key again: leave a hint for it.
         """
         if hint is False and delivery.is_first and not known:
             return
-        if not self.promote_next(delivery) and hint:
+        if self.promote_next(delivery):
+            return
+        if hint:
             self._give_back(delivery)
+        elif tracked.forgotten and self._leaves_hint(delivery):
+            self._hint_to_holder(delivery)
 
     def _give_back(self, delivery: Delivery) -> None:
         """Release a key that is reserved for no message, then check the line again.
@@ -244,12 +251,16 @@ class Line:
             if known and not hint:
                 return
             if not known:
-                with contextlib.suppress(LockServerUnavailableError):
-                    locks.leave_hint(key)
-                self.promote_next(delivery)
+                self._hint_to_holder(delivery)
                 return
             if self.promote_next(delivery):
                 return
+
+    def _hint_to_holder(self, delivery: Delivery) -> None:
+        """Leave a hint for the delivery that holds the key by now. It may have ended meanwhile."""
+        with contextlib.suppress(LockServerUnavailableError):
+            cast("HintingLocks", self._locks).leave_hint(delivery.line)
+        self.promote_next(delivery)
 
     def left(self, delivery: Delivery) -> None:
         """Promote the next message after one that never runs: revoked, or expired. Never raises.

@@ -254,7 +254,7 @@ class Runner:
             if delivery.parking is not None:
                 claimed = holding.claimed
                 known = claimed is not None and (claimed.waited or claimed.attempt > 1)
-                self.line.released(delivery, hint=holding.hint, known=known)
+                self.line.released(delivery, holding.tracked, hint=holding.hint, known=known)
 
     def _holding(self, delivery: Delivery, admitted: Admitted) -> Holding:
         tracked, claimed = admitted.tracked, admitted.claimed

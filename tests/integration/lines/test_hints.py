@@ -5,6 +5,7 @@ One process delivers on a real Redis and PostgreSQL, each behind a proxy that co
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -86,10 +87,9 @@ class Office:
             keys=(KEY,),
             work=f"book {number}",
             task="book",
-            policy=Policy(busy=busy),
             queue=self.queue,
             parking=self.calls if busy == "park" else None,
-            **{"message": MessageRef(f"m{number}"), **values},
+            **{"message": MessageRef(f"m{number}"), "policy": Policy(busy=busy), **values},
         )
 
     def flush(self) -> None:
@@ -204,6 +204,41 @@ def test_a_server_that_forgets_the_lock_may_forget_a_hint(office: Office, retake
     assert office.calls.sent == ["m2"]
 
 
+def test_a_key_that_was_taken_after_its_lock_was_forgotten(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A delivery of higher priority takes the key before the holder looks for waiting messages, and
+    finds no hint. The holder leaves one for it."""
+    release = office.locks.release_and_take_hint
+    holds, looked = threading.Event(), threading.Event()
+
+    def next_holder(guard: Any) -> None:
+        holds.set()
+        assert looked.wait(patience_s())
+
+    def released(*arguments: Any) -> tuple[bool, bool]:
+        monkeypatch.setattr(office.locks, "release_and_take_hint", release)
+        answer = release(*arguments)
+        assert answer == (False, False)
+        holders.append(pool.submit(deliver, 3, next_holder, rank=-1))
+        assert holds.wait(patience_s())
+        return answer
+
+    def body(guard: Any) -> None:
+        assert isinstance(deliver(2), Parked)
+        office.flush()
+
+    deliver = functools.partial(office.deliver, policy=Policy(busy="park", order="priority"))
+    holders: list[Future[Outcome]] = []
+    monkeypatch.setattr(office.locks, "release_and_take_hint", released)
+    with ThreadPoolExecutor(1) as pool:
+        deliver(1, body)
+        assert office.calls.sent == []
+        looked.set()
+        assert isinstance(holders[0].result(), Completed)
+    assert office.calls.sent == ["m2"]
+
+
 def test_who_finds_out_that_a_server_has_forgotten(office: Office) -> None:
     """A delivery that finds out that a server has forgotten a lock restores it for its holder, with
     a hint."""
@@ -227,6 +262,7 @@ def test_a_lock_is_handed_to_an_owner_that_has_ended(
     leave_hint = office.locks.leave_hint
 
     def leave_hint_late(key: str) -> bool:
+        monkeypatch.setattr(office.locks, "leave_hint", leave_hint)  # for the holder
         refused.set()
         assert released.wait(patience_s())
         return leave_hint(key)
