@@ -90,9 +90,9 @@ def _hint_taken_for_nobody(world: BoundedWorld) -> None:
     world.hints = True
     right = Line.released
 
-    def released(line: Line, delivery: Delivery, *, hint: bool | None, known: bool) -> None:
-        known = known and delivery.bounds is not None
-        right(line, delivery, hint=hint, known=known)
+    def released(line: Line, delivery: Delivery, lease: Any, **known: Any) -> None:
+        known["known"] = known["known"] and delivery.bounds is not None
+        right(line, delivery, lease, **known)
 
     world.patch(Line, "released", released)
 
