@@ -71,7 +71,8 @@ class OperatorHistory(History):
         return not self._world.paused.keys().isdisjoint(claim.keys)  # type: ignore[attr-defined]
 
     def _expect_end(self, message: Message, outcome: Any, work: Work | None) -> None:
-        if work is None or work.id not in self._touched:  # otherwise it has changed since
+        # Otherwise this record, or the one that was read, may have changed since.
+        if self._touched.isdisjoint(self.ids_of(message.task, message.id)):
             super()._expect_end(message, outcome, work)
 
     def _expect_newer(self, message: Message, work: Work | None) -> None:
@@ -93,12 +94,14 @@ class OperatorHistory(History):
 
     def _check_end(self, task: Task, message: str) -> None:
         work = self.record(self._world.ledger.work_items, task, message)
-        if work is not None and work.id in self._ended:
-            name = work.id if task.by_run else task.work(message)
-            if self._effects[name]:
-                raise ViolationError("S16", f"{name} has an effect, and an operator has ended it")
+        ended = self._ended.intersection(self.ids_of(task, message))
+        if work is None or not ended:
+            super()._check_end(task, message)
             return
-        super()._check_end(task, message)
+        # A worker of the other guard copies DONE to its own record.
+        name = work.id if task.by_run else task.work(message)
+        if work.id in ended and self._effects[name]:
+            raise ViolationError("S16", f"{name} has an effect, and an operator has ended it")
 
 
 class OperatorWorld(World):
@@ -192,8 +195,14 @@ class OperatorWorld(World):
             self._end_pause(key, self.paused[key])
 
     def _end_wait(self, key: str) -> None:
-        """Resume a key whose pause still waits for holders. S17: it never completes."""
+        """Resume a key whose pause still waits for holders. S17: it never completes.
+
+        Nothing is expected while the database's clock is behind the pause's begin: the ledger
+        compares both by that clock.
+        """
         owner = self._waits.pop(key)
+        if owner.pause is not None and self.ledger.now_us() < owner.pause.since_s * 1e6:
+            return
         self._ended_waits.add(owner)
         self.ledger.resume(key, owner=owner, by=_ANN)
 

@@ -100,7 +100,10 @@ def try_pause(
 
 
 def _resumed(db: sa.Connection, key: str, *, since: Owner) -> Said | None:
-    """Return who resumed the key after the pause of this owner had begun, and why."""
+    """Return who resumed the key after the pause of this owner had begun, and why.
+
+    It compares times of the database's clock. If that is set back in between, resume again.
+    """
     resumes = sa.select(ACTIONS.c.actor, ACTIONS.c.reason).where(
         ACTIONS.c.action == Action.RESUME.value,
         ACTIONS.c.key == key,
