@@ -200,9 +200,9 @@ class Takeover(Event):
 class Duplicate(Event):
     """The delivery needed no body.
 
-    `reason` is done, superseded (by a copy of the same message), replaced (by a newer
-    `enqueue()`), outdated (by a newer message of its task and key), revoked, skipped, mismatch or
-    dead. For the user's own row it is missing or ineligible.
+    Its `reason` is done, superseded, replaced, outdated, revoked, skipped, mismatch or dead. A copy
+    of the same message supersedes it. A newer `enqueue()` replaces it. A newer message of its task
+    and key makes it outdated. For the user's own row the reason is missing or ineligible.
     """
 
     name: ClassVar[str] = "duplicate"
@@ -336,8 +336,8 @@ class LockUndecided(LockUnavailable):
 class LockOverruled(Event):
     """The lock server has a value that is no lease, or outlives every lease; the value stays.
 
-    The ledger knew no live holder, and granted the key. `holder` is a message's id if the value
-    is a lease; `remaining_s` says when the value ends, and is a day if it never does.
+    The ledger knew no live holder, and granted the key. If the value is a lease, `holder` is a
+    message's id. The value ends after `remaining_s`, which is a day if it never ends.
     """
 
     name: ClassVar[str] = "lock_overruled"

@@ -1,6 +1,6 @@
 """Django's admin pages for keys, work and workers: view, requeue, release.
 
-Guarantees: nobody can add, edit or delete rows. The two actions, requeue and release, are those of
+Guarantees: no user can add, edit or delete rows. The two actions, requeue and release, are those of
 `tg.operations`, with the user as their actor. They need the permission to change the model, and the
 admin's log records each of them. An action on a whole list skips rows that have changed since the
 list was confirmed. Its form does not grow with the list.
@@ -68,12 +68,12 @@ class _ToLookAt(admin.ModelAdmin):
     actions_on_bottom = True
 
     def has_add_permission(self, request: HttpRequest, *_: Any) -> bool:
-        """Return False: nobody may add a row."""
+        """Return False: no user may add a row."""
         del request
         return False
 
     def has_delete_permission(self, request: HttpRequest, *_: Any) -> bool:
-        """Return False: nobody may delete a row. `taskguard purge` deletes old records."""
+        """Return False: no user may delete a row. `taskguard purge` deletes old records."""
         del request
         return False
 

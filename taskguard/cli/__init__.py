@@ -134,9 +134,9 @@ def make_parser() -> argparse.ArgumentParser:
         type=_purge_age_s,
         default="30d",
         metavar="AGE",
-        help="60m, 12h or 30d (the default); at least an hour, and at least the retention_s of "
-        "each task: otherwise a message that is younger than its retention_s runs deleted work "
-        "again",
+        help="60m, 12h or 30d (the default). It must be an hour at least, and at least the "
+        "retention_s of each task. Otherwise a message that is younger than its retention_s runs "
+        "deleted work again.",
     )
     purge.add_argument(
         "--batch", type=count, default=1000, help="rows in a transaction; by default 1000"

@@ -1,7 +1,7 @@
 """`taskguard keys`: list held and paused keys; release, pause and resume a key.
 
-Guarantees: each change needs a reason, and is recorded with its actor. `release` prints each holder
-that it takes the key from, and does not remove values that taskguard did not write.
+Guarantees: each change needs a reason, and is recorded with its actor. A release prints each holder
+that it takes the key from. It does not remove values that taskguard did not write.
 """
 
 from __future__ import annotations
