@@ -15,11 +15,14 @@ import pytest
 pytest.importorskip("jinja2")
 pytest.importorskip("starlette")
 
+from jinja2 import UndefinedError
+
 from support.dashboard_clients import FRAMEWORKS, Answer
 from support.dashboard_sample import Sample
 from taskguard.errors import ConfigurationError
 from taskguard.integration import printable
 from taskguard_dashboard.http import Request
+from taskguard_dashboard.rendering import html
 from taskguard_dashboard.routes import ROUTES, Dashboard
 
 NAMED = {"key": "account:42", "work": "shop.ship order:7", "q": "account:"}
@@ -311,6 +314,12 @@ def test_many_viewers_cost_what_one_costs() -> None:
         asked = Request(method="GET", path="/", role="viewer")
         assert page.respond(asked).status == 200
     assert Counting.read == 1
+
+
+def test_a_template_that_names_a_missing_value_fails() -> None:
+    """It would show an empty text otherwise, for example in the place of an owner."""
+    with pytest.raises(UndefinedError):
+        html("problem.html", Request(method="GET", path="/", role="viewer"))
 
 
 def test_the_first_view_is_small() -> None:
