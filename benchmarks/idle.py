@@ -168,8 +168,8 @@ def _pss_bytes(process: psutil.Process) -> float:
 def _connections(url: str, client: redis.Redis) -> tuple[int, int]:
     with psycopg.connect(url.replace("+psycopg", "")) as db:
         row = db.execute(
-            "select count(*) from pg_stat_activity"
-            " where datname = current_database() and pid <> pg_backend_pid()"
+            "select count(*) from pg_stat_activity where datname = current_database()"
+            " and backend_type = 'client backend' and pid <> pg_backend_pid()"
         ).fetchone()
     assert row is not None
     info: dict[str, int] = client.info("clients")  # type: ignore[assignment]  # not awaitable

@@ -152,6 +152,18 @@ def test_each_page_is_accessible(opened: Any, kind: str) -> None:
     assert found == []
 
 
+def questions(page: Any) -> list[str]:
+    """Collect the addresses that the page's script asks from now on.
+
+    Other requests are the browser's own. It may load the icon long after the page.
+    """
+    asked: list[str] = []
+    page.on(
+        "request", lambda each: asked.append(each.url) if each.resource_type == "fetch" else None
+    )
+    return asked
+
+
 def test_a_page_updates_itself_while_it_is_visible_and_nobody_uses_it(opened: Any) -> None:
     """It replaces its content without a shift of its layout. The button stops that."""
     tg = Sample()
@@ -170,10 +182,9 @@ def test_a_page_updates_itself_while_it_is_visible_and_nobody_uses_it(opened: An
         assert page.evaluate("window.shift") < 0.01
         page.click("text=Pause updates")
         assert page.inner_text("#live") == "Resume updates"
-        requests: list[str] = []
-        page.on("request", lambda each: requests.append(each.url))
+        asked = questions(page)
         page.click("text=Resume updates")
-        wait_until(lambda: requests or page.wait_for_timeout(50), message="it asks at once")
+        wait_until(lambda: asked or page.wait_for_timeout(50), message="it asks at once")
 
 
 def test_a_phone_shows_the_newest_deliveries_and_wraps_long_names(opened: Any) -> None:
@@ -203,8 +214,7 @@ def test_a_hidden_page_asks_nothing(opened: Any) -> None:
             "Object.defineProperty(document, 'hidden', {get: () => window.away});"
             "document.dispatchEvent(new Event('visibilitychange'))"
         )
-        asked: list[str] = []
-        page.on("request", lambda each: asked.append(each.url))
+        asked = questions(page)
         for _ in range(2):  # pause and resume
             page.click("#live")
         assert asked == []
