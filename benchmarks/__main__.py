@@ -1,4 +1,4 @@
-"""`python -m benchmarks [name …] [--quick] [--tenth] [--beside-load]`."""
+"""`python -m benchmarks [name …] [--quick] [--beside-load]`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,6 @@ def main() -> None:
         action="store_true",
         help="measure locks, guarded and drain once more beside a busy process on each processor",
     )
-    parser.add_argument("--tenth", action="store_true", help="scale: a tenth of the rows")
     parser.add_argument("--processes", type=int, help="counts: number of processes")
     parser.add_argument("--rate", type=int, help="counts: outcomes per second and process")
     parser.add_argument("--seconds", type=float, help="counts: duration")
@@ -61,8 +60,6 @@ def main() -> None:
     CONSOLE.print()
     for name in options.names or ALL:
         more = {"beside_load": True} if options.beside_load and name in BESIDE_LOAD else {}
-        if options.tenth and name == "scale":
-            more["tenth"] = True
         if name == "counts":
             given = {each: getattr(options, each) for each in ("processes", "rate", "seconds")}
             more = {each: number for each, number in given.items() if number is not None}
