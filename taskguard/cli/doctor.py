@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from taskguard.cli.printing import indented, printable
-from taskguard.cli.targets import add_servers, connected
+from taskguard.cli.targets import add_queue, add_servers, connected, metavar_of
 from taskguard.errors import CommandTargetError
 from taskguard.findings import Level
 from taskguard.settings import LEDGER_VARIABLE, LOCKS_VARIABLE, is_set
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 __all__ = ["add_doctor"]
 
 _GROUP = "taskguard.doctors"
-_METAVARS = {"celery": "MODULE:APP", "rq": "REDIS_URL"}
 _USAGE_ERROR = 2
 _COLUMNS = 80
 _INDENT = " " * 4
@@ -51,8 +50,7 @@ def add_doctor(commands: Any) -> None:
     )
     which = doctor.add_mutually_exclusive_group()
     for name in _integrations():
-        target = _METAVARS.get(name, "TARGET")
-        which.add_argument(f"--{name}", metavar=target, help=f"an application of {name}")
+        add_queue(which, name, text=f"an application of {name}")
     add_servers(doctor)
     doctor.add_argument("--json", action="store_true", help="print a list of findings, for CI")
     doctor.add_argument("--strict", action="store_true", help="also exit with 1 for warnings")
@@ -99,7 +97,7 @@ def _of_urls(arguments: argparse.Namespace) -> Configuration:
 
     given = arguments.locks or arguments.ledger
     if not given and not is_set(LOCKS_VARIABLE) and not is_set(LEDGER_VARIABLE):
-        options = " or ".join(f"--{name} {_METAVARS.get(name, '…')}" for name in _integrations())
+        options = " or ".join(f"--{name} {metavar_of(name)}" for name in _integrations())
         raise CommandTargetError(
             f"nothing to check: pass {options or '--celery or --rq (none is installed)'}, or "
             f"--locks URL and --ledger URL, or set {LOCKS_VARIABLE} and {LEDGER_VARIABLE}."

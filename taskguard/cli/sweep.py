@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from taskguard.cli.lists import count
 from taskguard.cli.printing import indented
-from taskguard.cli.targets import CommandError
+from taskguard.cli.targets import CommandError, add_queue, metavar_of
 from taskguard.errors import KeyBusyError, LeaseLostError, LedgerUnavailableError, TaskguardError
 
 if TYPE_CHECKING:
@@ -50,8 +50,7 @@ def add_sweep(commands: Any, duration_s: Any) -> None:
     )
     for command in (sweep, relay):
         for name in _queues():
-            target = _METAVARS.get(name, "TARGET")
-            command.add_argument(f"--{name}", metavar=target, help=f"send to {name}")
+            add_queue(command, name, text=f"send to {name}")
         command.add_argument(
             "--again-after",
             type=duration_s,
@@ -64,9 +63,6 @@ def add_sweep(commands: Any, duration_s: Any) -> None:
             "--batch", type=count, default=500, help="work items at a time; by default 500"
         )
         command.set_defaults(run_alone=_run)
-
-
-_METAVARS = {"celery": "MODULE:APP", "rq": "REDIS_URL"}
 
 
 def _queues() -> dict[str, EntryPoint]:
@@ -83,7 +79,7 @@ def _run(arguments: argparse.Namespace) -> None:
             opened, senders[name] = entry.load()(target)
             runtime = runtime or opened
     if runtime is None:
-        options = " or ".join(f"--{name} {_METAVARS.get(name, 'TARGET')}" for name in _queues())
+        options = " or ".join(f"--{name} {metavar_of(name)}" for name in _queues())
         raise CommandError(
             f"No queue is given. Pass {options}."
             if options

@@ -31,9 +31,11 @@ __all__ = [
     "CommandError",
     "NotFoundError",
     "add_application",
+    "add_queue",
     "add_servers",
     "add_url",
     "connected",
+    "metavar_of",
     "opened",
     "opened_ledger",
     "port_of",
@@ -65,12 +67,25 @@ def add_servers(parser: argparse.ArgumentParser) -> None:
 
 def add_application(parser: argparse.ArgumentParser) -> None:
     """Add the options that name an application, or its servers."""
-    parser.add_argument("--app", metavar="MODULE:APP", help="a Celery app, as for `celery -A`")
+    parser.add_argument(
+        "--app", "--celery", metavar="MODULE:APP", help="a Celery app, as for `celery -A`"
+    )
     parser.add_argument("--rq", metavar="REDIS_URL", help="the Redis of RQ's queues")
     parser.add_argument(
         "--url", "--ledger", dest="ledger", metavar="URL", help=f"by default ${LEDGER_VARIABLE}"
     )
     parser.add_argument("--locks", metavar="URL", help=f"by default ${LOCKS_VARIABLE}")
+
+
+def add_queue(parser: Any, name: str, *, text: str) -> None:
+    """Add the option that names an application of one integration: `--celery` or `--rq`."""
+    options = [f"--{name}", *(["--app"] if name == "celery" else [])]
+    parser.add_argument(*options, metavar=metavar_of(name), help=text)
+
+
+def metavar_of(name: str) -> str:
+    """Return what names an application of one integration, for help texts and errors."""
+    return {"celery": "MODULE:APP", "rq": "REDIS_URL"}.get(name, "TARGET")
 
 
 def port_of(text: str) -> int:
@@ -86,7 +101,8 @@ def opened(arguments: argparse.Namespace) -> TaskGuard:
         if target is not None:
             if arguments.ledger or arguments.locks:
                 raise CommandTargetError(
-                    "--app and --rq have locks and a ledger: remove --url and --locks."
+                    "With --app or --rq, the application or the environment names the servers. "
+                    "Remove --url and --locks."
                 )
             [entry] = entry_points(group=_QUEUES, name=name) or [None]
             if entry is None:

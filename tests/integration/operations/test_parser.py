@@ -66,6 +66,20 @@ def test_each_command_has_help_json_and_a_status_for_wrong_options(
         main([*command.split(), "--no-such-option"])
 
 
+def test_celery_and_app_name_an_application_for_each_command() -> None:
+    """Whichever of the two a command's page uses, an operator need not remember it."""
+    both = {"--celery", "--app"}
+    taken = {command: both & set(options_of(parser)) for command, parser in COMMANDS.items()}
+    assert {command for command, options in taken.items() if options == both} >= {
+        "sweep",
+        "relay",
+        "doctor",
+        "explain",
+        "dashboard",
+    }
+    assert [command for command, options in taken.items() if options not in (both, set())] == []
+
+
 def test_the_script_of_bash_completes_commands_and_options(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
