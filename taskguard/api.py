@@ -392,7 +392,7 @@ class TaskGuard:
             key: the key, as `lock()` takes it or as errors show it, with or without this
                 application's namespace.
             reason: why, for the log and the record.
-            actor: who, for the record. By default the user and the host of this process.
+            actor: the operator's name. By default the user and the host of this process.
             fence: the holder's fence, as its lease, its guard or the ledger has it.
             owner: the holder, as `KeyBusyError.owner` or the ledger names it, or its part before /.
 

@@ -98,7 +98,10 @@ def _write_no_more() -> None:
 
 def make_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
-    parser = argparse.ArgumentParser(prog="taskguard", description="taskguard's own commands")
+    parser = argparse.ArgumentParser(
+        prog="taskguard",
+        description="Sets up taskguard, checks it, and answers operators' questions.",
+    )
     parser.add_argument(
         "--version", action="version", version=f"taskguard {version('celery-taskguard')}"
     )

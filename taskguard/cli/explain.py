@@ -55,7 +55,10 @@ def _explain(ops: Operations, arguments: argparse.Namespace) -> int:
     if found.key is None and found.work is None:
         if not found.others:
             what = "work has this message" if arguments.message else "key or work begins with it"
-            raise NotFoundError(f"Nothing is on record of {found.asked!r}: no {what}.")
+            raise NotFoundError(
+                f"Nothing is on record of {found.asked!r}: no {what}. If the application has a "
+                "namespace, keys and work begin with it."
+            )
         if not arguments.json:
             print(f"taskguard: {printable(found.asked)} may be one of these:", file=sys.stderr)
             for each in found.others:

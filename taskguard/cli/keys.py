@@ -33,7 +33,7 @@ def add_change(parser: argparse.ArgumentParser) -> None:
     """Add what each change needs: `--reason` and `--as`."""
     parser.add_argument("--reason", required=True, help="why; it is recorded")
     parser.add_argument(
-        "--as", dest="actor", metavar="NAME", help="who; by default the user and the host"
+        "--as", dest="actor", metavar="NAME", help="the operator; by default USER@HOST"
     )
 
 
@@ -171,7 +171,7 @@ def _resume(ops: Operations, arguments: argparse.Namespace) -> int:
     pause = ops.resume(arguments.key, reason=arguments.reason, actor=arguments.actor)
     if pause is None:
         raise CommandError(
-            f"{arguments.key} is not paused. A pause that still waits does not begin."
+            f"{arguments.key} is not paused. If a pause was waiting for its holder, it is given up."
         )
     if arguments.json:
         print_json({"key": arguments.key, **as_data(pause)})

@@ -102,7 +102,7 @@ def refusal(
     if state not in FROM[action]:
         return _wrong_state(row, action, state)
     if state is State.FAILED and row.final == 1 and action is Action.DROP:
-        return f"it never runs already: {row.error}"
+        return f"it is FAILED for good already: {row.error}"
     if action is Action.CALL and row.call is None:
         return "its call is not stored: send its message again"
     gone_us = int(gone_s * 1e6) if action is Action.REQUEUE_LEFT else 0
@@ -124,8 +124,8 @@ def _lives(row: ChangedRow, left_us: int, gone_us: int) -> str:
         return f"{_holder(row)} runs it, and its lease ends in {left_us / 1e6:.1f} s"
     if -left_us < gone_us:
         return (
-            f"the lease of {_holder(row)} expired {-left_us / 1e6:.1f} s ago, and counts as left "
-            f"after {gone_us / 1e6:g} s"
+            f"the lease of {_holder(row)} expired {-left_us / 1e6:.1f} s ago. Its work counts as "
+            f"left {gone_us / 1e6:g} s after that"
         )
     return ""
 

@@ -68,7 +68,7 @@ def _on_holder(holder: Held, name: str, *, now_s: float) -> list[str]:
         )
     found.append(
         f"If it is gone, release the key: taskguard keys release {name} --reason … Its late "
-        "commit is refused once another delivery has the key."
+        "commit is refused."
     )
     return found
 

@@ -51,7 +51,7 @@ class Changes(Base):
         Args:
             works: one id, or several.
             reason: why, for the record.
-            actor: who, for the record. By default the user and the host of this process.
+            actor: the operator's name. By default the user and the host of this process.
             expected: what was seen of the work, or of each by its id. If it has changed since,
                 nothing changes.
 
@@ -74,7 +74,7 @@ class Changes(Base):
         Args:
             works: one id, or several.
             reason: why, for the record.
-            actor: who, for the record. By default the user and the host of this process.
+            actor: the operator's name. By default the user and the host of this process.
             gone_s: for how many seconds its lease must have expired: the `ttl_s` of its task. By
                 default 30, as `ttl_s`.
             expected: as in `requeue()`.
@@ -93,7 +93,7 @@ class Changes(Base):
         actor: str | None = None,
         expected: Expected | Mapping[str, Expected] | None = None,
     ) -> list[Changed]:
-        """Move NEW, FAILED or DEAD work -> FAILED for good: it never runs, and its caller is told.
+        """Move NEW, FAILED or DEAD work -> FAILED for good: it never runs.
 
         A caller that waits for a parked or enqueued message reads REVOKED. Arguments and errors
         are as in `requeue()`.
@@ -116,7 +116,7 @@ class Changes(Base):
         Args:
             works: one id, or several. One, with `row`.
             reason: why, for the record.
-            actor: who, for the record.
+            actor: the operator's name.
             expected: as in `requeue()`.
             row: the user's own row of the task (`row=`), which moves to its last state in the same
                 transaction. If it stays in its first state, the next delivery runs the work again.

@@ -60,7 +60,7 @@ class Pauses(Base):
         Args:
             key: the key, as `tg.lock()` takes it or as errors show it. It may have slots.
             reason: why, for the record and for everything that is refused meanwhile.
-            actor: who, for the record. By default the user and the host of this process.
+            actor: the operator's name. By default the user and the host of this process.
             now: do not wait for the holders. Their leases end, and their late commits are refused.
             timeout_s: how long to wait for the holders, in seconds.
 

@@ -241,7 +241,7 @@ class TestRequeueLeft:
         late = book.claim().claim
         book.expire()  # in 1970
         found = change(book, Action.REQUEUE_LEFT, gone_s=1e10)
-        assert (found.changed, "counts as left after 1e+10 s" in found.why) == (False, True)
+        assert (found.changed, "counts as left 1e+10 s after that" in found.why) == (False, True)
         book.ledger.complete_alone(late, None)
 
     def test_its_message_is_sent_if_its_call_is_stored(self, book: Book) -> None:
