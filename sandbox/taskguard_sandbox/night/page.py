@@ -14,7 +14,10 @@ Twenty questions of an operator, and the [commands](../reference/cli.md) that an
 pauses a key, and lets tasks fail. Then it runs these commands, and copies their output.
 
 A question changes nothing. Each change needs `--reason`, and the ledger records it with your name.
-[The web page](dashboard.md) answers the same questions.
+[The web page](dashboard.md) answers most of these questions, too.
+
+The commands use the servers of `TASKGUARD_LEDGER_URL` and `TASKGUARD_LOCKS_URL`, those of a Celery
+application (`--app shop:app`), or those of a Django project (`manage.py taskguard …`).
 """
 
 QUESTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
@@ -113,8 +116,8 @@ QUESTIONS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ),
     (
         "Which workers are there, and is one missing?",
-        "A worker says about three times an hour that it is there. Two versions at once are a "
-        "deployment that has not ended.",
+        "Each worker updates SEEN about three times an hour. If there are two versions, a "
+        "deployment has not ended.",
         ("workers",),
     ),
     (
