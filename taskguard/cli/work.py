@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from taskguard.cli.explain import print_work
@@ -197,12 +197,12 @@ def _change(ops: Operations, arguments: argparse.Namespace) -> int:
     if bool(arguments.work) == _filters(arguments):
         raise CommandTargetError("Give either ids of work, or a filter: --state, --task, --key …")
     if arguments.work:
-        found = [each for each in map(ops.work, arguments.work) if each is not None]
-        missing = set(arguments.work) - {each.id for each in found}
-        if len(found) < len(set(arguments.work)):
-            raise NotFoundError(
-                f"There is no work {', '.join(map(repr, sorted(missing)))}. Nothing changed."
-            )
+        known = {each: ops.work(each) for each in arguments.work}
+        missing = sorted(each for each, work in known.items() if work is None)
+        if missing:
+            names = ", ".join(map(repr, missing))
+            raise NotFoundError(f"There is no work {names}. Nothing changed.")
+        found = list({work.id: work for work in known.values() if work is not None}.values())
     else:
         page = ops.list_work(_filter(ops, arguments), limit=arguments.limit)
         found = list(page.items)
@@ -214,7 +214,7 @@ def _change(ops: Operations, arguments: argparse.Namespace) -> int:
     bulk = not arguments.work
     if arguments.dry_run or (bulk and not arguments.yes):
         return _would(arguments, found)
-    return _told(arguments, list(_changed(ops, arguments, found)))
+    return _told(arguments, _changed(ops, arguments, found))
 
 
 def _would(arguments: argparse.Namespace, found: list[WorkItem]) -> int:
@@ -233,31 +233,40 @@ def _would(arguments: argparse.Namespace, found: list[WorkItem]) -> int:
 
 def _changed(
     ops: Operations, arguments: argparse.Namespace, found: list[WorkItem]
-) -> list[Changed]:
+) -> Iterator[Changed]:
+    """Change one work after the other, and yield the outcome of each."""
     options: dict[str, Any] = {"reason": arguments.reason, "actor": arguments.actor}
-    expected = {each.id: Expected(state=each.state, fence=each.fence) for each in found}
-    ids = [each.id for each in found]
-    if arguments.action == "requeue":
-        left = [each.id for each in found if each.state is State.PROCESSING]
-        others = [work for work in ids if work not in set(left)]
-        changed = ops.requeue_left(left, gone_s=arguments.gone, expected=expected, **options)
-        return changed + ops.requeue(others, expected=expected, **options)
-    change = {"drop": ops.drop, "done": ops.done, "call": ops.call_now}[arguments.action]
-    return change(ids, expected=expected, **options)
+    changes = {"requeue": ops.requeue, "drop": ops.drop, "done": ops.done, "call": ops.call_now}
+    for each in found:
+        expected = Expected(state=each.state, fence=each.fence)
+        if arguments.action == "requeue" and each.state is State.PROCESSING:
+            yield from ops.requeue_left(
+                each.id, gone_s=arguments.gone, expected=expected, **options
+            )
+        else:
+            yield from changes[arguments.action](each.id, expected=expected, **options)
 
 
-def _told(arguments: argparse.Namespace, changed: list[Changed]) -> int:
-    if arguments.json:
-        print_json(changed)
+def _told(arguments: argparse.Namespace, changes: Iterable[Changed]) -> int:
+    """Print each outcome as soon as it is known, even if a later change fails."""
+    changed: list[Changed] = []
+    try:
+        for each in changes:
+            changed.append(each)
+            _print_outcome(arguments, each)
+    finally:
+        if arguments.json:
+            print_json(changed)
     refused = [each for each in changed if not each.changed]
-    for each in changed if not arguments.json else ():
-        if each.changed:
-            print(f"{printable(each.work)} {_NOW[arguments.action]} {each.then}".rstrip())
-    for each in refused:
-        print(
-            f"{paint('refused', 'red')}: {printable(each.work)}: {printable(each.why)}",
-            file=sys.stderr,
-        )
     if refused:
         raise CommandError(f"{len(refused):,} of {len(changed):,} work items were not changed.")
     return 0
+
+
+def _print_outcome(arguments: argparse.Namespace, each: Changed) -> None:
+    if not each.changed:
+        said = f"{printable(each.work)}: {printable(each.why)}"
+        print(f"{paint('refused', 'red')}: {said}", file=sys.stderr)
+    elif not arguments.json:
+        said = f"{_NOW[arguments.action]} {printable(each.then)}".rstrip()
+        print(f"{printable(each.work)} {said}")

@@ -13,6 +13,8 @@ from support import claims
 from support.guarded_shop import GuardedShop
 from taskguard.cli import main
 from taskguard.cli.output import age, as_data, table
+from taskguard.errors import LedgerUnavailableError
+from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import WORK
 from taskguard.model.claims import Claimed, MessageRef
 from taskguard.model.history import Flag
@@ -171,6 +173,37 @@ def test_work_is_changed_in_bulk_only_on_purpose(shop: GuardedShop, terminal: Te
     assert len(terminal.json("actions")) == 4
 
 
+def test_work_that_is_missing_is_named_and_nothing_changes(
+    shop: GuardedShop, terminal: Terminal
+) -> None:
+    """Even if another id is given twice."""
+    fail(shop, 1)
+    twice = "'ship order:1' 'ship order:1'"
+    terminal(f"work drop {twice} 'ship order:7' --reason x", status=3)
+    assert "There is no work 'ship order:7'." in terminal.err
+    assert len(terminal(f"work drop {twice} --reason x").splitlines()) == 1
+
+
+@pytest.mark.parametrize("json_too", ["", " --json"])
+def test_changes_before_an_error_are_printed(
+    shop: GuardedShop, terminal: Terminal, monkeypatch: pytest.MonkeyPatch, json_too: str
+) -> None:
+    """The database goes down in the middle of a bulk change."""
+    fail(shop, 1, 2, 3)
+    change, works = SqlLedger.change, []
+
+    def until_it_is_down(self: SqlLedger, work: str, *args: Any, **options: Any) -> Any:
+        works.append(work)
+        if len(works) == 3:
+            raise LedgerUnavailableError("the database is down")
+        return change(self, work, *args, **options)
+
+    monkeypatch.setattr(SqlLedger, "change", until_it_is_down)
+    said = terminal(f"work drop --state FAILED --reason x --yes{json_too}", status=1)
+    assert "the database is down" in terminal.err
+    assert [work in said for work in works] == [True, True, False]
+
+
 def test_left_work_is_overdue_and_may_be_requeued(shop: GuardedShop, terminal: Terminal) -> None:
     """Work whose worker is gone is listed as overdue. A requeue counts a crash."""
     claimed = claim(shop, 1)
@@ -239,6 +272,9 @@ def test_names_do_nothing_to_a_terminal(shop: GuardedShop, terminal: Terminal) -
     outputs = [terminal("keys"), terminal("top"), terminal(f"explain 'order:{hostile}'")]
     shop.ledger.fail(claimed.claim, hostile)
     outputs += [terminal("work list --state FAILED"), terminal("work show ship")]
+    failed = claim(shop, 2, message=MessageRef(hostile)).claim
+    shop.ledger.fail(failed, "boom")
+    outputs.append(terminal("work requeue 'ship order:2' --reason x"))
     for said in outputs:
         assert re.sub("[\n\t]", "", said).isprintable(), ascii(said)
         assert "\\x1b[2J\\u202e" in said
