@@ -46,7 +46,7 @@ def _on_key(key: KeyView, *, now_s: float) -> list[str]:
     found = []
     for holder in key.holders:
         if is_unusual(holder, key, now_s=now_s):
-            found += _on_holder(holder, name, now_s=now_s)
+            found += _on_holder(holder, now_s=now_s)
     if not key.holders and key.line is not None:
         found.append(
             "The key is free, and messages wait. A worker's relay sends the first one within "
@@ -55,8 +55,9 @@ def _on_key(key: KeyView, *, now_s: float) -> list[str]:
     return found
 
 
-def _on_holder(holder: Held, name: str, *, now_s: float) -> list[str]:
+def _on_holder(holder: Held, *, now_s: float) -> list[str]:
     process = holder.process
+    name = shlex.quote(holder.key)  # its slot, if the key has slots: others hold theirs rightly
     left_s = max(0.0, holder.lease_until_s - now_s)
     found = []
     if process.pid:

@@ -16,8 +16,10 @@ from taskguard.cli.output import age, as_data, table
 from taskguard.errors import LedgerUnavailableError
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import WORK
+from taskguard.model.bounds import Bounds, slots_of
 from taskguard.model.claims import Claimed, MessageRef
 from taskguard.model.history import Flag
+from taskguard.operations import advice
 
 CALL = '{"queue": "test", "message": "m"}'
 
@@ -150,6 +152,21 @@ def test_held_keys_are_listed_the_longest_first(shop: GuardedShop, terminal: Ter
     assert [line.split("\t")[0] for line in terminal("keys").splitlines()] == ["order:2"]
     [released] = terminal.json("keys release order:2 --reason 'web-3 is gone'")
     assert (released["key"], released["fence"]) == ("order:2", second.claim.fence)
+
+
+def test_the_advice_on_a_slot_leaves_the_others(
+    shop: GuardedShop, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of two holders hangs. The advice is to release its slot, and not the whole key."""
+    monkeypatch.setattr(advice, "_LONG_S", 0.0)
+    slots = slots_of("order:1", 2)
+    bounds = Bounds("order:1", 2, None, slots)
+    for number in (1, 2):
+        claim(shop, number, keys=slots[:1], bounds=bounds)
+    released = re.findall("keys release (\\S+)", terminal("explain order:1"))
+    assert released == ["'order:1#0'", "'order:1#1'"]
+    terminal(f"keys release {released[1]} --reason 'web-3 is gone'")
+    assert [each.key for each in shop.ledger.holders("order:1")] == ["order:1#0"]
 
 
 def test_work_is_changed_in_bulk_only_on_purpose(shop: GuardedShop, terminal: Terminal) -> None:
