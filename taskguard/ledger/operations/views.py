@@ -20,6 +20,7 @@ from taskguard.model.workers import Worker
 from taskguard.values import value
 
 __all__ = [
+    "ENDED",
     "HAPPENED",
     "WAITING",
     "WORK_ITEM",
@@ -33,6 +34,8 @@ __all__ = [
 
 _MOST_ERROR = 4_000
 _BEFORE_SURROGATES, _AFTER_SURROGATES, _LAST = 0xD7FF, 0xE000, 0x10FFFF
+# A claim leaves the end of the attempt before on record, because no index or rule reads it.
+ENDED = (State.DONE.value, State.FAILED.value, State.DEAD.value)
 _NAMES = ("number", "kind", "name", "host", "pid", "queues", "version")
 
 # Not the columns that may be large, or private: arguments, results, progress, history.
@@ -156,7 +159,7 @@ def item_of(row: Any, asked: Asked, processes: dict[str, Process], **others: Any
         parked_s=seconds(row.parked),
         created_s=seconds(row.created),
         started_s=seconds(row.started),
-        finished_s=seconds(row.finished),
+        finished_s=seconds(row.finished) if row.state in ENDED else None,
         trace=row.trace,
         **others,
     )

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from taskguard.keys import SHORT_CHARS
 from taskguard.ledger.operations.cursors import after_of, cursor_of
-from taskguard.ledger.operations.views import WORK_ITEM, Asked, begins_with, item_of
+from taskguard.ledger.operations.views import ENDED, WORK_ITEM, Asked, begins_with, item_of
 from taskguard.ledger.tables import COUNTS, KEYS, MESSAGES, WORK
 from taskguard.model.bounds import range_of_slots
 from taskguard.model.claims import LEADER_TASK
@@ -188,7 +188,9 @@ def _conditions(only: WorkFilter) -> list[Any]:
     if only.prefix is not None:
         found += begins_with(WORK.c.id, only.prefix)
     if only.since_s is not None:
-        changed = sa.func.coalesce(WORK.c.finished, WORK.c.started, WORK.c.created)
+        # Work that was claimed again still has the end of the attempt before.
+        ended = sa.case((WORK.c.state.in_(ENDED), WORK.c.finished))
+        changed = sa.func.coalesce(ended, WORK.c.started, WORK.c.created)
         found.append(sa.func.coalesce(WORK.c.since, changed) >= int(only.since_s * 1e6))
     return found
 

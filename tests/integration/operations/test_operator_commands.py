@@ -8,6 +8,7 @@ import shlex
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from support import claims
 from support.guarded_shop import GuardedShop
@@ -232,6 +233,16 @@ def test_left_work_is_overdue_and_may_be_requeued(shop: GuardedShop, terminal: T
     terminal("work requeue --overdue --reason 'web-3 is gone' --yes")
     [row] = terminal.json("work list --prefix 'ship order:1'")
     assert (row["state"], row["crashes"], row["flag"]) == ("NEW", 1, None)
+
+
+def test_work_that_runs_again_has_not_ended(shop: GuardedShop, terminal: Terminal) -> None:
+    """The end of its failed attempt is an hour ago, and it was claimed again just now."""
+    fail(shop, 1)
+    with shop.engine.begin() as db:
+        db.execute(sa.update(WORK).values(finished=WORK.c.finished - 3_600_000_000))
+    claim(shop, 1, message=MessageRef("m1", 1))
+    [found] = terminal.json("work list --state PROCESSING --prefix ship --since 1m")
+    assert found["finished_s"] is None
 
 
 def test_show_takes_a_key_or_a_beginning(shop: GuardedShop, terminal: Terminal) -> None:
