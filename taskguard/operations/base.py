@@ -7,11 +7,12 @@ process knows how to send it. Otherwise a relay sends it within a second.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from taskguard.errors import ConfigurationError, TaskguardError
-from taskguard.keys import finish_key
+from taskguard.keys import MAX_KEY_BYTES, finish_key
 from taskguard.model.bounds import MOST_SLOTS, without_slot
 from taskguard.model.changes import Said, said, this_user
 from taskguard.model.history import Action
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 __all__ = ["Base", "logger"]
 
 logger = logging.getLogger("taskguard")
+
+# Keys contain no blanks and no braces, and each % begins an escape.
+_is_key = re.compile(r"(?:[^%\s{}]|%[0-9A-F]{2})+").fullmatch
 
 
 class Base:
@@ -57,15 +61,24 @@ class Base:
     def _said(action: Action, actor: str | None, reason: str) -> Said:
         return said(action, this_user() if actor is None else actor, reason)
 
-    def _key(self, key: str, what: str) -> str:
-        """Return a key with this application's namespace, as `lock()` takes it or errors show it.
+    def _keys(self, key: str, what: str) -> list[str]:
+        """Return the keys that a text may mean, with this application's namespace.
 
-        Keys that errors show are escaped already, and escaping one again would name another key.
+        It may be a key as errors show it: escaped, except for the literal text of its template. Or
+        it may be a text as `lock()` takes it, which escapes it.
         """
         if not key:
             raise ConfigurationError(f'{what} needs a key, for example "inventory:42".')
         own = key.removeprefix(self._namespace)
-        return self._namespace + (own if "%" in own else finish_key(own))
+        shown = [own] if _is_key(own) and len(own.encode()) <= MAX_KEY_BYTES else []
+        if shown and "%" in own:
+            return [self._namespace + own]
+        return [self._namespace + each for each in dict.fromkeys((*shown, finish_key(own)))]
+
+    def _on_record(self, keys: list[str]) -> str:
+        """Return the first of these keys that is on record, or else the last one."""
+        known = (each for each in keys if each == keys[-1] or self._ledger.key_view(each))
+        return next(known)
 
     def goes_on(self, key: str) -> None:
         """Send the next message of a line whose key may be free. Never raises."""

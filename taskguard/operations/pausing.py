@@ -70,8 +70,8 @@ class Pauses(Base):
             ConfigurationError: there is no ledger, or no reason.
         """
         check_number("timeout_s", timeout_s, at_least=0, at_most=DAY_S)
-        by, name = self._said(Action.PAUSE, actor, reason), self._key(key, "pause()")
-        ledger = self._ledger
+        by, ledger = self._said(Action.PAUSE, actor, reason), self._ledger
+        name = self._on_record(self._keys(key, "pause()"))
         pause = Pause(by.actor, by.reason, ledger.now_us() / 1e6)
         owner = Owner(*pause_names(pause))
         if now:
@@ -93,8 +93,10 @@ class Pauses(Base):
         Raises:
             ConfigurationError: there is no ledger, or no reason.
         """
-        by, name = self._said(Action.RESUME, actor, reason), self._key(key, "resume()")
-        ledger = self._ledger
+        by, ledger = self._said(Action.RESUME, actor, reason), self._ledger
+        names = self._keys(key, "resume()")
+        paused = (each for each in names if ledger.pause_of((each,)))
+        name = next(paused, None) or self._on_record(names)
         owner = ledger.pause_of((name,))
         now = Owner(*pause_names(Pause(by.actor, by.reason, ledger.now_us() / 1e6)))
         if not ledger.resume(name, owner=owner or now, by=by) or owner is None:

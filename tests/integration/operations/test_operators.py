@@ -27,7 +27,7 @@ from taskguard.ledger.tables import ACTIONS
 from taskguard.locks import MemoryLocks
 from taskguard.model.bounds import Bounds, slots_of
 from taskguard.model.changes import Expected
-from taskguard.model.claims import Claimed
+from taskguard.model.claims import Busy, Claimed
 from taskguard.model.delivery import Answered, Completed, Deferred, Dropped, MessageRef, stored_call
 from taskguard.model.policy import make_policy
 from taskguard.model.states import State
@@ -284,11 +284,29 @@ class TestPause:
 
     def test_a_key_as_errors_show_it(self, shop: GuardedShop) -> None:
         """A key with special characters may be given as `tg.lock()` takes it, or escaped."""
-        for key, shown in (("a b", "a%20b"), ("a b", "a b")):
+        for key, shown in (
+            ("a b", "a%20b"),
+            ("a b", "a b"),
+            ("50%", "50%"),
+            ("50%", "50%25"),
+            ("50% off", "50% off"),
+            ("tenant=5", "tenant=5"),
+        ):
             shop.tg.operations.pause(shown, reason="audit")
             with pytest.raises(KeyBusyError, match="is paused"), shop.tg.lock(key):
                 pass
             assert shop.tg.operations.resume(key, reason="done") is not None
+
+    def test_a_key_whose_template_has_a_special_character(self, shop: GuardedShop) -> None:
+        """The text of a template is not escaped. `tg.lock()` would take another key."""
+        tenant = claims.request(1, keys=("tenant=5",))
+        claimed = shop.ledger.claim(tenant)
+        assert isinstance(claimed, Claimed)
+        shop.ledger.fail(claimed.claim, "boom")
+        shop.tg.operations.pause("tenant=5", reason="audit")
+        assert isinstance(shop.ledger.claim(claims.request(2, keys=tenant.keys)), Busy)
+        assert shop.tg.operations.resume("tenant=5", reason="done") is not None
+        assert isinstance(shop.ledger.claim(claims.request(2, keys=tenant.keys)), Claimed)
 
 
 def elsewhere(call: Callable[..., Any], *args: Any, **options: Any) -> Any:
