@@ -32,6 +32,7 @@ __all__ = [
     "Parking",
     "Queue",
     "stored_call",
+    "without_delay",
 ]
 
 NOT_BEFORE = "not_before_s"
@@ -48,6 +49,13 @@ def stored_call(call: Mapping[str, Any], message: MessageRef, app: str) -> str:
     deferred = {"deferrals": message.deferrals} if message.deferrals else {}
     owned = {"app": app} if app else {}
     return json.dumps({**call, "message": message.name, **deferred, **owned})
+
+
+def without_delay(call: str | None) -> str | None:
+    """Return a stored call whose message may run at once."""
+    if call is None or NOT_BEFORE not in call:
+        return call
+    return json.dumps({name: each for name, each in json.loads(call).items() if name != NOT_BEFORE})
 
 
 class Queue(Protocol):

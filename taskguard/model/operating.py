@@ -14,7 +14,8 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from taskguard.model.changes import Expected, Said
-from taskguard.model.history import Action
+from taskguard.model.delivery import without_delay
+from taskguard.model.history import Action, works_of
 from taskguard.model.lease import Owner
 from taskguard.model.line_states import LineState
 from taskguard.model.records import StoredWork
@@ -165,7 +166,7 @@ def written(row: ChangedRow, action: Action, *, now_us: int, text: str) -> dict[
         # caller reads the end of the work. See `ledger/lines/newest.py`.
         position = row.created if row.parked is None else row.parked
         values |= {"line": LineState.SUPERSEDED.value, "parked": position, "due": now_us}
-        values["rank"] = row.rank or 0
+        values |= {"rank": row.rank or 0, "call": without_delay(row.call)}
     elif to is State.DONE:
         values["call"] = None
     return values
@@ -193,4 +194,4 @@ def _given_back(row: ChangedRow, now_us: int, text: str) -> dict[str, Any]:
 def _called(row: ChangedRow, now_us: int) -> dict[str, Any]:
     """Return the columns of work whose message is sent now, or in its turn if it is in a line."""
     in_turn = row.line == LineState.WAITING or row.call is None  # a copy under a former id
-    return {"due": None if in_turn else now_us}
+    return {"due": None if in_turn else now_us, "call": without_delay(row.call)}

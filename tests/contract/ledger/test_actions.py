@@ -15,7 +15,7 @@ from taskguard.locks.base import Renewal
 from taskguard.model.bounds import Bounds, slots_of
 from taskguard.model.changes import Changed, Expected, Said
 from taskguard.model.claims import Answer, Busy, Claimed, ClaimRequest, MessageRef
-from taskguard.model.delivery import stored_call
+from taskguard.model.delivery import NOT_BEFORE, stored_call
 from taskguard.model.history import WORKS_CHARS, Action, read
 from taskguard.model.operating import FROM, TO
 from taskguard.model.states import TRANSITIONS, Decision, State
@@ -273,6 +273,15 @@ class TestCall:
         assert book.ledger.overdue() == []
         assert change(book, Action.CALL).changed
         assert [each.work for each in book.ledger.overdue()] == [WORK_ID]
+
+    @pytest.mark.parametrize("action", [Action.CALL, *END])
+    def test_a_delayed_message_is_sent_at_once(self, book: Book, action: Action) -> None:
+        """A relay sends what is stored, which does not say any more when it may run."""
+        message, app = MessageRef("m1"), "shop"
+        delayed = stored_call({"queue": "test", NOT_BEFORE: 9e9}, message, app=app)
+        book.ledger.enqueue(None, book.request(1, message="m1", call=delayed), due_in_s=3600.0)
+        assert change(book, action).changed
+        assert book.work().call == stored_call({"queue": "test"}, message, app=app)
 
     def test_work_without_a_call_stays(self, book: Book) -> None:
         book.ledger.give_back(book.claim().claim)
