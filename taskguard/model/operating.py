@@ -19,7 +19,7 @@ from taskguard.model.history import Action, works_of
 from taskguard.model.lease import Owner
 from taskguard.model.line_states import LineState
 from taskguard.model.records import StoredWork
-from taskguard.model.states import State
+from taskguard.model.states import OUTDATED, State
 
 __all__ = ["FROM", "TO", "ChangedRow", "refusal", "text_of", "was_made", "written"]
 
@@ -104,6 +104,8 @@ def refusal(
         return _wrong_state(row, action, state)
     if state is State.FAILED and row.final == 1 and action is Action.DROP:
         return f"it is FAILED for good already: {row.error}"
+    if action is Action.REQUEUE and (row.error or "").startswith(OUTDATED):
+        return f"it was {row.error}. It would be superseded again: send the call again"
     if action is Action.CALL and row.call is None:
         return "its call is not stored: send its message again"
     gone_us = int(gone_s * 1e6) if action is Action.REQUEUE_LEFT else 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 
-from taskguard.model.states import State
+from taskguard.model.states import OUTDATED, State
 from taskguard.model.views import Held, KeyView, Process, WorkItem
 
 __all__ = ["advice_on", "is_unusual"]
@@ -98,6 +98,8 @@ def _on_ended_or_new(work: WorkItem, key: KeyView | None, *, now_s: float) -> li
             f"If it must not run: taskguard work drop {name} --reason …",
         ]
     if work.state is State.FAILED and work.final:
+        if (work.error or "").startswith(OUTDATED):
+            return ["A newer message superseded it. To run it anyway, send the call again."]
         return [f"It never runs. To run it anyway: {requeue}"]
     if work.state is State.FAILED:
         retried = "If its queue retries it, its next delivery runs it."

@@ -261,6 +261,18 @@ def is_memory(book: Book) -> bool:
     return book.kind == "memory"
 
 
+def test_superseded_work_is_not_requeued(book: Book) -> None:
+    """Its next delivery would find the newer message, too."""
+    for number in (2, 1):
+        message, values = MessageRef(f"m{number}"), {"newest": "latest", "sent_us": 10**6 + number}
+        found = book.ledger.claim(request(number, message=message, keys=(KEY,), **values))
+        if isinstance(found, Claimed):
+            book.ledger.complete_alone(found.claim, None)
+    assert change(book, Action.DROP).changed is False
+    found = change(book, Action.REQUEUE)
+    assert (found.changed, "send the call again" in found.why) == (False, True)
+
+
 class TestCall:
     def test_a_waiting_message_goes_first(self, book: Book) -> None:
         for number in (1, 2, 3):
