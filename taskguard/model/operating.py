@@ -9,7 +9,7 @@ Read next: `ledger/operations/changes.py`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -19,9 +19,19 @@ from taskguard.model.history import Action, works_of
 from taskguard.model.lease import Owner
 from taskguard.model.line_states import LineState
 from taskguard.model.records import StoredWork
-from taskguard.model.states import OUTDATED, State
+from taskguard.model.states import OUTDATED, State, speaking_record
 
-__all__ = ["FROM", "TO", "ChangedRow", "refusal", "text_of", "was_made", "written"]
+__all__ = [
+    "FROM",
+    "TO",
+    "ChangedRow",
+    "counts_instead",
+    "refusal",
+    "text_of",
+    "twins_of",
+    "was_made",
+    "written",
+]
 
 FROM: Mapping[Action, frozenset[State]] = MappingProxyType(
     {
@@ -110,6 +120,40 @@ def refusal(
         return "its call is not stored: send its message again"
     gone_us = int(gone_s * 1e6) if action is Action.REQUEUE_LEFT else 0
     return _lives(row, row.lease_until - now_us, gone_us) if state is State.PROCESSING else ""
+
+
+def twins_of(row: Any, others: Sequence[Any], action: Action) -> list[Any]:
+    """Return the other records of the claim that this row is of, which change with it.
+
+    Only the record under the present id waits in a line, so their states may differ.
+    """
+    return [
+        each
+        for each in others
+        if _is_of_one_claim(each, row)
+        and (each.state == row.state or State(each.state) in FROM[action])
+    ]
+
+
+def counts_instead(row: Any, others: Sequence[Any]) -> str:
+    """Return why another record of this work decides its next claim, or "".
+
+    `others` are its records under other ids. Workers with the former guard read only the former
+    record.
+    """
+    ids, rows = works_of(row.also), {each.id: each for each in (row, *others)}
+    if not ids or ids[0] != row.id:
+        return ""
+    known = [rows.get(each) for each in ids]
+    number = speaking_record([each and (State(each.state), each.fence) for each in known])
+    counts = known[number or 0]
+    if counts is None or _is_of_one_claim(counts, row):
+        return ""
+    return f"its record under a former id counts: {counts.id!r} is {State(counts.state).value}"
+
+
+def _is_of_one_claim(one: Any, other: Any) -> bool:
+    return bool(one.fence == other.fence and one.started == other.started)
 
 
 def _changed_since(row: ChangedRow, expected: Expected) -> str:

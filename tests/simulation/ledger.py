@@ -98,6 +98,7 @@ class Work:
     strict: int | None = None
     flag: int | None = None
     since: int | None = None
+    also: str | None = None
     finished: int | None = None
     trace: str | None = None
 
@@ -537,6 +538,10 @@ class MemoryLedger(NewestMessages, StoredCalls, Runs, Operated):
                 )
             if known is not None:
                 fresh = replace(fresh, task=known.task, key=known.key, created=known.created)
+                fresh = replace(fresh, also=known.also)
+            if request.formerly:
+                ids = (request.work, *request.formerly)
+                fresh = replace(fresh, also="".join(f"{each}\n" for each in ids))
             if request.strict and work == request.work:
                 place = position_of(request, records.now_us, LineState.KEPT)
                 placed = [each.parked for each in records.rows if each and each.parked is not None]

@@ -16,10 +16,17 @@ from taskguard.ledger.records import message_of
 from taskguard.model.bounds import is_slot
 from taskguard.model.changes import Changed, Expected, PauseTried, Said
 from taskguard.model.claims import ClaimRequest
-from taskguard.model.history import Action
+from taskguard.model.history import Action, works_of
 from taskguard.model.lease import Owner
 from taskguard.model.line_states import LineState
-from taskguard.model.operating import refusal, text_of, was_made, written
+from taskguard.model.operating import (
+    counts_instead,
+    refusal,
+    text_of,
+    twins_of,
+    was_made,
+    written,
+)
 from taskguard.model.pauses import FAR_US
 from taskguard.model.states import State
 
@@ -67,25 +74,37 @@ class Operated:
         if before is None:
             return Changed(work=work, changed=False, why="there is no such work")
         pointer: Rows = [] if before.base is None else [("run", before.base)]
-        also = sorted(each.id for each in self._of_one_claim(before))
-        with self._at_once([*pointer, *(("work", each) for each in (work, *also))]):
-            row, now_us, text = self.work_items[work], self.now_us(), text_of(action, by)
-            twins = [each for each in self._of_one_claim(row) if each.id in also]
-            ids = tuple(sorted(each.id for each in twins))
-            known = {"work": work, "before": row.state, "key": row.key, "also": ids}
-            if row.base is not None and action in (Action.REQUEUE, Action.REQUEUE_LEFT):
-                self._refuse_later(row)
-            if was_made(row, action, text):
-                return Changed(changed=True, **known)
-            why = refusal(row, action, now_us=now_us, gone_s=gone_s, expected=expected)
-            if why:
-                return Changed(changed=False, why=why, **known)
-            for each in (row, *twins):
-                self._write_change(each, action, now_us, text)
-            if action is Action.CALL:
-                self._put_first(self.work_items[work])
-            self.actions.append((action, work))
+        locked = {work, *works_of(before.also)}
+        with self._at_once([*pointer, *(("work", each) for each in sorted(locked))]):
+            row = self.work_items[work]
+            if locked.issuperset(works_of(row.also)):
+                return self._changed(row, action, by, gone_s, expected)
+        again: Changed = self.change(work, action, by=by, gone_s=gone_s, expected=expected)
+        return again
+
+    def _changed(
+        self: Any, row: Work, action: Action, by: Said, gone_s: float, expected: Expected | None
+    ) -> Changed:
+        now_us, text = self.now_us(), text_of(action, by)
+        records = (self.work_items.get(each) for each in works_of(row.also) if each != row.id)
+        others = [each for each in records if each is not None]
+        twins = twins_of(row, others, action)
+        ids = tuple(sorted(each.id for each in twins))
+        known = {"work": row.id, "before": row.state, "key": row.key, "also": ids}
+        if row.base is not None and action in (Action.REQUEUE, Action.REQUEUE_LEFT):
+            self._refuse_later(row)
+        if was_made(row, action, text):
             return Changed(changed=True, **known)
+        why = refusal(row, action, now_us=now_us, gone_s=gone_s, expected=expected)
+        why = why or counts_instead(row, others)
+        if why:
+            return Changed(changed=False, why=why, **known)
+        for each in (row, *twins):
+            self._write_change(each, action, now_us, text)
+        if action is Action.CALL:
+            self._put_first(self.work_items[row.id])
+        self.actions.append((action, row.id))
+        return Changed(changed=True, **known)
 
     def requeue(self: Any, work: str, *, reason: str) -> bool:
         changed: Changed = self.change(work, Action.REQUEUE, by=Said(_NOBODY.actor, reason))
@@ -95,17 +114,6 @@ class Operated:
         later = self.later_run(row.base, row.id)
         if later is not None:
             raise AlreadyEnqueuedError(f"{later} is open", key=row.id, message_id=later, begun=True)
-
-    def _of_one_claim(self: _Ledger, row: Work) -> list[Work]:
-        """Return the other records of the claim that this row is of."""
-        names = ("state", "fence", "owner", "started", "task")
-        return [
-            each
-            for each in self.work_items.values()
-            if row.fence
-            and each.id != row.id
-            and all(getattr(each, name) == getattr(row, name) for name in names)
-        ]
 
     def _write_change(self: _Ledger, row: Work, action: Action, now_us: int, text: str) -> None:
         values = written(row, action, now_us=now_us, text=text)

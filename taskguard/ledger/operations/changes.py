@@ -4,8 +4,9 @@ Guarantees: a change, its line in `WORK.history` and its row in `taskguard_actio
 transaction. It is decided over locked rows by `model/operating.py`, and each UPDATE names the old
 state, fence and owner. An equal call changes nothing again, and adds no second action.
 
-A claim under two guards (`formerly=`) has several records with one fence and owner. A change of one
-changes the others of the same claim, too. `WORK.also` names them.
+A claim under two guards (`formerly=`) has several records with one fence, which `WORK.also` names.
+A change of one changes the others of the same claim, too. If a worker with the former guard has
+claimed the work since, only its record can be changed.
 
 Read next: `model/operating.py`.
 """
@@ -29,7 +30,15 @@ from taskguard.model.claims import RowRef
 from taskguard.model.counts import Count
 from taskguard.model.history import HISTORY_CHARS, Action, Happened, entry, works_of
 from taskguard.model.line_states import LineState
-from taskguard.model.operating import TO, refusal, text_of, was_made, written
+from taskguard.model.operating import (
+    TO,
+    counts_instead,
+    refusal,
+    text_of,
+    twins_of,
+    was_made,
+    written,
+)
 from taskguard.model.states import RowState, State
 
 __all__ = ["change", "declared_of", "history_with", "note_action", "was_noted"]
@@ -52,6 +61,24 @@ def change(
     Raises:
         AlreadyEnqueuedError: it is a run, and a later run of the same work is open.
     """
+    options: dict[str, Any] = {"by": by, "gone_s": gone_s, "expected": expected, "row": row}
+    changed = None
+    while changed is None:
+        changed = _change(database, work, action, **options)
+    return changed
+
+
+def _change(
+    database: Database,
+    work: str,
+    action: Action,
+    *,
+    by: Said,
+    gone_s: float,
+    expected: Expected | None,
+    row: RowRef | None,
+) -> Changed | None:
+    """Change work in one transaction. None: a claim has added a record, so look again."""
     text = text_of(action, by)
     with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
         # Locked before the ledger's rows, as in every transaction.
@@ -60,22 +87,27 @@ def change(
         if base is not None and action in (Action.REQUEUE, Action.REQUEUE_LEFT):
             _refuse_later_run(database, db, base, work)
         found = _locked(db, work)
+        if found is None:
+            return None
         if not found:
             return Changed(work=work, changed=False, why="there is no such work")
-        mine, also = found[0], tuple(each.id for each in found[1:])
+        mine, *others = found
+        twins = twins_of(mine, others, action)
+        also = tuple(each.id for each in twins)
         now_us, before = database.now_us(db), State(mine.state)
         known = {"work": work, "before": before, "key": mine.key, "also": also}
         again = was_made(mine, action, text)
         why = ""
         if not again:
             why = refusal(mine, action, now_us=now_us, gone_s=gone_s, expected=expected)
+            why = why or counts_instead(mine, others)
         if not why and row is not None:
             why = _refuse_row(db, row, own, mine)  # an equal call may not have named it
         if why:
             return Changed(changed=False, why=why, **known)
         if again:
             return Changed(changed=True, then=_then(mine, action), **known)
-        for each in found:
+        for each in (mine, *twins):
             _write(db, each, action, now_us=now_us, text=text)
         note_action(
             database, db, action, by=by, at_us=now_us, key=mine.key, task=mine.task, work=work
@@ -85,25 +117,17 @@ def change(
         return Changed(changed=True, then=_then(mine, action), **known)
 
 
-def _locked(db: sa.Connection, work: str) -> list[Any]:
-    """Return the locked row of work, then those of the other records of its claim."""
-    mine = db.execute(sa.select(WORK).where(WORK.c.id == work)).first()
-    if mine is None:
-        return []
-    ids = sorted({work, *works_of(mine.also)})
-    these = sa.select(WORK).where(WORK.c.id.in_(ids)).order_by(WORK.c.id).with_for_update()
-    found = {row.id: row for row in db.execute(these)}
+def _locked(db: sa.Connection, work: str) -> list[Any] | None:
+    """Return the locked row of work, then those under its other ids. None: one was just added."""
+    also = db.execute(sa.select(WORK.c.also).where(WORK.c.id == work)).scalar()
+    ids = {work, *works_of(also)}
+    these = sa.select(WORK).where(WORK.c.id.in_(sorted(ids))).order_by(WORK.c.id)
+    found = {row.id: row for row in db.execute(these.with_for_update())}
     mine = found.pop(work, None)
     if mine is None:
         return []
-    return [mine, *(each for each in found.values() if _is_of_one_claim(each, mine))]
-
-
-def _is_of_one_claim(one: Any, other: Any) -> bool:
-    return all(
-        getattr(one, name) == getattr(other, name)
-        for name in ("state", "fence", "owner", "started", "task")
-    )
+    # All are locked in order, so a further one cannot be locked now.
+    return [mine, *found.values()] if ids.issuperset(works_of(mine.also)) else None
 
 
 def _refuse_later_run(database: Database, db: sa.Connection, base: str, work: str) -> None:

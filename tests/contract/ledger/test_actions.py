@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from taskguard.model.changes import Changed, Expected, Said
 from taskguard.model.claims import Answer, Busy, Claimed, ClaimRequest, MessageRef
 from taskguard.model.delivery import NOT_BEFORE, stored_call
 from taskguard.model.history import WORKS_CHARS, Action, read
+from taskguard.model.lease import new_owner
 from taskguard.model.operating import FROM, TO
 from taskguard.model.states import TRANSITIONS, Decision, State
 
@@ -345,6 +347,61 @@ class TestTwoGuards:
         assert change(book, action, named).changed
         states = book.states()
         assert states[OLD] == states[NEW] == TO[action].value
+
+    @pytest.mark.parametrize("named", [OLD, NEW])
+    @pytest.mark.parametrize("action", END)
+    def test_work_that_waits_for_its_retry(self, book: Book, action: Action, named: str) -> None:
+        """Only the record under its present id was parked. The other one is still FAILED."""
+        call = stored_call({"queue": "test"}, MessageRef("m"), app="")
+        asked = replace(self.both(book), in_line=True, line_key="order:1", call=call)
+        book.ledger.fail(claim(book, asked).claim, "boom")
+        again = replace(asked, owner=new_owner("m"), message=MessageRef("m", 1))
+        assert book.ledger.park(again)
+        assert change(book, action, named).changed
+        assert set(book.states().values()) == {TO[action].value}
+        assert isinstance(book.ledger.claim(book.request(1, retries=1)), Answer)
+
+    @pytest.mark.parametrize("named", [OLD, "x order:1"])
+    @pytest.mark.parametrize("action", [*END, Action.REQUEUE])
+    def test_a_task_that_was_renamed(self, book: Book, action: Action, named: str) -> None:
+        """The former record has the former name of the task."""
+        book.ledger.fail(book.claim().claim, "boom")
+        asked = book.request(1, retries=1, work="x order:1", task="x", formerly=(OLD,))
+        book.ledger.fail(claim(book, asked).claim, "boom")
+        assert change(book, action, named).changed
+        assert set(book.states().values()) == {TO[action].value}
+
+    @pytest.mark.parametrize("action", [*END, Action.REQUEUE])
+    def test_a_record_that_does_not_count(self, book: Book, action: Action) -> None:
+        """A worker with the former guard has run the work since. Its record decides for both."""
+        book.ledger.fail(claim(book, self.both(book)).claim, "boom")
+        book.ledger.fail(book.claim(1, retries=1).claim, "boom")
+        found = change(book, action, NEW)
+        assert (found.changed, OLD in found.why) == (False, True)
+        assert change(book, action, OLD).changed
+        again = replace(self.both(book), message=MessageRef("m", 2))
+        assert isinstance(book.ledger.claim(again), Claimed) is (action is Action.REQUEUE)
+
+    def test_a_claim_that_comes_in_between(self, book: Book) -> None:
+        """A worker with the new guard makes the second record while the change begins."""
+        if not book.locks_rows or is_memory(book):
+            pytest.skip("no other transaction comes in between")
+        book.ledger.fail(book.claim().claim, "boom")
+        other, read = book.again(), []
+
+        def claims(_db: Any, _cursor: Any, statement: str, *_: Any) -> None:
+            if "also" in statement and not read:
+                read.append(statement)
+                again = other.claim(replace(self.both(book), message=MessageRef("m", 1)))
+                assert isinstance(again, Claimed)
+                other.fail(again.claim, "boom")
+
+        with book.ledger.database.pools.ledgers as engine:
+            sa.event.listen(engine, "after_cursor_execute", claims)
+        assert change(book, Action.DROP).changed
+        again = replace(self.both(book), message=MessageRef("m", 2))
+        for asked in (again, book.request(1, retries=2)):
+            assert answer(book, asked).decision is Decision.REVOKED
 
     def test_work_whose_key_has_slots(self, book: Book) -> None:
         slots = slots_of(KEY, 2)
