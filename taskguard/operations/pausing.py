@@ -36,8 +36,9 @@ __all__ = ["Pauses"]
 
 # For how long free slots stay closed if the process that waits for the others dies.
 _LEASE_S = 15.0
-_POLL_S = 0.05
-_MOST_POLL_S = 0.5
+# Between two messages of a line the key is free for about 10 ms, and the pause has to find that.
+_POLL_S = 0.02
+_MOST_POLL_S = 0.5  # once no other delivery can get the key
 
 
 class Pauses(Base):
@@ -128,7 +129,7 @@ class Pauses(Base):
                     if paused or tried.by or tried.resumed or (tries > 1 and not left_s):
                         return tried
                     clock.sleep(min(poll_s, left_s))
-                    poll_s = min(2 * poll_s, _MOST_POLL_S)
+                    poll_s = min(2 * poll_s, _MOST_POLL_S) if closed else _POLL_S
         finally:
             if not paused:  # even if this process is interrupted
                 with contextlib.suppress(LedgerUnavailableError):  # its lease expires

@@ -189,6 +189,34 @@ class TestPause:
         assert deliver(shop, body) == Completed(None)
         assert shop.tg.operations.paused() == []
 
+    def test_a_key_that_is_free_only_for_moments(
+        self, sqlite_url: str, make_shop: Callable[..., GuardedShop], monkeypatch: Any
+    ) -> None:
+        """Without a lock server nobody waits in turn. Each second the key is free for 25 ms."""
+        shop, now_s, number = make_shop(sqlite_url), 0.5, 1
+        held: list[Claimed] = []
+
+        def go_on() -> None:
+            nonlocal number
+            if now_s % 1.0 < 0.025 and held:
+                shop.ledger.complete_alone(held.pop().claim, None)
+            elif now_s % 1.0 >= 0.025 and not held:
+                number += 1
+                found = shop.ledger.claim(claims.request(number, keys=(KEY,)))
+                assert isinstance(found, Claimed)
+                held.append(found)
+
+        def sleep(for_s: float) -> None:
+            nonlocal now_s
+            now_s += for_s
+            go_on()
+
+        go_on()
+        monkeypatch.setattr(shop.tg.runner.clock, "monotonic_s", lambda: now_s)
+        monkeypatch.setattr(shop.tg.runner.clock, "sleep", sleep)
+        shop.tg.operations.pause(KEY, reason="audit", timeout_s=10.0)
+        assert held == []
+
     def test_it_is_not_paused_twice(self, shop: GuardedShop) -> None:
         shop.tg.operations.pause(KEY, reason="audit", actor="ann")
         with pytest.raises(KeyBusyError, match=r"is paused by ann .*audit\. Resume it first"):
