@@ -26,6 +26,7 @@ __all__ = [
     "TO",
     "ChangedRow",
     "counts_instead",
+    "first_position",
     "refusal",
     "text_of",
     "twins_of",
@@ -235,6 +236,17 @@ def _given_back(row: ChangedRow, now_us: int, text: str) -> dict[str, Any]:
         "due": None if row.call is None else now_us,
         "error": text,
     }
+
+
+def first_position(head: Any, *, by_rank: bool) -> dict[str, int]:
+    """Return a position before the first message of a line.
+
+    `by_rank`: the message supersedes others of its task by the time at which it was sent, which is
+    its position in its rank.
+    """
+    if by_rank:
+        return {"rank": head.rank - 1}
+    return {"rank": head.rank, "parked": head.parked - 1}
 
 
 def _called(row: ChangedRow, now_us: int) -> dict[str, Any]:

@@ -121,6 +121,7 @@ class NewestMessages:
                 answer = _outdate(self, request, row, now_us)
                 if answer is not None:
                     return answer
+                self.keys.setdefault(row_id_of(request), KeyRow())
                 before = self.new_work(request) if row is None else row
                 own = position_of(request, before.created, LineState.WAITING)
                 place = {**own, "expires": expiry_of(before, request)}

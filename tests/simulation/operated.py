@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from simulation.newest import KeyRow
 from simulation.stored_calls import SUPERSEDED
 from taskguard.errors import AlreadyEnqueuedError
+from taskguard.ledger.lines.newest import row_id
 from taskguard.ledger.records import message_of
 from taskguard.model.bounds import is_slot
 from taskguard.model.changes import Changed, Expected, PauseTried, Said
@@ -21,6 +22,7 @@ from taskguard.model.lease import Owner
 from taskguard.model.line_states import LineState
 from taskguard.model.operating import (
     counts_instead,
+    first_position,
     refusal,
     text_of,
     twins_of,
@@ -42,6 +44,10 @@ Rows = list[tuple[str, str | None]]
 
 def _began_us(owner: Owner) -> int:
     return 0 if owner.pause is None else round(owner.pause.since_s * 1e6)
+
+
+def _position(row: Work) -> tuple[int, int]:
+    return row.rank or 0, row.parked or 0
 
 
 class _Ledger(Protocol):
@@ -135,13 +141,16 @@ class Operated:
 
     def _put_first(self: _Ledger, row: Work) -> None:
         others = [
-            (each.rank or 0, each.parked)
+            each
             for each in self.work_items.values()
             if each.key == row.key and each.parked is not None and each.id != row.id
         ]
-        if row.line is not None and others and min(others) < (row.rank or 0, row.parked):
-            rank, parked = min(others)
-            self.work_items[row.id] = replace(row, rank=rank, parked=parked - 1)
+        head = min(others, key=_position, default=None)
+        if row.line is not None and head is not None and _position(head) < _position(row):
+            by_rank = row_id(row.key, row.task) in self.keys
+            head = replace(head, rank=head.rank or 0)
+            values: dict[str, Any] = first_position(head, by_rank=by_rank)
+            self.work_items[row.id] = replace(row, **values)
 
     # -- keys ---------------------------------------------------------------------------------
 

@@ -40,6 +40,7 @@ __all__ = [
     "note_notified",
     "outdated_values",
     "park",
+    "row_id",
     "row_id_of",
 ]
 
@@ -51,8 +52,13 @@ _NOTIFIED_S = 5.0
 
 
 def row_id_of(request: ClaimRequest) -> str:
-    """Return the id of the `NewestRow`. No key equals it, because no key contains a blank."""
-    return shorten(f"{request.keys[0]}#newest {request.task}", limit_bytes=500)
+    """Return the id of the `NewestRow` of a request."""
+    return row_id(request.keys[0], request.task)
+
+
+def row_id(key: str, task: str) -> str:
+    """Return the id of a `NewestRow`. No key equals it, because no key contains a blank."""
+    return shorten(f"{key}#newest {task}", limit_bytes=500)
 
 
 def note_notified(database: Database, work: str) -> None:

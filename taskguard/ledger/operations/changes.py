@@ -20,10 +20,11 @@ import sqlalchemy as sa
 from taskguard.errors import AlreadyEnqueuedError
 from taskguard.ledger import runs, unique
 from taskguard.ledger.connections.database import WRITE_LOCK_S, Database
+from taskguard.ledger.lines.newest import row_id
 from taskguard.ledger.operations import counts
 from taskguard.ledger.own_rows import changes as rows
 from taskguard.ledger.records import message_of
-from taskguard.ledger.tables import ACTIONS, MESSAGES, WORK
+from taskguard.ledger.tables import ACTIONS, KEYS, MESSAGES, WORK
 from taskguard.metrics import OPERATOR_ACTIONS
 from taskguard.model.changes import Changed, Expected, Said
 from taskguard.model.claims import RowRef
@@ -33,6 +34,7 @@ from taskguard.model.line_states import LineState
 from taskguard.model.operating import (
     TO,
     counts_instead,
+    first_position,
     refusal,
     text_of,
     twins_of,
@@ -184,7 +186,9 @@ def _put_first(db: sa.Connection, row: Any) -> None:
     if row.line is None or head is None:
         return
     if (head.rank, head.parked) < (row.rank, row.parked):
-        values = {"rank": head.rank, "parked": head.parked - 1}
+        newest = sa.select(KEYS.c.key).where(KEYS.c.key == row_id(row.key, row.task))
+        is_newest = db.execute(newest).first() is not None
+        values = first_position(head, by_rank=is_newest)
         db.execute(sa.update(WORK).where(WORK.c.id == row.id).values(**values))
 
 

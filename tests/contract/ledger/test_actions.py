@@ -15,7 +15,14 @@ from taskguard.ledger.tables import ACTIONS, WORK
 from taskguard.locks.base import Renewal
 from taskguard.model.bounds import Bounds, slots_of
 from taskguard.model.changes import Changed, Expected, Said
-from taskguard.model.claims import Answer, Busy, Claimed, ClaimRequest, MessageRef
+from taskguard.model.claims import (
+    Answer,
+    Busy,
+    Claimed,
+    ClaimRequest,
+    MessageRef,
+    ParkedNewest,
+)
 from taskguard.model.delivery import NOT_BEFORE, stored_call
 from taskguard.model.history import WORKS_CHARS, Action, read
 from taskguard.model.lease import new_owner
@@ -281,6 +288,23 @@ class TestCall:
             park(book, number)
         assert change(book, Action.CALL, "ship order:3").changed
         assert [promote(book), book.work(1).line] == ["m3", "waiting"]
+
+    def test_the_newest_message_stays_the_newest(self, book: Book) -> None:
+        """It goes before a message of another task. A late message that is older never runs."""
+
+        def sync(number: int, sent_us: int) -> ClaimRequest:
+            message = MessageRef(f"m{number}")
+            values = {"task": "sync", "newest": "latest", "sent_us": sent_us, "keys": (KEY,)}
+            call = stored_call({"queue": "test"}, message, app="")
+            return request(number, message=message, call=call, **values)
+
+        park(book, 1, sent_us=1_000)
+        assert isinstance(book.ledger.park_newest(sync(2, 3_000)), ParkedNewest)
+        assert change(book, Action.CALL, "ship order:2").changed
+        late = book.ledger.park_newest(sync(3, 2_000))
+        assert isinstance(late, Answer)
+        assert late.decision is Decision.OUTDATED
+        assert promote(book) == "m2"
 
     def test_an_enqueued_message_is_due_now(self, book: Book) -> None:
         enqueue(book)
