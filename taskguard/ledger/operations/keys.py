@@ -17,6 +17,7 @@ from taskguard.ledger.operations.views import (
     Asked,
     begins_with,
     happenings_of,
+    of_key,
     seconds,
 )
 from taskguard.ledger.tables import ACTIONS, COUNTS, FREE, HAPPENINGS, KEYS, WORK
@@ -111,9 +112,9 @@ def _past(asked: Asked, key: str, items: Sequence[WorkItem]) -> list[Past]:
 
 
 def actions_of(asked: Asked, key: str) -> list[Past]:
-    """Return what operators did to the key itself, among the last actions."""
+    """Return what operators did to the key itself or its slots, among the last actions."""
     last = sa.select(ACTIONS).order_by(ACTIONS.c.id.desc()).limit(_MOST_ACTIONS).subquery()
-    these = sa.select(last).where(last.c.key == key, last.c.work.is_(None))
+    these = sa.select(last).where(of_key(last.c.key, key), last.c.work.is_(None))
     rows = asked.rows(these.order_by(last.c.id.desc()).limit(_MOST_PAST))
     return [Past(row.at / 1e6, row.action, row.reason, actor=row.actor) for row in rows]
 

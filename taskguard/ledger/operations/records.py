@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from taskguard.ledger.operations.cursors import after_of, cursor_of
-from taskguard.ledger.operations.views import Asked
+from taskguard.ledger.operations.views import Asked, of_key
 from taskguard.ledger.tables import ACTIONS, WORKERS
 from taskguard.model.views import ActionView, Page, WorkerView
 
@@ -50,7 +50,7 @@ def actions(
     some = select.limit(MOST_ACTIONS).subquery()
     found = sa.select(some).order_by(some.c.id.desc()).limit(limit + 1)
     if key is not None:
-        found = found.where(some.c.key == key)
+        found = found.where(of_key(some.c.key, key))
     if work is not None:
         found = found.where(some.c.work == work)
     if since_s is not None:

@@ -11,6 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from taskguard.ledger.tables import FREE, HAPPENINGS, WORK, WORKERS
+from taskguard.model.bounds import range_of_slots
 from taskguard.model.history import Flag
 from taskguard.model.lease import Owner
 from taskguard.model.line_states import LineState
@@ -28,6 +29,7 @@ __all__ = [
     "begins_with",
     "happenings_of",
     "item_of",
+    "of_key",
     "seconds",
     "waiting_of",
 ]
@@ -102,6 +104,12 @@ def begins_with(column: Any, prefix: str) -> tuple[Any, ...]:
     last = ord(prefix[-1])
     following = _AFTER_SURROGATES if last == _BEFORE_SURROGATES else min(last + 1, _LAST)
     return column >= prefix, column < prefix[:-1] + chr(following)
+
+
+def of_key(column: Any, key: str) -> Any:
+    """Return the condition that a text is a key, or looks like one of its slots."""
+    first, after = range_of_slots(key)
+    return sa.or_(column == key, sa.and_(column > first, column < after))
 
 
 def seconds(us: int | None) -> float | None:

@@ -168,6 +168,9 @@ def test_the_advice_on_a_slot_leaves_the_others(
     assert released == ["'order:1#0'", "'order:1#1'"]
     terminal(f"keys release {released[1]} --reason 'web-3 is gone'")
     assert [each.key for each in shop.ledger.holders("order:1")] == ["order:1#0"]
+    assert " release by " in terminal("explain order:1")
+    [released] = terminal.json("actions --key order:1")
+    assert released["key"] == "order:1#1"
 
 
 def test_work_is_changed_in_bulk_only_on_purpose(shop: GuardedShop, terminal: Terminal) -> None:
