@@ -226,9 +226,13 @@ def _would(arguments: argparse.Namespace, found: list[WorkItem]) -> int:
         if len(found) > _SHOWN:
             print(f"… and {len(found) - _SHOWN:,} more")
     what = _DONE_BY[arguments.action]
-    yes = "" if arguments.dry_run else " Pass --yes to do it, or --dry-run."
-    note(f"{len(found):,} work items would be {what}.{yes}")
+    yes = "" if arguments.dry_run else " Pass --yes to do it."
+    note(f"{_number(len(found))} would be {what}.{yes}")
     return 0 if arguments.dry_run else 2
+
+
+def _number(works: int) -> str:
+    return "1 work item" if works == 1 else f"{works:,} work items"
 
 
 def _changed(
@@ -259,7 +263,8 @@ def _told(arguments: argparse.Namespace, changes: Iterable[Changed]) -> int:
             print_json(changed)
     refused = [each for each in changed if not each.changed]
     if refused:
-        raise CommandError(f"{len(refused):,} of {len(changed):,} work items were not changed.")
+        were = "was" if len(refused) == 1 else "were"
+        raise CommandError(f"{len(refused):,} of {_number(len(changed))} {were} not changed.")
     return 0
 
 

@@ -42,6 +42,7 @@ from taskguard.model.operating import (
     written,
 )
 from taskguard.model.states import RowState, State
+from taskguard.model.views import shown_id
 
 __all__ = ["change", "declared_of", "history_with", "note_action", "was_noted"]
 
@@ -231,4 +232,5 @@ def _then(row: Any, action: Action) -> str:
         )
     if row.call is not None:
         return "A relay or the next sweep sends its message."
-    return f"Its call is not stored: send its message again (its last one was {row.message})."
+    last = shown_id(row.message)
+    return f"Its call is not stored: send its message again. The last one was {last}."

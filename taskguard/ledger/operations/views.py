@@ -16,7 +16,7 @@ from taskguard.model.history import Flag
 from taskguard.model.lease import Owner
 from taskguard.model.line_states import LineState
 from taskguard.model.states import State
-from taskguard.model.views import Past, Process, WaitingView, WorkItem
+from taskguard.model.views import Past, Process, WaitingView, WorkItem, shown_id
 from taskguard.model.workers import Worker
 from taskguard.values import value
 
@@ -123,14 +123,14 @@ def _process(text: str, owner: Owner, known: dict[str, Any]) -> Process:
     number, pid = owner.named
     row = known.get(number)
     if row is None:
-        return Process(text, owner.process, number, pid, owner.message)
+        return Process(text, owner.process, number, pid, shown_id(owner.message))
     worker = Worker(**{name: getattr(row, name) for name in _NAMES})
     return Process(
         text,
         f"{worker.label}, pid {pid}",
         number,
         pid,
-        owner.message,
+        shown_id(owner.message),
         kind=row.kind,
         name=row.name,
         host=row.host,
@@ -147,7 +147,7 @@ def item_of(row: Any, asked: Asked, processes: dict[str, Process], **others: Any
         id=row.id,
         task=row.task,
         key=row.key,
-        message=row.message,
+        message=shown_id(row.message),
         state=State(row.state),
         final=row.state == State.FAILED.value and bool(row.final),
         attempts=row.attempts,
@@ -179,7 +179,7 @@ def waiting_of(row: Any, position: int | None = None) -> WaitingView:
         key=row.key,
         work=row.id,
         task=row.task,
-        message=row.message,
+        message=shown_id(row.message),
         parked_s=row.parked / 1e6,
         line=LineState(row.line),
         state=State(row.state),

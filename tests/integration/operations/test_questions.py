@@ -21,7 +21,7 @@ from taskguard.ledger.operations.cursors import cursor_of
 from taskguard.ledger.sql import SqlLedger
 from taskguard.model.claims import Claimed, MessageRef
 from taskguard.model.states import State
-from taskguard.model.views import WorkFilter
+from taskguard.model.views import WorkFilter, shown_id
 from taskguard.operations import Operations
 from taskguard_sandbox.full_ledger import fill
 from taskguard_sandbox.servers import Postgres
@@ -207,6 +207,22 @@ def test_each_database_answers_each_question(shop: GuardedShop) -> None:
     assert ops.explain("order:1").key == ops.key("order:1")
     assert len(ops.explain("ship order").others) == 6
     assert ops.explain("nothing").key is None
+
+
+@pytest.mark.parametrize("url", ["sqlite_url"], indirect=True)
+def test_a_message_is_shown_by_the_id_that_its_queue_shows(shop: GuardedShop) -> None:
+    """The ledger's name of a message also has the time of its sending."""
+    waits = MessageRef("8d3f", sending="1795907437.266319")
+    assert isinstance(shop.ledger.claim(claims.request(1)), Claimed)
+    assert shop.ledger.park(claims.request(2, keys=("order:1",), call=CALL, message=waits))
+    [waiting] = shop.tg.operations.waiting().items
+    assert waiting.message == "8d3f"
+    found = shop.tg.operations.explain("8d3f", message=True)
+    assert found.work is not None
+    assert found.work.message == "8d3f"
+    replaced, repeated = "8d3f~1@1795907437.266319", "8d3f@1795907437.266319~2"
+    assert {shown_id(replaced), shown_id(repeated)} == {"8d3f"}
+    assert shown_id("ann@example.org") == "ann@example.org"
 
 
 def test_pages_follow_each_other_without_gaps(shop: GuardedShop) -> None:
