@@ -22,6 +22,7 @@ from taskguard.errors import (
     LockServerUnavailableError,
 )
 from taskguard.locks.base import NO_LIMIT, Held
+from taskguard.model.changes import Said
 from taskguard.model.history import Action
 from taskguard.model.lease import UNKNOWN_HOLDER, Owner, limit_option
 from taskguard.model.pauses import Pause, pause_names
@@ -30,7 +31,7 @@ from taskguard.operations.base import Base, logger
 from taskguard.run.names import Names
 
 if TYPE_CHECKING:
-    from taskguard.model.changes import PauseTried, Said
+    from taskguard.model.changes import PauseTried
 
 __all__ = ["Pauses"]
 
@@ -75,14 +76,20 @@ class Pauses(Base):
         name = self._on_record(self._keys(key, "pause()"))
         pause = Pause(by.actor, by.reason, ledger.now_us() / 1e6)
         owner = Owner(*pause_names(pause))
-        if now:
-            tried = ledger.try_pause(name, owner=owner, by=by, now=True)
-            if tried.paused:
-                self._end_shares(name)
-        else:
-            tried = self._wait(name, owner, by, timeout_s)
+        paused = False
+        try:
+            if now:
+                tried = ledger.try_pause(name, owner=owner, by=by, now=True)
+            else:
+                tried = self._wait(name, owner, by, timeout_s)
+            paused = tried.paused
+        finally:
+            if not paused:  # even if this process is interrupted
+                self._give_up(name, owner, by)
         if not tried.paused:
             raise self._busy(name, tried, timeout_s)
+        if now:
+            self._end_shares(name)
         logger.warning("%s: paused by %s: %s", name, by.actor, by.reason)
         return pause
 
@@ -117,24 +124,27 @@ class Pauses(Base):
     def _wait(self, key: str, owner: Owner, by: Said, timeout_s: float) -> PauseTried:
         """Try until no delivery holds the key, or the time is over."""
         ledger, clock = self._ledger, self._runner.clock
-        until_s, poll_s, paused = clock.monotonic_s() + timeout_s, _POLL_S, False
+        until_s, poll_s = clock.monotonic_s() + timeout_s, _POLL_S
         closed, tries = False, 0
-        try:
-            with self._in_turn(key, owner, timeout_s) as holders_there:
-                while True:
-                    also, tries = holders_there(closed), tries + 1
-                    tried = ledger.try_pause(key, owner=owner, by=by, lease_s=_LEASE_S, also=also)
-                    paused, closed = tried.paused, tried.closed
-                    left_s = max(0.0, until_s - clock.monotonic_s())
-                    if paused or tried.by or tried.resumed or (tries > 1 and not left_s):
-                        return tried
-                    clock.sleep(min(poll_s, left_s))
-                    poll_s = min(2 * poll_s, _MOST_POLL_S) if closed else _POLL_S
-        finally:
-            if not paused:  # even if this process is interrupted
-                with contextlib.suppress(LedgerUnavailableError):  # its lease expires
-                    ledger.give_up_pause(key, owner=owner)
-                self.goes_on(key)
+        with self._in_turn(key, owner, timeout_s) as holders_there:
+            while True:
+                also, tries = holders_there(closed), tries + 1
+                tried = ledger.try_pause(key, owner=owner, by=by, lease_s=_LEASE_S, also=also)
+                closed = tried.closed
+                left_s = max(0.0, until_s - clock.monotonic_s())
+                if tried.paused or tried.by or tried.resumed or (tries > 1 and not left_s):
+                    return tried
+                clock.sleep(min(poll_s, left_s))
+                poll_s = min(2 * poll_s, _MOST_POLL_S) if closed else _POLL_S
+
+    def _give_up(self, key: str, owner: Owner, by: Said) -> None:
+        """Free the key of a pause that did not complete, or did so without an answer."""
+        ledger = self._ledger
+        with contextlib.suppress(LedgerUnavailableError):  # its lease expires
+            ledger.give_up_pause(key, owner=owner)
+            if ledger.pause_of((key,)) == owner:
+                ledger.resume(key, owner=owner, by=Said(by.actor, "the pause was interrupted"))
+        self.goes_on(key)
 
     @contextlib.contextmanager
     def _in_turn(

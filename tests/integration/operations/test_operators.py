@@ -189,6 +189,23 @@ class TestPause:
         assert deliver(shop, body) == Completed(None)
         assert shop.tg.operations.paused() == []
 
+    @pytest.mark.parametrize("now", [False, True])
+    def test_an_interrupt_before_the_answer_to_its_commit(
+        self, shop: GuardedShop, now: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The operator is not told that the key is paused, so it is not."""
+        try_pause = shop.ledger.try_pause
+
+        def interrupted(*args: Any, **options: Any) -> None:
+            try_pause(*args, **options)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(shop.ledger, "try_pause", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            shop.tg.operations.pause(KEY, reason="audit", actor="ann", now=now)
+        assert shop.tg.operations.paused() == []
+        assert actions(shop) == [("pause", "ann"), ("resume", "ann")]
+
     def test_a_key_that_is_free_only_for_moments(
         self, sqlite_url: str, make_shop: Callable[..., GuardedShop], monkeypatch: Any
     ) -> None:
