@@ -254,13 +254,19 @@ def _changed(
 def _told(arguments: argparse.Namespace, changes: Iterable[Changed]) -> int:
     """Print each outcome as soon as it is known, even if a later change fails."""
     changed: list[Changed] = []
+    closed: BrokenPipeError | None = None
     try:
         for each in changes:
             changed.append(each)
-            _print_outcome(arguments, each)
+            try:
+                _print_outcome(arguments, each)
+            except BrokenPipeError as error:  # the other changes are made nevertheless
+                closed = error
     finally:
         if arguments.json:
             print_json(changed)
+    if closed is not None:
+        raise closed
     refused = [each for each in changed if not each.changed]
     if refused:
         were = "was" if len(refused) == 1 else "were"

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from support import claims
 from support.guarded_shop import GuardedShop
-from taskguard.cli import main
+from taskguard.cli import main, work
 from taskguard.cli.output import age, as_data, table
 from taskguard.errors import LedgerUnavailableError
 from taskguard.ledger.sql import SqlLedger
@@ -213,16 +213,31 @@ def test_changes_before_an_error_are_printed(
     fail(shop, 1, 2, 3)
     change, works = SqlLedger.change, []
 
-    def until_it_is_down(self: SqlLedger, work: str, *args: Any, **options: Any) -> Any:
-        works.append(work)
+    def until_it_is_down(self: SqlLedger, name: str, *args: Any, **options: Any) -> Any:
+        works.append(name)
         if len(works) == 3:
             raise LedgerUnavailableError("the database is down")
-        return change(self, work, *args, **options)
+        return change(self, name, *args, **options)
 
     monkeypatch.setattr(SqlLedger, "change", until_it_is_down)
     said = terminal(f"work drop --state FAILED --reason x --yes{json_too}", status=1)
     assert "the database is down" in terminal.err
-    assert [work in said for work in works] == [True, True, False]
+    assert [name in said for name in works] == [True, True, False]
+
+
+def test_changes_go_on_if_nobody_reads_the_output(
+    shop: GuardedShop, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in `work drop … | head -1`: all that the filter found changes."""
+    fail(shop, 1, 2, 3)
+
+    def closed(*_: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(work, "_print_outcome", closed)
+    terminal("work drop --state FAILED --reason x --yes", status=141)
+    monkeypatch.undo()
+    assert len(terminal.json("actions")) == 3
 
 
 def test_left_work_is_overdue_and_may_be_requeued(shop: GuardedShop, terminal: Terminal) -> None:
