@@ -136,11 +136,11 @@ def twins_of(row: Any, others: Sequence[Any], action: Action) -> list[Any]:
     ]
 
 
-def counts_instead(row: Any, others: Sequence[Any]) -> str:
+def counts_instead(row: Any, others: Sequence[Any], action: Action) -> str:
     """Return why another record of this work decides its next claim, or "".
 
     `others` are its records under other ids. Workers with the former guard read only the former
-    record.
+    record. If the other one has ended for good, this one may end, too.
     """
     ids, rows = works_of(row.also), {each.id: each for each in (row, *others)}
     if not ids or ids[0] != row.id:
@@ -149,6 +149,11 @@ def counts_instead(row: Any, others: Sequence[Any]) -> str:
     number = speaking_record([each and (State(each.state), each.fence) for each in known])
     counts = known[number or 0]
     if counts is None or _is_of_one_claim(counts, row):
+        return ""
+    ended = counts.state == State.DONE.value or (
+        counts.state == State.FAILED.value and counts.final
+    )
+    if ended and action in (Action.DROP, Action.DONE):
         return ""
     return f"its record under a former id counts: {counts.id!r} is {State(counts.state).value}"
 

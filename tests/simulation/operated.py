@@ -102,7 +102,7 @@ class Operated:
         if was_made(row, action, text):
             return Changed(changed=True, **known)
         why = refusal(row, action, now_us=now_us, gone_s=gone_s, expected=expected)
-        why = why or counts_instead(row, others)
+        why = why or counts_instead(row, others, action)
         if why:
             return Changed(changed=False, why=why, **known)
         for each in (row, *twins):

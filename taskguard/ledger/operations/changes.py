@@ -103,7 +103,7 @@ def _change(
         why = ""
         if not again:
             why = refusal(mine, action, now_us=now_us, gone_s=gone_s, expected=expected)
-            why = why or counts_instead(mine, others)
+            why = why or counts_instead(mine, others, action)
         if not why and row is not None:
             why = _refuse_row(db, row, own, mine)  # an equal call may not have named it
         if why:
