@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from taskguard.clock import Clock
 from taskguard.errors import LeaseLostError
+from taskguard.model.texts import shown_id
 from taskguard.model.workers import (
     COUNTER_DIGITS,
     NO_PROCESS,
@@ -98,7 +99,7 @@ class Owner:
         """Return this description of its process, with its message."""
         if not process:
             return str(self.pause or UNKNOWN_HOLDER)
-        return f"{process}, message {self.message}" if self.message else process
+        return f"{process}, message {shown_id(self.message)}" if self.message else process
 
     @classmethod
     def parse(cls, text: str) -> Owner:

@@ -10,7 +10,6 @@ message is the one that Celery or RQ shows.
 
 from __future__ import annotations
 
-import re
 from typing import Generic, TypeVar
 
 from taskguard.model.history import Flag
@@ -33,21 +32,9 @@ __all__ = [
     "WorkFilter",
     "WorkItem",
     "WorkerView",
-    "shown_id",
 ]
 
 _Item = TypeVar("_Item")
-# The ledger's name of a message is "id@1795907437.266319" or "id~1@…" with Celery, and "id@…" or
-# "id@…~3" with RQ.
-_SENDING = re.compile(r"(?:~\d+)?@\d{9,11}\.\d+(?:~\d+)?$", re.ASCII)
-
-
-def shown_id(message: str) -> str:
-    """Return the id that Celery or RQ shows for a message, from its name in the ledger.
-
-    The name also has the time at which the message was sent.
-    """
-    return _SENDING.sub("", message) or message
 
 
 @value

@@ -33,6 +33,7 @@ from taskguard.model.delivery import (
 from taskguard.model.history import Happened
 from taskguard.model.outcomes import Ended
 from taskguard.model.policy import Policy
+from taskguard.model.texts import shown_id
 from taskguard.run import tracing
 from taskguard.run.flush import Flush
 from taskguard.run.shutdown import is_time_limit
@@ -286,7 +287,7 @@ class Counting:
                 key=delivery.key,
                 task=delivery.task,
                 work=delivery.work,
-                detail=f"{ended}: message {delivery.message.id}",
+                detail=f"{ended}: message {shown_id(delivery.message.id)}",
             )
         )
 

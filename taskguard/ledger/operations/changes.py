@@ -42,7 +42,7 @@ from taskguard.model.operating import (
     written,
 )
 from taskguard.model.states import RowState, State
-from taskguard.model.views import shown_id
+from taskguard.model.texts import shown_id
 
 __all__ = ["change", "declared_of", "history_with", "note_action", "was_noted"]
 

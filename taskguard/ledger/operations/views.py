@@ -16,7 +16,8 @@ from taskguard.model.history import Flag
 from taskguard.model.lease import Owner
 from taskguard.model.line_states import LineState
 from taskguard.model.states import State
-from taskguard.model.views import Past, Process, WaitingView, WorkItem, shown_id
+from taskguard.model.texts import shown_id
+from taskguard.model.views import Past, Process, WaitingView, WorkItem
 from taskguard.model.workers import Worker
 from taskguard.values import value
 

@@ -21,7 +21,8 @@ from taskguard.ledger.operations.cursors import cursor_of
 from taskguard.ledger.sql import SqlLedger
 from taskguard.model.claims import Claimed, MessageRef
 from taskguard.model.states import State
-from taskguard.model.views import WorkFilter, shown_id
+from taskguard.model.texts import shown_id
+from taskguard.model.views import WorkFilter
 from taskguard.operations import Operations
 from taskguard_sandbox.full_ledger import fill
 from taskguard_sandbox.servers import Postgres
