@@ -236,12 +236,15 @@ def join(database: Database, db: sa.Connection, request: ClaimRequest, *, now_us
 
 
 def later_run(database: Database, db: sa.Connection, base: str, work: str) -> str | None:
-    """Return the run that keeps this FAILED one from being resumed. Lock the pointer.
+    """Return the run that keeps this one from being resumed. Lock the pointer.
 
-    Otherwise the run becomes the open one again.
+    Otherwise the run becomes the open one again. If it is that still, another one may follow it,
+    and waits for its end.
     """
     pointer = _locked_pointer(database, db, base)
     known = _records(database, db, pointer.follows, pointer.open)
+    if pointer.open == work and not _has_ended(known.get(work)):
+        return None
     for later in (pointer.follows, pointer.open):
         if later not in (None, work) and not _has_ended(known.get(later)):
             return str(later)

@@ -257,6 +257,8 @@ class Runs:
     def later_run(self: _Rows, base: str, work: str) -> str | None:
         """Return the run that keeps this one from being resumed. Otherwise it is the open one."""
         pointer = self.pointers.get(base, Pointer())
+        if pointer.open == work and not _has_ended(self.work_items.get(work)):
+            return None
         for later in (pointer.follows, pointer.open):
             if later not in (None, work) and not _has_ended(self.work_items.get(str(later))):
                 return later

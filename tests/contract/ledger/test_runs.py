@@ -18,7 +18,9 @@ from taskguard.ledger.parts import messages, outbox
 from taskguard.ledger.statements import runs as claiming
 from taskguard.ledger.tables import MESSAGES, RUNS, WORK
 from taskguard.model.bounds import Bounds, rate_of
+from taskguard.model.changes import Said
 from taskguard.model.claims import Answer, Busy, Claimed, ClaimRequest, MessageRef
+from taskguard.model.history import Action
 from taskguard.model.records import Once
 from taskguard.model.runs import run_id
 from taskguard.model.states import Decision, State
@@ -517,6 +519,24 @@ def test_an_operator_resumes_a_failed_run_unless_a_later_one_is_open(runs: Runs)
     assert runs.ledger.requeue(run, reason="fixed")
     assert runs.pointer() == ("a", None)
     assert runs.claim("a").attempt == 3
+
+
+@pytest.mark.parametrize("how", ["dead", "left"])
+def test_an_operator_requeues_a_run_that_another_one_follows(runs: Runs, how: str) -> None:
+    """It is still the open run, and the one that follows waits for its end."""
+    runs.claim("a", stored=True)
+    assert runs.put("b") == "b"
+    runs.book.expire_all()
+    if how == "dead":
+        assert isinstance(runs.ledger.claim(runs.request("a", max_crashes=1)), Answer)
+    runs.busy("b")
+    action = Action.REQUEUE if how == "dead" else Action.REQUEUE_LEFT
+    by = Said("ann", "fixed")
+    assert runs.ledger.change(run_id(BASE, "a"), action, by=by).changed
+    assert runs.pointer() == ("a", "b")
+    runs.busy("b")
+    runs.done("a")
+    assert runs.claim("b").claim.work == run_id(BASE, "b")
 
 
 @pytest.mark.parametrize("how", ["sent again", "requeued"])
