@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, cast
 
 from taskguard.errors import AlreadyEnqueuedError, TaskguardError
+from taskguard.ledger.connections.errors import LockTimeoutError
 from taskguard.locks.base import Holder
 from taskguard.model.changes import Changed, Expected
 from taskguard.model.history import Action
@@ -190,7 +191,7 @@ class Changes(Base):
             seen = expected.get(work) if isinstance(expected, Mapping) else expected
             try:
                 found = ledger.change(work, action, by=by, gone_s=gone_s, expected=seen, row=row)
-            except AlreadyEnqueuedError as error:
+            except (AlreadyEnqueuedError, LockTimeoutError) as error:
                 found = Changed(work=work, changed=False, why=str(error))
             if found.changed:
                 logger.warning("%s: action %s by %s: %s", work, action.value, by.actor, by.reason)

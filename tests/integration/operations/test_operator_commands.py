@@ -15,6 +15,7 @@ from support.guarded_shop import GuardedShop
 from taskguard.cli import main, work
 from taskguard.cli.output import age, as_data, table
 from taskguard.errors import LedgerUnavailableError
+from taskguard.ledger.operations import changes
 from taskguard.ledger.sql import SqlLedger
 from taskguard.ledger.tables import WORK
 from taskguard.model.bounds import Bounds, slots_of
@@ -223,6 +224,20 @@ def test_changes_before_an_error_are_printed(
     said = terminal(f"work drop --state FAILED --reason x --yes{json_too}", status=1)
     assert "the database is down" in terminal.err
     assert [name in said for name in works] == [True, True, False]
+
+
+@pytest.mark.parametrize("url", ["pg_url"], indirect=True)
+def test_work_that_another_transaction_has_locked_is_refused(
+    shop: GuardedShop, terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rest of a bulk change is made."""
+    monkeypatch.setattr(changes, "WRITE_LOCK_S", 0.1)
+    fail(shop, 1, 2, 3)
+    with shop.engine.begin() as db:
+        db.execute(sa.select(WORK).where(WORK.c.id == "ship order:2").with_for_update())
+        said = terminal("work drop --state FAILED --reason x --yes", status=1)
+    assert [f"ship order:{number}" in said for number in (1, 2, 3)] == [True, False, True]
+    assert "refused: ship order:2: " in terminal.err
 
 
 def test_changes_go_on_if_nobody_reads_the_output(
