@@ -59,8 +59,8 @@ def add_work(commands: Any) -> None:
     several = actions.add_parser(
         "list",
         help="list work",
-        description="FAILED, DEAD and overdue work is listed with the latest first. Other work "
-        "is found by --key, --task or --prefix.",
+        description="FAILED and DEAD work is listed with the latest first, and overdue work with "
+        "the longest overdue first. Other work is found by --key, --task or --prefix.",
     )
     add_application(several)
     _add_filter(several)

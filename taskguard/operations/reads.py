@@ -148,9 +148,9 @@ class Reads(Base):
     ) -> Page[WorkItem]:
         """Return work, without history, arguments and results.
 
-        FAILED, DEAD and overdue work is found by an index, the latest first. Other work is found by
-        its key, its task or the beginning of its id. Without one of these, only some records are
-        read, and `Page.note` says so.
+        FAILED and DEAD work is found by an index, the latest first. So is overdue work, the longest
+        overdue first, on one page. Other work is found by its key, its task or the beginning of its
+        id. Without one of these, only some records are read, and `Page.note` says so.
         """
         return self._ledger.works(only, limit=limit, after=after)
 
