@@ -153,6 +153,7 @@ def _release(ops: Operations, arguments: argparse.Namespace) -> int:
 
 
 def _pause(ops: Operations, arguments: argparse.Namespace) -> int:
+    known = ops.key(arguments.key)
     pause = ops.pause(
         arguments.key,
         reason=arguments.reason,
@@ -164,6 +165,8 @@ def _pause(ops: Operations, arguments: argparse.Namespace) -> int:
         print_json({"key": arguments.key, **as_data(pause)})
     else:
         print(f"{printable(arguments.key)}: {printable(pause)}")
+    if known is None:
+        note("Nothing is on record of this key: no delivery has had it. Is its name complete?")
     return 0
 
 

@@ -140,6 +140,15 @@ def test_a_paused_key_is_listed_explained_and_resumed(
     ]
 
 
+def test_a_pause_of_a_key_without_a_record_says_so(shop: GuardedShop, terminal: Terminal) -> None:
+    """Its name may be misspelled. Then the operator believes that another key is paused."""
+    fail(shop, 1)
+    terminal("keys pause order:1 --reason audit")
+    assert terminal.err == ""
+    terminal("keys pause orderr:1 --reason audit")
+    assert "no delivery has had it" in terminal.err
+
+
 def test_held_keys_are_listed_the_longest_first(shop: GuardedShop, terminal: Terminal) -> None:
     """A key is listed once its lease was renewed. Its holder may be released."""
     first, second = claim(shop, 1), claim(shop, 2)
