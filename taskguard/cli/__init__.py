@@ -249,7 +249,7 @@ def _purge(ledger: DatabaseLedger, arguments: argparse.Namespace) -> None:
         print_json({**as_data(gone), "locks": locks})
         return
     print(
-        f"forgotten: {gone.work_items:,} work items, {gone.messages:,} messages, "
+        f"deleted: {gone.work_items:,} work items, {gone.messages:,} messages, "
         f"{gone.keys:,} keys, {gone.workers:,} workers, "
         f"{gone.happenings:,} happenings, {gone.actions:,} actions, {gone.counts:,} counts"
         + ("" if locks is None else f", {locks:,} locks")

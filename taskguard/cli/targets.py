@@ -139,7 +139,7 @@ def connected(arguments: argparse.Namespace, *, option: str = "--ledger") -> Tas
     of_ledger = arguments.ledger or is_set(LEDGER_VARIABLE)
     if not of_locks and not of_ledger:
         raise CommandError(
-            f"No server is given. Pass --locks or {option}, or set {LOCKS_VARIABLE} or "
+            f"No server is given. Pass --app, --locks or {option}, or set {LOCKS_VARIABLE} or "
             f"{LEDGER_VARIABLE}."
         )
     ledger = _made(make_ledger, arguments.ledger, option) if of_ledger else None

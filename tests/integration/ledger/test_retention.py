@@ -238,11 +238,11 @@ def test_the_command_says_what_went(store: Store, capsys: pytest.CaptureFixture[
     store.age(2)
     nothing = "0 happenings, 0 actions, 0 counts\n"
     assert main(["purge", "--url", store.url]) == 0
-    forgotten = "forgotten: 0 work items, 0 messages, 0 keys, 0 workers, "
-    assert capsys.readouterr().out == forgotten + nothing
+    deleted = "deleted: 0 work items, 0 messages, 0 keys, 0 workers, "
+    assert capsys.readouterr().out == deleted + nothing
     assert main(["purge", "--url", store.url, "--older-than", "36h", "--batch", "10"]) == 0
-    forgotten = "forgotten: 1 work items, 0 messages, 1 keys, 0 workers, "
-    assert capsys.readouterr().out == forgotten + nothing
+    deleted = "deleted: 1 work items, 0 messages, 1 keys, 0 workers, "
+    assert capsys.readouterr().out == deleted + nothing
 
 
 @pytest.mark.parametrize("age", ["30", "d", "1.5h", "1w", ""])
