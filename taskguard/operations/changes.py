@@ -18,6 +18,7 @@ from taskguard.locks.base import Holder
 from taskguard.model.changes import Changed, Expected
 from taskguard.model.history import Action
 from taskguard.model.policy import DAY_S, check_number
+from taskguard.model.texts import printable
 from taskguard.operations.base import Base, logger
 from taskguard.run.parking import send_stored
 from taskguard.run.releasing import released
@@ -194,7 +195,8 @@ class Changes(Base):
             except (AlreadyEnqueuedError, LockTimeoutError) as error:
                 found = Changed(work=work, changed=False, why=str(error))
             if found.changed:
-                logger.warning("%s: action %s by %s: %s", work, action.value, by.actor, by.reason)
+                said = printable(work), action.value, by.actor, by.reason
+                logger.warning("%s: action %s by %s: %s", *said)
                 self.goes_on(found.key)
             changed.append(found)
         return changed

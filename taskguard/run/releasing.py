@@ -19,6 +19,7 @@ from taskguard.keys import finish_key
 from taskguard.locks.base import NO_LIMIT, NOBODY, Holder, LockProvider
 from taskguard.model.history import Action
 from taskguard.model.lease import Owner, limit_option
+from taskguard.model.texts import printable
 from taskguard.run.names import Names
 
 if TYPE_CHECKING:
@@ -111,7 +112,8 @@ def release(
     why = f": {reason}" if reason else ""
     names = Names(ledger)
     for each in released:
-        logger.warning("%s: released from %s%s", each.key, names.described(each.owner), why)
+        holder = printable(names.described(each.owner))
+        logger.warning("%s: released from %s%s", each.key, holder, printable(why))
     return released
 
 

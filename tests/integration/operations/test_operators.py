@@ -389,6 +389,21 @@ class TestBulk:
             shop.tg.operations.drop(WORK, reason=reason)
         assert shop.states == ["FAILED"]
 
+    def test_a_change_is_one_line_of_the_log(
+        self, shop: GuardedShop, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Whatever the id of its message is, of which the id of work may be made."""
+        message = MessageRef("m1\nforged")
+        work, keys = f"ship message:{message.id} {KEY}", (KEY,)
+        asked = claims.request(1, message=message, work=work, keys=keys)
+        claimed = shop.ledger.claim(asked)
+        assert isinstance(claimed, Claimed)
+        assert shop.tg.operations.release(KEY, reason="host\nis gone")
+        shop.ledger.fail(claimed.claim, "boom")
+        assert shop.tg.operations.drop(work, reason="not wanted")[0].changed
+        assert len(caplog.messages) >= 2
+        assert "\n" not in "".join(caplog.messages)
+
     def test_texts_are_one_line(self, shop: GuardedShop) -> None:
         """Control characters of an actor and a reason do not reach the record."""
         fail(shop, 1)
