@@ -14,7 +14,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from taskguard.errors import ConfigurationError, LockServerUnavailableError
+from taskguard.errors import (
+    ConfigurationError,
+    LedgerUnavailableError,
+    LockServerUnavailableError,
+)
 from taskguard.keys import finish_key
 from taskguard.locks.base import NO_LIMIT, NOBODY, Holder, LockProvider
 from taskguard.model.history import Action
@@ -91,13 +95,14 @@ def release(
             "session lock ends with its session. End that session in the database "
             "(pg_terminate_backend(), KILL), then release the key."
         )
-    released, by = [], _said(actor, reason)
+    released: list[Holder] = []
+    by = _said(actor, reason)
     if ledger is not None:
         for each in on_record:
             if not _is_meant(each, fence=fence, owner=owner):
                 continue
             # One claim may have several keys, and without one of them its commit is refused.
-            keys = ledger.release(each.key, fence=each.fence, owner=str(each.owner), by=by)
+            keys = _end_lease(ledger, each, by, before=released)
             for held in sorted(keys, key=lambda name: name != each.key):
                 released.append(replace(each, key=held))
                 _release_there(locks, released[-1], ledger)
@@ -115,6 +120,18 @@ def release(
         holder = printable(names.described(each.owner))
         logger.warning("%s: released from %s%s", each.key, holder, printable(why))
     return released
+
+
+def _end_lease(
+    ledger: DatabaseLedger, holder: Holder, by: Said, *, before: Sequence[Holder]
+) -> tuple[str, ...]:
+    """End a lease in the ledger, and return its keys. An error names what was released before."""
+    try:
+        return ledger.release(holder.key, fence=holder.fence, owner=str(holder.owner), by=by)
+    except LedgerUnavailableError as error:
+        done = ", ".join(each.key for each in before)
+        said = f"{error} Before that, {done} was released." if done else str(error)
+        raise LedgerUnavailableError(said, key=holder.key) from error
 
 
 def _said(actor: str | None, reason: str | None) -> Said:

@@ -389,6 +389,25 @@ class TestBulk:
             shop.tg.operations.drop(WORK, reason=reason)
         assert shop.states == ["FAILED"]
 
+    def test_a_release_that_fails_in_the_middle_names_what_it_released(
+        self, shop: GuardedShop, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The key has two holders, and the database goes down after the first."""
+        slots = slots_of(KEY, 2)
+        for number in (1, 2):
+            bounds = Bounds(KEY, 2, None, slots)
+            shop.ledger.claim(claims.request(number, keys=slots[:1], bounds=bounds))
+        release = shop.ledger.release
+
+        def first_only(key: str, **options: Any) -> Any:
+            if key == slots[1]:
+                raise LedgerUnavailableError("the database is down")
+            return release(key, **options)
+
+        monkeypatch.setattr(shop.ledger, "release", first_only)
+        with pytest.raises(LedgerUnavailableError, match=r"(?s)is down.*order:1#0 was released"):
+            shop.tg.operations.release(KEY, reason="host is gone")
+
     def test_a_change_is_one_line_of_the_log(
         self, shop: GuardedShop, caplog: pytest.LogCaptureFixture
     ) -> None:
