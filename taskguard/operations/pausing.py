@@ -13,7 +13,6 @@ Read next: `ledger/operations/pausing.py`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from taskguard.errors import (
@@ -21,7 +20,7 @@ from taskguard.errors import (
     LedgerUnavailableError,
     LockServerUnavailableError,
 )
-from taskguard.locks.base import NO_LIMIT, Held
+from taskguard.locks.base import NO_LIMIT, Held, LockProvider
 from taskguard.model.changes import Said
 from taskguard.model.history import Action
 from taskguard.model.lease import UNKNOWN_HOLDER, Owner, limit_option
@@ -37,9 +36,59 @@ __all__ = ["Pauses"]
 
 # For how long free slots stay closed if the process that waits for the others dies.
 _LEASE_S = 15.0
-# Between two messages of a line the key is free for about 10 ms, and the pause has to find that.
+# Without a lock server, the key is free for about 10 ms between two messages of a line, and the
+# pause has to find that.
 _POLL_S = 0.02
-_MOST_POLL_S = 0.5  # once no other delivery can get the key
+_MOST_POLL_S = 0.5
+
+
+class _Turn:
+    """A pause's position at the lock server, in turn with deliveries that wait there.
+
+    The ledger decides about the pause, so a lock server without an answer only costs the turn.
+    """
+
+    def __init__(
+        self, locks: LockProvider | None, key: str, owner: Owner, timeout_s: float
+    ) -> None:
+        self._locks = locks if locks is not None and locks.traits.owners else None
+        self._key = key
+        self._owner = owner
+        self._timeout_s = timeout_s
+        self._waits = False
+
+    def holders(self, *, closed: bool) -> tuple[Owner, ...]:
+        """Return the holders there for which the pause has to wait.
+
+        While the key is closed in the ledger, those are the holders of shares, which the ledger
+        does not know.
+        """
+        self._waits = False
+        if self._locks is None:
+            return ()
+        times = {"ttl_s": self._timeout_s + _LEASE_S, "wait_s": self._timeout_s}
+        with contextlib.suppress(LockServerUnavailableError):
+            found = self._locks.acquire((self._key,), self._owner, with_fence=False, **times)
+            self._waits = isinstance(found, Held)
+            if isinstance(found, Held) and (found.shared or not closed):
+                return (found.owner,)
+        return ()
+
+    def wait(self, for_s: float) -> bool:
+        """Wait until its turn may have come. Return False at once if another server decides."""
+        if self._locks is None or not self._waits:
+            return False
+        try:
+            self._locks.wait(self._key, self._owner, timeout_s=for_s)
+        except LockServerUnavailableError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Leave the key, and the line of those that wait for it."""
+        if self._locks is not None:
+            with contextlib.suppress(LockServerUnavailableError):
+                self._locks.release((self._key,), self._owner)
 
 
 class Pauses(Base):
@@ -126,16 +175,17 @@ class Pauses(Base):
         ledger, clock = self._ledger, self._runner.clock
         until_s, poll_s = clock.monotonic_s() + timeout_s, _POLL_S
         closed, tries = False, 0
-        with self._in_turn(key, owner, timeout_s) as holders_there:
+        with contextlib.closing(_Turn(self._runner.locks, key, owner, timeout_s)) as turn:
             while True:
-                also, tries = holders_there(closed), tries + 1
+                also, tries = turn.holders(closed=closed), tries + 1
                 tried = ledger.try_pause(key, owner=owner, by=by, lease_s=_LEASE_S, also=also)
                 closed = tried.closed
                 left_s = max(0.0, until_s - clock.monotonic_s())
                 if tried.paused or tried.by or tried.resumed or (tries > 1 and not left_s):
                     return tried
-                clock.sleep(min(poll_s, left_s))
-                poll_s = min(2 * poll_s, _MOST_POLL_S) if closed else _POLL_S
+                if not turn.wait(min(left_s, _MOST_POLL_S)):
+                    clock.sleep(min(poll_s, left_s))
+                    poll_s = min(2 * poll_s, _MOST_POLL_S) if closed else _POLL_S
 
     def _give_up(self, key: str, owner: Owner, by: Said) -> None:
         """Free the key of a pause that did not complete, or did so without an answer."""
@@ -145,37 +195,6 @@ class Pauses(Base):
             if ledger.pause_of((key,)) == owner:
                 ledger.resume(key, owner=owner, by=Said(by.actor, "the pause was interrupted"))
         self.goes_on(key)
-
-    @contextlib.contextmanager
-    def _in_turn(
-        self, key: str, owner: Owner, timeout_s: float
-    ) -> Iterator[Callable[[bool], tuple[Owner, ...]]]:
-        """Wait for the key at the lock server, in turn with deliveries that wait there.
-
-        Yield a function that returns the holders there for which the pause has to wait. While the
-        key is closed in the ledger, those are the holders of shares, which the ledger does not
-        know. Otherwise the ledger decides, so a lock server without an answer only costs the turn.
-        """
-        locks = self._runner.locks
-        if locks is None or not locks.traits.owners:
-            yield lambda _: ()
-            return
-        ttl_s = timeout_s + _LEASE_S
-
-        def holders(closed: bool) -> tuple[Owner, ...]:
-            with contextlib.suppress(LockServerUnavailableError):
-                found = locks.acquire(
-                    (key,), owner, ttl_s=ttl_s, with_fence=False, wait_s=timeout_s
-                )
-                if isinstance(found, Held) and (found.shared or not closed):
-                    return (found.owner,)
-            return ()
-
-        try:
-            yield holders
-        finally:
-            with contextlib.suppress(LockServerUnavailableError):
-                locks.release((key,), owner)
 
     def _end_shares(self, key: str) -> None:
         """End the leases of holders that share the key, which only the lock server knows."""

@@ -206,6 +206,21 @@ class TestPause:
         assert shop.tg.operations.paused() == []
         assert actions(shop) == [("pause", "ann"), ("resume", "ann")]
 
+    def test_the_lock_server_tells_it_when_its_turn_comes(
+        self, shop: GuardedShop, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Until then it looks only twice a second."""
+        try_pause, tries = shop.ledger.try_pause, []
+
+        def counted(*args: Any, **options: Any) -> Any:
+            tries.append(args)
+            return try_pause(*args, **options)
+
+        monkeypatch.setattr(shop.ledger, "try_pause", counted)
+        with shop.tg.lock(KEY), pytest.raises(KeyBusyError):
+            elsewhere(shop.tg.operations.pause, KEY, reason="audit", timeout_s=1.0)
+        assert len(tries) < 10
+
     def test_a_key_that_is_free_only_for_moments(
         self, sqlite_url: str, make_shop: Callable[..., GuardedShop], monkeypatch: Any
     ) -> None:
