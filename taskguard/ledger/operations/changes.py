@@ -22,6 +22,7 @@ from taskguard.ledger import runs, unique
 from taskguard.ledger.connections.database import WRITE_LOCK_S, Database
 from taskguard.ledger.lines.newest import row_id
 from taskguard.ledger.operations import counts
+from taskguard.ledger.operations.records import MOST_ACTIONS
 from taskguard.ledger.own_rows import changes as rows
 from taskguard.ledger.records import message_of
 from taskguard.ledger.tables import ACTIONS, KEYS, MESSAGES, WORK
@@ -44,7 +45,14 @@ from taskguard.model.operating import (
 from taskguard.model.states import RowState, State
 from taskguard.model.texts import shown_id
 
-__all__ = ["change", "declared_of", "history_with", "note_action", "was_noted"]
+__all__ = [
+    "change",
+    "declared_of",
+    "history_with",
+    "last_actions",
+    "note_action",
+    "was_noted",
+]
 
 declared_of = rows.declared_of
 
@@ -218,10 +226,16 @@ def note_action(
     counts.add(db, database.dialect, [Count("", OPERATOR_ACTIONS.what(action.value), 1)])
 
 
+def last_actions() -> sa.Subquery:
+    """Return the actions that are looked through under the lock of a key, which has no index."""
+    return sa.select(ACTIONS).order_by(ACTIONS.c.id.desc()).limit(MOST_ACTIONS).subquery()
+
+
 def was_noted(db: sa.Connection, action: Action, *, key: str, detail: str) -> bool:
     """Return whether such an action is on record, because an equal call committed it."""
-    same = ACTIONS.c.action == action.value, ACTIONS.c.key == key, ACTIONS.c.detail == detail
-    return db.execute(sa.select(ACTIONS.c.id).where(*same).limit(1)).first() is not None
+    last = last_actions()
+    same = last.c.action == action.value, last.c.key == key, last.c.detail == detail
+    return db.execute(sa.select(last.c.id).where(*same).limit(1)).first() is not None
 
 
 def _then(row: Any, action: Action) -> str:

@@ -22,7 +22,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from taskguard.ledger.connections.database import WRITE_LOCK_S, Database
-from taskguard.ledger.operations.changes import note_action, was_noted
+from taskguard.ledger.operations.changes import last_actions, note_action, was_noted
 from taskguard.ledger.operations.left import end_holder, keys_of_holder, refuse_commit
 from taskguard.ledger.tables import ACTIONS, FREE, KEYS
 from taskguard.model.bounds import is_slot, range_of_slots
@@ -104,10 +104,11 @@ def _resumed(db: sa.Connection, key: str, *, since: Owner) -> Said | None:
 
     It compares times of the database's clock. If that is set back in between, resume again.
     """
-    resumes = sa.select(ACTIONS.c.actor, ACTIONS.c.reason).where(
-        ACTIONS.c.action == Action.RESUME.value,
-        ACTIONS.c.key == key,
-        ACTIONS.c.at >= _began_us(since),
+    last = last_actions()
+    resumes = sa.select(last.c.actor, last.c.reason).where(
+        last.c.action == Action.RESUME.value,
+        last.c.key == key,
+        last.c.at >= _began_us(since),
     )
     found = db.execute(resumes.limit(1)).first()
     return None if found is None else Said(found.actor, found.reason)

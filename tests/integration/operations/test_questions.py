@@ -18,8 +18,12 @@ from support.databases import DATABASES
 from support.guarded_shop import GuardedShop
 from taskguard.errors import ConfigurationError
 from taskguard.ledger.operations.cursors import cursor_of
+from taskguard.ledger.operations.records import MOST_ACTIONS
 from taskguard.ledger.sql import SqlLedger
+from taskguard.model.changes import Said
 from taskguard.model.claims import Claimed, MessageRef
+from taskguard.model.lease import Owner
+from taskguard.model.pauses import Pause, pause_names
 from taskguard.model.states import State
 from taskguard.model.texts import shown_id
 from taskguard.model.views import WorkFilter
@@ -123,6 +127,29 @@ def test_a_question_reads_few_rows_by_an_index(full: Operations, name: str) -> N
                     removed = node.get("Rows Removed by Filter", 0)
                     read += (node["Actual Rows"] + removed) * node["Actual Loops"]
     assert read <= most
+
+
+def test_a_pause_reads_the_last_actions_alone(pg: SqlLedger) -> None:
+    """It has the row of the key locked meanwhile, and looks again and again."""
+    by, read = Said("ann", "audit"), 0
+    with pg.database.transaction() as db:
+        db.exec_driver_sql(
+            "insert into taskguard_actions (at, action, actor, reason)"
+            " select i, 'drop', 'ann', 'bulk' from generate_series(1, 60000) i"
+        )
+        db.exec_driver_sql("analyze taskguard_actions")
+    with noted() as statements:
+        owner = Owner(*pause_names(Pause("ann", "audit", pg.now_us() / 1e6)))
+        assert pg.try_pause("order:1", owner=owner, by=by).paused
+    with pg.database.transaction() as db:
+        for statement, values in statements:
+            if statement.startswith("SELECT") and "taskguard_actions" in statement:
+                explained = f"explain (analyze, format json) {statement}"
+                [[plan]] = db.exec_driver_sql(explained, values).all()
+                for node in nodes(plan[0]["Plan"]):
+                    if node.get("Relation Name") == "taskguard_actions":
+                        read += node["Actual Rows"] + node.get("Rows Removed by Filter", 0)
+    assert 0 < read <= MOST_ACTIONS
 
 
 def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
