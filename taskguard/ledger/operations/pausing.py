@@ -17,6 +17,7 @@ Read next: `operations/pausing.py`, which waits and renews.
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
@@ -156,7 +157,8 @@ def resume(database: Database, key: str, *, owner: Owner, by: Said) -> bool:
 
     Return False if no such pause has the key: then only those that wait are ended.
     """
-    since = f"it was not paused; pauses that began before {_began_us(owner)} µs are refused"
+    began = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=_began_us(owner))
+    since = f"it was not paused; a pause that began before {began:%Y-%m-%d %H:%M:%S.%f}Z is refused"
     with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
         base, now_us = _locked(database, db, key), database.now_us(db)
         found = Owner.parse(base.owner)
