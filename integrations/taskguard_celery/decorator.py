@@ -279,7 +279,7 @@ def _deliver_once(
     # Acknowledged without a result: the message was published again, or another one has the result.
     if not isinstance(outcome, Dropped):
         raise ComesAgain(
-            f"deferred for {outcome.delay_s:.1f} s" if isinstance(outcome, Deferred) else "parked"
+            f"deferred by {outcome.delay_s:.1f} s" if isinstance(outcome, Deferred) else "parked"
         )
     told = _tell_caller(task, request, outcome, key=delivery.key)
     raise (NeverRuns if told else Ignore)(str(outcome))

@@ -57,7 +57,7 @@ def test_a_deferral_is_a_retry_of_the_same_task(make_shop: Any) -> None:
         wait_until(lambda: "task-succeeded" in ear.of(message.id), message="succeeded")
         assert shown(ear, message.id) == "SUCCESS"
     other.close()
-    assert why(ear, message.id).startswith("deferred for ")
+    assert why(ear, message.id).startswith("deferred by ")
     kinds = Counter(ear.of(message.id))
     deferrals = worker.text().count("deferred")
     assert deferrals >= 2
