@@ -152,3 +152,29 @@ def test_each_way_to_a_ledger_gives_the_same_answers(project: Path, redis_url: s
         True,
         "FAILED",
     )
+
+
+def test_the_installed_command_finds_the_project_of_its_folder(project: Path) -> None:
+    """Its script does not put the folder into the path, as `python -m` does. Elsewhere it says what
+    is wrong, without a traceback."""
+    run(project, "-m", "django", "migrate", "--settings", "shop_settings")
+    command = [sys.executable, "-P", "-m", "taskguard", "work", "list"]
+    base = {name: text for name, text in os.environ.items() if not name.startswith("TASKGUARD_")}
+    elsewhere = project / "elsewhere"
+    elsewhere.mkdir()
+    said = []
+    for folder in (project, elsewhere):
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            env={**base, "DJANGO_SETTINGS_MODULE": "shop_settings"},
+            capture_output=True,
+            text=True,
+            timeout=patience_s(60),
+            check=False,
+        )
+        said.append((done.returncode, done.stderr))
+    assert said[0] == (0, "taskguard: no work is DEAD\n")
+    status, text = said[1]
+    assert status == 2
+    assert text.startswith("taskguard: DJANGO_SETTINGS_MODULE=shop_settings: No module named")
