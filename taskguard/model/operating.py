@@ -28,6 +28,7 @@ __all__ = [
     "counts_instead",
     "first_position",
     "refusal",
+    "sent_anew",
     "text_of",
     "twins_of",
     "was_made",
@@ -136,11 +137,24 @@ def twins_of(row: Any, others: Sequence[Any], action: Action) -> list[Any]:
     ]
 
 
+def sent_anew(row: Any, others: Sequence[Any], action: Action) -> list[Any]:
+    """Return the records whose messages may be sent anew, with lower numbers than are recorded.
+
+    Under any id a recorded number would make such a message an old copy. A stored call is sent with
+    its numbers, unless its work is requeued.
+    """
+    records = [row, *(each for each in others if each.fence <= row.fence)]
+    by_hand = all(each.call is None for each in records)
+    anew = action is Action.REQUEUE or (action is Action.REQUEUE_LEFT and by_hand)
+    return records if anew else []
+
+
 def counts_instead(row: Any, others: Sequence[Any], action: Action) -> str:
     """Return why another record of this work decides its next claim, or "".
 
     `others` are its records under other ids. Workers with the former guard read only the former
-    record. If the other one has ended for good, this one may end, too.
+    record. If the one that counts has ended for good, only a requeue is refused, which would have
+    no effect.
     """
     ids, rows = works_of(row.also), {each.id: each for each in (row, *others)}
     if not ids or ids[0] != row.id:
@@ -153,7 +167,7 @@ def counts_instead(row: Any, others: Sequence[Any], action: Action) -> str:
     ended = counts.state == State.DONE.value or (
         counts.state == State.FAILED.value and counts.final
     )
-    if ended and action in (Action.DROP, Action.DONE):
+    if ended and action is not Action.REQUEUE:
         return ""
     return f"its record under a former id counts: {counts.id!r} is {State(counts.state).value}"
 
@@ -240,6 +254,7 @@ def _given_back(row: ChangedRow, now_us: int, text: str) -> dict[str, Any]:
         "sends": None,
         "due": None if row.call is None else now_us,
         "error": text,
+        **({"retries": 0} if row.call is None else {}),  # its message is sent by hand
     }
 
 

@@ -24,6 +24,7 @@ from taskguard.model.operating import (
     counts_instead,
     first_position,
     refusal,
+    sent_anew,
     text_of,
     twins_of,
     was_made,
@@ -107,6 +108,8 @@ class Operated:
             return Changed(changed=False, why=why, **known)
         for each in (row, *twins):
             self._write_change(each, action, now_us, text)
+        for each in sent_anew(row, others, action):
+            self._forget_numbers(each)
         if action is Action.CALL:
             self._put_first(self.work_items[row.id])
         self.actions.append((action, row.id))
@@ -132,12 +135,13 @@ class Operated:
         if "rounds" in values:
             values["rounds"] = 0
         self.work_items[row.id] = replace(row, **values)
-        if action is Action.REQUEUE:
-            self.numbers = {
-                each: number if each[1] != row.id or number == SUPERSEDED else (0, 0)
-                for each, number in self.numbers.items()
-                if each[1] != row.id or number == SUPERSEDED or row.base is not None
-            }
+
+    def _forget_numbers(self: _Ledger, row: Work) -> None:
+        self.numbers = {
+            each: number if each[1] != row.id or number == SUPERSEDED else (0, 0)
+            for each, number in self.numbers.items()
+            if each[1] != row.id or number == SUPERSEDED or row.base is not None
+        }
 
     def _put_first(self: _Ledger, row: Work) -> None:
         others = [

@@ -37,6 +37,7 @@ from taskguard.model.operating import (
     counts_instead,
     first_position,
     refusal,
+    sent_anew,
     text_of,
     twins_of,
     was_made,
@@ -120,6 +121,8 @@ def _change(
             return Changed(changed=True, then=_then(mine, action), **known)
         for each in (mine, *twins):
             _write(db, each, action, now_us=now_us, text=text)
+        for each in sent_anew(mine, others, action):
+            _forget_numbers(db, each)
         note_action(
             database, db, action, by=by, at_us=now_us, key=mine.key, task=mine.task, work=work
         )
@@ -170,8 +173,6 @@ def _write(db: sa.Connection, row: Any, action: Action, *, now_us: int, text: st
         values["message"] = message_of(row)  # the one that is sent, and so notifies its caller
     same = WORK.c.state == row.state, WORK.c.fence == row.fence, WORK.c.owner == row.owner
     db.execute(sa.update(WORK).where(WORK.c.id == row.id, *same).values(**values))
-    if action is Action.REQUEUE:
-        _forget_numbers(db, row)
 
 
 def _forget_numbers(db: sa.Connection, row: Any) -> None:

@@ -253,6 +253,14 @@ class TestRequeueLeft:
         assert (found.changed, "counts as left 1e+10 s after that" in found.why) == (False, True)
         book.ledger.complete_alone(late, None)
 
+    def test_its_message_may_be_sent_again(self, book: Book) -> None:
+        """It was deferred before, and is sent again by hand, without a number of deferrals."""
+        assert book.ledger.defer(book.request(), lambda _: None)
+        book.claim(1, deferrals=1)
+        book.expire(1)
+        assert change(book, Action.REQUEUE_LEFT).changed
+        book.claim(1)
+
     def test_its_message_is_sent_if_its_call_is_stored(self, book: Book) -> None:
         """Otherwise the answer says that it has to be sent again by hand."""
         asked = enqueue(book)
@@ -408,6 +416,26 @@ class TestTwoGuards:
         if action is not Action.REQUEUE:  # so that no list has it any more
             assert change(book, action, NEW).changed
             assert isinstance(book.ledger.claim(again), Answer)
+
+    def test_left_work_that_is_done_under_its_former_id(self, book: Book) -> None:
+        """No worker finds it any more. An operator ends it in two steps."""
+        claim(book, self.both(book))
+        book.expire_all()
+        taken_over = claim(book, book.request(1, message="n"))
+        book.ledger.complete_alone(taken_over.claim, "1")
+        assert change(book, Action.REQUEUE_LEFT, NEW).changed
+        assert change(book, Action.DONE, NEW).changed
+        assert set(book.states().values()) == {"DONE"}
+
+    def test_the_message_may_be_sent_again_to_workers_with_either_guard(self, book: Book) -> None:
+        """It was deferred under both ids. A worker with the former guard has buried its record."""
+        for asked in (book.request(1), self.both(book)):
+            assert book.ledger.defer(asked, lambda _: None)
+        claim(book, replace(self.both(book), message=MessageRef("m", 0, 1)))
+        book.expire_all()
+        assert answer(book, book.request(1, deferrals=1, max_crashes=1)).decision is Decision.BURY
+        assert change(book, Action.REQUEUE, OLD).changed
+        assert isinstance(book.ledger.claim(self.both(book)), Claimed)
 
     def test_a_claim_that_comes_in_between(self, book: Book) -> None:
         """A worker with the new guard makes the second record while the change begins."""
