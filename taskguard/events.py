@@ -35,7 +35,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from taskguard.log_fields import fields_of, shown
+from taskguard.log_fields import fields_of, shown, with_shown_ids
 from taskguard.model.lease import UNKNOWN_HOLDER
 from taskguard.model.outcomes import Ended
 from taskguard.values import value
@@ -392,7 +392,7 @@ Listener = Callable[[Event], None]
 def log_event(event: Event) -> None:
     """Write an event as one line to the logger `taskguard`. This is the default listener."""
     if logger.isEnabledFor(event.level):
-        values = {field.name: getattr(event, field.name) for field in fields(event)}
+        values = with_shown_ids({each.name: getattr(event, each.name) for each in fields(event)})
         values["name"] = event.name
         error = values.pop("error", None) if isinstance(event, Dead) else None
         logger.log(event.level, event.text, shown(values), exc_info=error, extra=fields_of(values))

@@ -8,14 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from taskguard.model.texts import printable
+from taskguard.model.texts import printable, shown_id
 
 if TYPE_CHECKING:
     from taskguard.model.delivery import Delivery
 
-__all__ = ["fields_of", "said_of", "shown", "trace_ids", "use_ids"]
+__all__ = ["fields_of", "said_of", "shown", "trace_ids", "use_ids", "with_shown_ids"]
 
 _ids_of_span: list[Callable[[], dict[str, str]]] = []
+
+
+def with_shown_ids(event: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of an event with the ids of messages that their queues show."""
+    ids = ((name, event[name]) for name in ("message", "holder") if name in event)
+    return {**event, **{name: shown_id(each) for name, each in ids}}
 
 
 def fields_of(event: dict[str, Any]) -> dict[str, Any]:
@@ -34,7 +40,8 @@ def shown(values: dict[str, Any]) -> dict[str, Any]:
 
 def said_of(delivery: Delivery, **values: Any) -> dict[str, Any]:
     """Return the `extra` of a log line about a delivery that is no event."""
-    said = {"key": delivery.key, "task": delivery.task, "message": delivery.message.id}
+    said = {"key": delivery.key, "task": delivery.task}
+    said["message"] = shown_id(delivery.message.id)
     return {"taskguard": {**said, "work": delivery.work or "", **values, **trace_ids()}}
 
 

@@ -65,6 +65,11 @@ class TestExtra:
         assert (found["holder"], found["holder_message"]) == (HELD_BY, "m-1")
         assert "previous" not in found
 
+    def test_a_message_has_the_id_that_its_queue_shows(self, said: Any) -> None:
+        """The ledger's name of a job of RQ also has the time of its creation."""
+        found = said(Failed(key="order:1", message="8d3f@1795907437.266319"))
+        assert found["message"] == "8d3f"
+
     def test_of_a_takeover(self, said: Any) -> None:
         """`previous` is the worker that vanished."""
         found = said(Takeover(key="order:1", holder="m-1", held_by=HELD_BY))
