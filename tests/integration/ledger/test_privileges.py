@@ -15,6 +15,7 @@ import taskguard
 from support.claims import request
 from support.guarded_shop import GuardedShop, NotingQueue
 from taskguard.errors import LedgerSchemaError
+from taskguard.ledger.schema.privileges import check_privileges
 from taskguard.ledger.sql import SqlLedger
 from taskguard.model.claims import MessageRef
 from taskguard.model.delivery import Deferred
@@ -97,6 +98,23 @@ def test_what_may_not_be_done_is_found_at_the_start(
     office.revoke(privilege, table)
     with pytest.raises(LedgerSchemaError, match=f"{privilege.upper()}.*{table}"):
         office.ledger.check_schema()
+
+
+def test_all_are_tried_in_one_transaction(office: Office) -> None:
+    """Each worker tries them when it starts. One refusal suffices to try each by itself."""
+    begun: list[object] = []
+    note = begun.append
+    sa.event.listen(sa.Engine, "begin", note)
+    try:
+        check_privileges(office.ledger.database)
+        assert len(begun) == 1
+        office.revoke("update", TABLES[-1])
+        begun.clear()
+        with pytest.raises(LedgerSchemaError):
+            check_privileges(office.ledger.database)
+        assert len(begun) == 1 + len(TABLES) * len(PRIVILEGES)
+    finally:
+        sa.event.remove(sa.Engine, "begin", note)
 
 
 @pytest.mark.parametrize("privilege", PRIVILEGES)
