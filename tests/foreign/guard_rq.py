@@ -48,6 +48,9 @@ _guard = guarded_job(key=_key, once_per="message")
 
 def guard_jobs(names: dict[str, Any]) -> None:
     """Guard the jobs among a module's functions, and the methods of its classes that are jobs."""
+    # By default 0.25 s after the worker's start: too early for one that checks its ledger first.
+    # The job takes 4 s.
+    names["_send_kill_horse_command"].__defaults__ = (2.0,)
     for name, value in list(names.items()):
         if getattr(value, "__module__", None) != names["__name__"]:
             continue
