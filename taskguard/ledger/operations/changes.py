@@ -73,62 +73,45 @@ def change(
     Raises:
         AlreadyEnqueuedError: it is a run, and a later run of the same work is open.
     """
-    options: dict[str, Any] = {"by": by, "gone_s": gone_s, "expected": expected, "row": row}
-    changed = None
-    while changed is None:
-        changed = _change(database, work, action, **options)
-    return changed
-
-
-def _change(
-    database: Database,
-    work: str,
-    action: Action,
-    *,
-    by: Said,
-    gone_s: float,
-    expected: Expected | None,
-    row: RowRef | None,
-) -> Changed | None:
-    """Change work in one transaction. None: a claim has added a record, so look again."""
     text = text_of(action, by)
-    with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
-        # Locked before the ledger's rows, as in every transaction.
-        own = None if row is None else rows.read(db, row, lock=True)
-        base = db.execute(sa.select(WORK.c.base).where(WORK.c.id == work)).scalar()
-        if base is not None and action in (Action.REQUEUE, Action.REQUEUE_LEFT):
-            _refuse_later_run(database, db, base, work)
-        found = _locked(db, work)
-        if found is None:
-            return None
-        if not found:
-            return Changed(work=work, changed=False, why="there is no such work")
-        mine, *others = found
-        twins = twins_of(mine, others, action)
-        also = tuple(each.id for each in twins)
-        now_us, before = database.now_us(db), State(mine.state)
-        known = {"work": work, "before": before, "key": mine.key, "also": also}
-        again = was_made(mine, action, text)
-        why = ""
-        if not again:
-            why = refusal(mine, action, now_us=now_us, gone_s=gone_s, expected=expected)
-            why = why or counts_instead(mine, others, action)
-        if not why and row is not None:
-            why = _refuse_row(db, row, own, mine)  # an equal call may not have named it
-        if why:
-            return Changed(changed=False, why=why, **known)
-        if again:
+    while True:
+        with database.transaction(lock_timeout_s=WRITE_LOCK_S) as db:
+            # Locked before the ledger's rows, as in every transaction.
+            own = None if row is None else rows.read(db, row, lock=True)
+            base = db.execute(sa.select(WORK.c.base).where(WORK.c.id == work)).scalar()
+            if base is not None and action in (Action.REQUEUE, Action.REQUEUE_LEFT):
+                _refuse_later_run(database, db, base, work)
+            found = _locked(db, work)
+            if found is None:
+                continue  # a claim has added a record: look again
+            if not found:
+                return Changed(work=work, changed=False, why="there is no such work")
+            mine, *others = found
+            twins = twins_of(mine, others, action)
+            also = tuple(each.id for each in twins)
+            now_us, before = database.now_us(db), State(mine.state)
+            known = {"work": work, "before": before, "key": mine.key, "also": also}
+            again = was_made(mine, action, text)
+            why = ""
+            if not again:
+                why = refusal(mine, action, now_us=now_us, gone_s=gone_s, expected=expected)
+                why = why or counts_instead(mine, others, action)
+            if not why and row is not None:
+                why = _refuse_row(db, row, own, mine)  # an equal call may not have named it
+            if why:
+                return Changed(changed=False, why=why, **known)
+            if again:
+                return Changed(changed=True, then=_then(mine, action), **known)
+            for each in (mine, *twins):
+                _write(db, each, action, now_us=now_us, text=text)
+            for each in sent_anew(mine, others, action):
+                _forget_numbers(db, each)
+            note_action(
+                database, db, action, by=by, at_us=now_us, key=mine.key, task=mine.task, work=work
+            )
+            if action is Action.CALL:
+                _put_first(db, mine)
             return Changed(changed=True, then=_then(mine, action), **known)
-        for each in (mine, *twins):
-            _write(db, each, action, now_us=now_us, text=text)
-        for each in sent_anew(mine, others, action):
-            _forget_numbers(db, each)
-        note_action(
-            database, db, action, by=by, at_us=now_us, key=mine.key, task=mine.task, work=work
-        )
-        if action is Action.CALL:
-            _put_first(db, mine)
-        return Changed(changed=True, then=_then(mine, action), **known)
 
 
 def _locked(db: sa.Connection, work: str) -> list[Any] | None:
