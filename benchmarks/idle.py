@@ -49,12 +49,9 @@ CEILINGS = {
 class Idle:
     """The use of an idle fleet.
 
-    Attributes:
-        transactions: of the database per second, by the whole fleet.
-        commands: of Redis per second, by each worker.
-        sessions: connections to the database of each worker.
-        clients: connections to Redis of each worker.
-        memory_mb: of each worker with its children.
+    `transactions` and `commands` (of Redis) are per second. The transactions are those of the whole
+    fleet. The other figures are those of a worker with its children: `sessions` are its connections
+    to the database, and `clients` those to Redis.
     """
 
     transactions: float

@@ -70,7 +70,7 @@ def connect(
         formerly_namespaces: a list of this application's former namespaces; "" for none. Parked
             and overdue messages in these are sent into `namespace`. By default the environment's
             TASKGUARD_FORMERLY_NAMESPACES, separated by commas.
-        listeners: called with every event, in addition to the default, which writes to the logger
+        listeners: called with every event. The default listener stays, which writes to the logger
             `taskguard`.
         codec: converts results to JSON text and back.
         clock: the clock, for tests.
@@ -225,7 +225,7 @@ class TaskGuard:
             max_hold_s: after how many seconds renewal stops. By default never.
             limit: how many holders may have the key at once, this one included. By default one.
             mode: "read" shares the key with all other readers. "write" has it alone.
-            token: a text that owns the lease instead of the thread: another thread or process makes
+            token: a text that owns the lease instead of the thread. Another thread or process makes
                 a lock with it, to release or extend the lease. Each use needs a token of its own.
             on_lost: "interrupt" also raises LeaseLostError in a `with` block once the lease is
                 lost, except under gevent. In an `async with` block it cancels the task, and the end
@@ -293,7 +293,7 @@ class TaskGuard:
             name: the name of the lease, the same for all candidates.
             ttl_s: length of the lease in seconds, renewed at a third of it. If a leader dies,
                 another process leads within this time and a second.
-            on_lost: "interrupt" (the default) raises LeaseLostError in the work's thread when the
+            on_lost: "interrupt" by default. It raises LeaseLostError in the work's thread when the
                 work must stop, except under gevent. With "fence" the work itself has to check
                 `leadership.lost`.
         """
@@ -355,9 +355,9 @@ class TaskGuard:
 
         Args:
             compiled: the function.
-            args: its arguments by position, without the guard.
+            args: its arguments by position. The guard is not among them.
             kwargs: its arguments by keyword.
-            task: the name under which a queue knows it, so that a call and a message are the same
+            task: the name under which a queue knows it. A call and a message are then the same
                 work. By default the function's own name.
 
         Returns:
@@ -389,12 +389,12 @@ class TaskGuard:
         at the same time until that renewal.
 
         Args:
-            key: the key, as `lock()` takes it or as errors show it, with or without this
-                application's namespace.
+            key: the key, as `lock()` takes it or as errors show it. It may lack this application's
+                namespace.
             reason: why, for the log and the record.
             actor: the operator's name. By default the user and the host of this process.
-            fence: the holder's fence, as its lease, its guard or the ledger has it.
-            owner: the holder, as `KeyBusyError.owner` or the ledger names it, or its part before /.
+            fence: the holder's fence. Its lease, its guard and the ledger have it.
+            owner: the holder, as `KeyBusyError.owner` names it, or the part of that before /.
 
         Without `fence` and `owner` the key is taken from all its holders: several may share a key,
         or hold its slots. With a ledger, a holder loses all keys of its claim.

@@ -150,16 +150,20 @@ class Delivery:
             there is one key, or no line.
         work: the id of the work. None: the plain lock.
         formerly: the ids that the work had before its guard was changed.
+
         task: the task's name.
         message: its identity, its retries and deferrals.
         policy: the task's options.
+
         published_at_s: when the message was first published, in seconds since 1970. None: unknown.
         queue: how to defer it. None: it cannot be deferred (plain functions, eager mode).
         parking: how to park it. None: it cannot be parked, or the task does not park.
+
         promoted: it waited in the line of its key, and was promoted.
         rank: messages of a lower rank go first in that line.
         expires_at_s: when the message expires, in seconds since 1970, and leaves that line. None:
             never.
+
         strict: its work keeps its position in that line until it has ended.
         app: the application's namespace, for stored calls.
         by_message: whether each message, or each tick of a schedule, is work of its own
@@ -172,11 +176,13 @@ class Delivery:
         call: how to send this message again, as JSON text to store with the work. None: do not
             store it.
         row: the user's own row that the work moves. None: it moves none.
+
         redelivered: whether the queue says that it has delivered this message before.
         is_lock: whether it is a `tg.lock()` or `tg.leader()`, so that no body of a task runs.
         limit: it gets its key while fewer holders than this have it. 1: it excludes all others.
             Above 1 only the lock server grants the key, and no ledger is involved. This is not the
             limit of a task (`policy.limit`), each of whose holders has a key of its own.
+
         bounds: the limit and rate of its one key, if its policy has any. With slots, `keys` is one
             of them, and it claims that one.
         timed_out: called when the process of the body has to end. Returns whether the reason is a
@@ -312,9 +318,9 @@ DROPPED: Mapping[str, str | None] = {
 class Dropped:
     """The message never runs. Acknowledge without a result, once its caller can read this.
 
-    `reason` is "superseded" (by a copy of the same message), "replaced" (by the message `by` of a
-    newer `enqueue()`), "outdated" (by a newer message of its task and key), "revoked" or "skipped".
-    For the user's own row it is "missing" or "ineligible".
+    `reason` is "superseded" if another copy of the message lives on. It is "replaced" if a newer
+    `enqueue()` sent the message `by`. It is "outdated" after a newer message of its task and key.
+    Others are "revoked" and "skipped". For the user's own row it is "missing" or "ineligible".
     """
 
     reason: str
